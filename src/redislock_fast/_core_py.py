@@ -1,0 +1,320 @@
+"""The core in pure Python: the specification of `_core.pyx`, and the pipe for every socket that is not plain.
+
+It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
+have patched, because it touches the socket only through the socket object's methods. The four rules at the top of
+`_core.pyx` hold here word for word. One thing is weaker: a signal handler that raises in the few microseconds between
+receiving and parsing breaks the connection, since Python cannot know whether a reply was lost there.
+
+Shared fields: `_mutex` guards what is marked so; `_reader` means the one thread for which `_reading` was set.
+
+Must not know: commands, locks, redis-py, reconnection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from enum import Enum
+from typing import Any
+
+import hiredis
+
+from redislock_fast._wire import NOT_ENOUGH, Args, Lost, NoReply, Reply, new_reader
+
+__all__ = ["Pipe", "encode"]
+
+_INBOX_BYTES = 65536
+_STALE_AFTER_S = 1.0
+
+_WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def encode(args: Args) -> bytes:
+    """The bytes of one request.
+
+    Args:
+        args: the command's words: bytes, str (sent as UTF-8) or int (sent in decimal).
+
+    Returns:
+        A RESP array of bulk strings.
+
+    Raises:
+        TypeError: for a word of another type.
+        OverflowError: for an int beyond 64 bits.
+    """
+    parts = [b"*%d\r\n" % len(args)]
+    for word in args:
+        if type(word) is bytes:
+            text = word
+        elif type(word) is int:
+            if not -(1 << 63) <= word < 1 << 63:
+                raise OverflowError("an int in a request has at most 64 bits")
+            text = b"%d" % word
+        elif type(word) is str:
+            text = word.encode()
+        else:
+            raise TypeError(f"a request is made of bytes, str and int, not {type(word).__name__}")
+        parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
+    return b"".join(parts)
+
+
+class _State(Enum):
+    WAITING = 0
+    DONE = 1
+    LOST = 2
+    UNSENT = 3
+    LEAD = 4
+    ABANDONED = 5
+
+
+class _Slot:
+    __slots__ = ("begins", "reply", "state", "wake")
+
+    def __init__(self, state: _State) -> None:
+        self.state = state  # mutex
+        self.reply: Reply = None  # reader until DONE, then its owner
+        self.begins = 0  # mutex
+        self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
+
+
+class Pipe:
+    """One connection that many threads call at once; see `_wire.Pipe` for the contract of each method.
+
+    Args:
+        owner: what owns the socket: its `disconnect()` closes it.
+        sock: a connected stream socket, or what has a socket's methods.
+    """
+
+    def __init__(self, owner: Any, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        self._owner = owner
+        self._sock = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._mutex = threading.Lock()
+        self._parser = new_reader()  # reader
+        self._inbox = bytearray(_INBOX_BYTES)  # reader
+        self._slots: deque[_Slot] = deque()  # mutex; requests without a reply, oldest first
+        self._reading = False  # mutex
+        self._dead = False  # mutex; read without it as a hint
+        self._queued = bytearray()  # mutex; requests that nobody has begun to send
+        self._leaving = b""  # reader; what is being sent
+        self._accepted = 0  # mutex; bytes ever queued
+        self._sent = 0  # reader; bytes ever sent
+        self._parsing = False  # reader; True while received bytes may not have reached the parser
+        self._heard_s = time.monotonic()  # reader; read by anybody as a hint
+
+    @property
+    def broken(self) -> bool:
+        """True once every further call raises `Lost(sent=False)`."""
+        return self._dead
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back."""
+        return time.monotonic() - self._heard_s
+
+    def call(self, args: Args, timeout_s: float) -> Reply:
+        """Send one request and wait for its reply."""
+        slot = _Slot(_State.WAITING)
+        deadline = time.monotonic() + timeout_s if timeout_s >= 0 else None
+        if self._queue(args, slot):
+            return self._lead(slot, deadline)
+        return self._follow(slot, deadline)
+
+    def post(self, args: Args) -> None:
+        """Send one request behind all that were sent before, and drop its reply."""
+        if self._queue(args, _Slot(_State.ABANDONED)):
+            self._hand_over()
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`."""
+        with self._mutex:
+            idle = not self._reading and not self._dead
+            if idle:
+                self._reading = True
+        if idle:
+            self._fail()
+            with self._mutex:
+                self._reading = False
+        elif not self._dead:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
+
+    def _queue(self, args: Args, slot: _Slot) -> bool:
+        request = encode(args)
+        with self._mutex:
+            if self._dead:
+                raise Lost(False, "the connection is closed")
+            lead = not self._reading
+            if lead:
+                self._reading = True
+            elif slot.state is _State.WAITING:
+                slot.wake = threading.Lock()
+                slot.wake.acquire()
+            slot.begins = self._accepted
+            self._accepted += len(request)
+            self._queued += request
+            self._slots.append(slot)
+        return lead
+
+    def _lead(self, slot: _Slot, deadline: float | None) -> Reply:
+        try:
+            if self._alone():
+                if time.monotonic() - self._heard_s > _STALE_AFTER_S:
+                    self._look_for_eof()
+                self._heard_s = time.monotonic()
+            while slot.state is not _State.DONE:
+                if slot.state in (_State.LOST, _State.UNSENT):
+                    raise Lost(slot.state is _State.LOST, "the connection broke")
+                self._send()
+                if not self._receive():
+                    self._wait(deadline)
+        except OSError as error:
+            self._fail()
+            raise Lost(slot.state is not _State.UNSENT, str(error)) from error
+        finally:
+            if self._parsing:
+                self._fail()
+            self._give_up(slot)
+            self._hand_over()
+        return slot.reply
+
+    def _follow(self, slot: _Slot, deadline: float | None) -> Reply:
+        lead = False
+        assert slot.wake is not None
+        try:
+            wait_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0)
+            if not slot.wake.acquire(timeout=wait_s):
+                raise NoReply("no reply in time")
+            with self._mutex:
+                lead = slot.state is _State.LEAD
+                if lead:
+                    slot.state = _State.WAITING
+        finally:
+            if not lead and self._give_up(slot) is _State.LEAD:
+                self._hand_over()
+        if lead:
+            return self._lead(slot, deadline)
+        if slot.state is not _State.DONE:
+            raise Lost(slot.state is _State.LOST, "the connection broke")
+        return slot.reply
+
+    def _alone(self) -> bool:
+        with self._mutex:
+            return len(self._slots) <= 1
+
+    def _send(self) -> bool:
+        """Send what is queued, as far as there is room. Returns False when nothing could be sent."""
+        with self._mutex:
+            if not self._leaving and self._queued:
+                self._leaving = bytes(self._queued)
+                self._queued.clear()
+        if self._leaving:
+            try:
+                gone = self._sock.send(self._leaving)
+            except _WOULD_BLOCK:
+                return False
+            self._leaving = self._leaving[gone:]
+            self._sent += gone
+        return True
+
+    def _receive(self) -> bool:
+        """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
+        self._parsing = True
+        try:
+            got = self._sock.recv_into(self._inbox)
+        except _WOULD_BLOCK:
+            self._parsing = False
+            return False
+        if got:
+            self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
+        self._parsing = False
+        if got:
+            self._heard_s = time.monotonic()
+            self._deliver()
+        else:
+            self._fail()
+        return True
+
+    def _wait(self, deadline: float | None) -> None:
+        """Wait until the socket is ready. A signal handler that raises here harms nothing: no byte is in hand."""
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise NoReply("no reply in time")
+        if hasattr(select, "poll"):
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._leaving else 0))
+            poller.poll(None if left_s is None else left_s * 1000 + 1)
+        else:
+            select.select([self._sock], [self._sock] if self._leaving else [], [], left_s)
+
+    def _look_for_eof(self) -> None:
+        """Before anything is sent after a pause: a connection closed meanwhile executes nothing."""
+        try:
+            self._receive()
+        except OSError:
+            self._fail()
+
+    def _deliver(self) -> None:
+        try:
+            while True:
+                reply = self._parser.gets()
+                if reply is NOT_ENOUGH:
+                    return
+                if type(reply) is hiredis.PushNotification:
+                    continue
+                with self._mutex:
+                    if not self._slots:
+                        raise hiredis.ProtocolError("a reply that nobody asked for")
+                    slot = self._slots.popleft()
+                    if slot.state is _State.WAITING:
+                        slot.reply = reply
+                        slot.state = _State.DONE
+                        if slot.wake is not None and slot.wake.locked():
+                            slot.wake.release()
+        except hiredis.ProtocolError:
+            self._fail()
+
+    def _give_up(self, slot: _Slot) -> _State:
+        with self._mutex:
+            state = slot.state
+            if state in (_State.WAITING, _State.LEAD):
+                slot.state = _State.ABANDONED
+        return state
+
+    def _hand_over(self) -> None:
+        """Give reading to the oldest caller that waits; with nobody waiting, send what is still queued."""
+        stuck = False
+        while True:
+            with self._mutex:
+                heir = next((slot for slot in self._slots if slot.state is _State.WAITING), None)
+                if heir is not None:
+                    assert heir.wake is not None
+                    heir.state = _State.LEAD
+                    heir.wake.release()
+                    return
+                if stuck or self._dead or not (self._queued or self._leaving):
+                    self._reading = False
+                    return
+            try:
+                stuck = not self._send()
+            except OSError:
+                stuck = True  # the next reader will meet the error
+
+    def _fail(self) -> None:
+        """Break the pipe and fail every slot, each with what is known of it."""
+        with self._mutex:
+            self._dead = True
+            self._parsing = False
+            slots, self._slots = self._slots, deque()
+            for slot in slots:
+                if slot.state is _State.WAITING:
+                    slot.state = _State.LOST if slot.begins < self._sent else _State.UNSENT
+                    if slot.wake is not None and slot.wake.locked():
+                        slot.wake.release()
+        self._owner.disconnect()

@@ -1,0 +1,74 @@
+"""What both pipes, the compiled one and its Python twin, share: their exceptions and the shape of a request.
+
+Must not know: locks, redis-py, clocks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import hiredis
+
+__all__ = ["Args", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
+
+Args: TypeAlias = tuple["bytes | str | int", ...]
+"""One command: its words in order. A str goes out as UTF-8, an int in decimal."""
+
+Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
+"""One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
+
+NOT_ENOUGH = object()
+"""What the reader answers when its buffer ends within a reply."""
+
+
+class Lost(Exception):
+    """The connection broke before the reply came.
+
+    Attributes:
+        sent: whether a byte of the request may have left. False: the server has certainly not executed it.
+    """
+
+    def __init__(self, sent: bool, cause: str) -> None:
+        super().__init__(cause)
+        self.sent = sent
+
+
+class NoReply(Exception):
+    """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
+
+
+class Pipe(Protocol):
+    """One connection that many threads call at once."""
+
+    @property
+    def broken(self) -> bool:
+        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back, in seconds."""
+
+    def call(self, args: Args, timeout_s: float) -> Reply:
+        """Send one request and wait for its reply.
+
+        Args:
+            args: the command's words.
+            timeout_s: how long to wait for the reply, in seconds; below 0 for ever.
+
+        Raises:
+            Lost: the connection broke.
+            NoReply: the time is up; the reply will be read and dropped when it comes.
+            TypeError: a word that is not bytes, str or int. Nothing was sent.
+            KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
+        """
+
+    def post(self, args: Args) -> None:
+        """Send one request behind all that were sent before, and drop its reply. Never waits."""
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`."""
+
+
+def new_reader() -> hiredis.Reader:
+    """A parser of replies that decodes nothing and answers `NOT_ENOUGH` at the end of its buffer."""
+    return hiredis.Reader(notEnoughData=NOT_ENOUGH)
