@@ -1,0 +1,406 @@
+"""The operations on one lock, as state machines without I/O, clock or randomness.
+
+An operation is asked for its next request, is fed the reply, or is told that the connection was lost, until it is
+finished and `result` stands. The same machines serve every transport, and tests drive them with a pen.
+
+Rules:
+- Every request is idempotent for its token, so an operation whose outcome is unknown is simply asked for its request
+  again. What makes it so stands at each class.
+- A `Dialect` says what the server of one connection understands. A machine that learns that it does not (an ACL, a
+  proxy) lowers the dialect and goes on with the next best; it never fails for a missing native command.
+- Errors that mean "not executed, try later" raise `NotExecuted`; the rest of the server's errors raise `Refused`.
+
+Must not know: sockets, threads, asyncio, redis-py.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+import hiredis
+
+from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE, Script
+from redislock_fast._wire import Args, Reply
+
+__all__ = [
+    "PROBE",
+    "Acquire",
+    "Dialect",
+    "Extend",
+    "Look",
+    "NotExecuted",
+    "Operation",
+    "Reacquire",
+    "Redirected",
+    "Refused",
+    "Release",
+    "undo_request",
+]
+
+PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
+"""Sent once per connection. Versions are not trusted: a Valkey may call itself Redis 7.2.4."""
+
+_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", "ASK"})
+
+
+class NotExecuted(Exception):
+    """The server did not execute the request and may do so later. `code` is the error's first word."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Redirected(Exception):
+    """Another node of the cluster has the lock's slot now (MOVED)."""
+
+
+class Refused(Exception):
+    """The server answered with an error that no retry mends."""
+
+
+class NativeRelease(Enum):
+    """The server's own compare-and-delete. Both cost the server a third of a script."""
+
+    DELIFEQ = "Valkey 9.0"
+    DELEX = "Redis 8.4"
+
+
+class Dialect:
+    """What the server of one connection understands.
+
+    Attributes:
+        set_get: `SET ... NX GET` (Redis 7.0): the one reply tells acquired, ours already, or whose.
+        release: the native compare-and-delete, or None for the script.
+        set_ifeq: `SET ... IFEQ token` (Valkey 8.1, Redis 8.4).
+
+    Shared by all callers of the connection. Attributes only ever fall, so a stale read costs one refused request.
+    """
+
+    __slots__ = ("release", "set_get", "set_ifeq")
+
+    def __init__(self, probe_reply: Reply = None) -> None:
+        """Read the reply to `PROBE`; anything but a list (forbidden, unknown) gives the plain dialect."""
+        known = probe_reply if isinstance(probe_reply, list) else []
+        delifeq, delex, lmpop = (bool(entry) for entry in known) if len(known) == 3 else (False,) * 3
+        self.set_get = lmpop  # LMPOP came with Redis 7.0, as NX together with GET did
+        self.set_ifeq = delifeq or delex
+        self.release: NativeRelease | None = None
+        if delifeq or delex:
+            self.release = NativeRelease.DELIFEQ if delifeq else NativeRelease.DELEX
+
+
+def undo_request(dialect: Dialect, key: bytes, token: bytes) -> Args:
+    """A compare-and-delete in one request whose reply nobody needs to read."""
+    if dialect.release is not None:
+        return _native_release(dialect.release, key, token)
+    return (b"EVAL", RELEASE.text, 1, key, token)
+
+
+def _native_release(command: NativeRelease, key: bytes, token: bytes) -> Args:
+    if command is NativeRelease.DELIFEQ:
+        return (b"DELIFEQ", key, token)
+    return (b"DELEX", key, b"IFEQ", token)
+
+
+class Operation(Protocol):
+    """What a transport drives.
+
+    Attributes:
+        key: the lock's name on the wire.
+        unsettled: True while a request may have been, or may yet be, executed without our knowing.
+    """
+
+    key: bytes
+    unsettled: bool
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        """What to send next. `now` is read just before the first byte leaves."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        """Take the reply to the last request. True: finished. False: ask for the next request.
+
+        Raises:
+            NotExecuted: try the same request later.
+            Redirected: try it at another node.
+            Refused: the server's error.
+        """
+
+    def lost(self, sent: bool) -> None:
+        """The connection broke, or the time was up, before the reply came."""
+
+
+class _Base:
+    """What every operation on one token shares."""
+
+    __slots__ = ("_script_text", "key", "result", "token", "unsettled")
+
+    def __init__(self, key: bytes, token: bytes) -> None:
+        self.key = key
+        self.token = token
+        self.unsettled = False
+        self.result = False
+        self._script_text = False
+
+    def lost(self, sent: bool) -> None:
+        self.unsettled = self.unsettled or sent
+
+    def _script(self, script: Script, *args: bytes | int) -> Args:
+        if self._script_text:
+            return (b"EVAL", script.text, 1, self.key, self.token, *args)
+        return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)
+
+    def _error(self, reply: hiredis.ReplyError) -> str:
+        """The code of an error that the operation itself deals with; every other one is raised."""
+        text = str(reply)
+        code = text.split(" ", 1)[0]
+        if code == "NOSCRIPT":
+            self._script_text = True
+        elif code == "MOVED":
+            raise Redirected(text)
+        elif code in _TRY_LATER:
+            raise NotExecuted(code, text)
+        elif code == "ERR":
+            # Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
+            for word in text.split():
+                if word.startswith("-") and word[1:] in _TRY_LATER:
+                    raise NotExecuted(word[1:], text)
+            if "WRONGTYPE" in text:
+                return "WRONGTYPE"
+        return code
+
+
+def _syntax_or_permission(code: str, text: str) -> bool:
+    """Whether the server cannot or may not do this form of the command, while another form may still do."""
+    return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
+
+
+class Acquire(_Base):
+    """Take the lock if it is free.
+
+    Idempotent: a lock that already holds this very token, after an attempt of unknown outcome, was taken by it.
+
+    `result` is True when the lock is ours. Else `holder` is the value that stands there, b"" where it could not be
+    read. `sent_at` is the time of the first request: the lease counts from there.
+    """
+
+    __slots__ = ("_looking", "holder", "sent_at", "ttl_ms")
+
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
+        super().__init__(key, token)
+        self.ttl_ms = ttl_ms
+        self.holder = b""
+        self.sent_at = 0.0
+        self._looking = False
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if not self.sent_at:
+            self.sent_at = now
+        if self._looking:
+            return (b"GET", self.key)
+        if self.ttl_ms is None:
+            if dialect.set_get:
+                return (b"SET", self.key, self.token, b"NX", b"GET")
+            return (b"SET", self.key, self.token, b"NX")
+        if dialect.set_get:
+            return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms, b"GET")
+        return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if reply is None:
+            if self._looking:  # freed since the SET failed: held by nobody, and not by us
+                return True
+            if dialect.set_get:
+                self.result = True
+                return True
+            self._looking = True
+            return False
+        if type(reply) is bytes:
+            if reply == b"OK" and not self._looking and not dialect.set_get:
+                self.result = True
+            else:
+                self.holder = reply
+                self.result = self.unsettled and reply == self.token
+            return True
+        return self._refused(reply, dialect)
+
+    def _refused(self, reply: Reply, dialect: Dialect) -> bool:
+        text = str(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self._error(reply)
+            if self._looking and code == "NOPERM" and not self.unsettled:
+                return True  # may not read: held by somebody
+            if dialect.set_get and not self._looking and _syntax_or_permission(code, text):
+                dialect.set_get = False
+                return False
+        raise Refused(text)
+
+
+class Release(_Base):
+    """Delete the lock if it holds this token.
+
+    Idempotent: finding nothing of ours, after an attempt of unknown outcome that left while the lease was valid, means
+    that the attempt was executed.
+
+    Args:
+        expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or
+            is not known.
+    """
+
+    __slots__ = ("_valid", "expires_at")
+
+    def __init__(self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False) -> None:
+        super().__init__(key, token)
+        self.expires_at = expires_at
+        self.unsettled = unsettled
+        self._valid = unsettled
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if not self.unsettled:
+            self._valid = self.expires_at is None or now < self.expires_at
+        if dialect.release is not None:
+            return _native_release(dialect.release, self.key, self.token)
+        return self._script(RELEASE)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if type(reply) is int:
+            self.result = reply == 1 or (self.unsettled and self._valid)
+            return True
+        text = str(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self._error(reply)
+            if code == "WRONGTYPE":
+                return True
+            if code == "NOSCRIPT":
+                return False
+            if dialect.release is not None and _syntax_or_permission(code, text):
+                dialect.release = None
+                return False
+        raise Refused(text)
+
+
+class Reacquire(_Base):
+    """Set the ttl of the lock if it holds this token. Idempotent as it is."""
+
+    __slots__ = ("sent_at", "ttl_ms")
+
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int) -> None:
+        super().__init__(key, token)
+        self.ttl_ms = ttl_ms
+        self.sent_at = 0.0
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        self.sent_at = now
+        if dialect.set_ifeq:
+            return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self.ttl_ms)
+        return self._script(REACQUIRE, self.ttl_ms)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if reply is None or type(reply) in (bytes, int):
+            self.result = reply in (b"OK", 1)
+            return True
+        text = str(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self._error(reply)
+            if code == "WRONGTYPE":
+                return True
+            if code == "NOSCRIPT":
+                return False
+            if dialect.set_ifeq and _syntax_or_permission(code, text):
+                dialect.set_ifeq = False
+                return False
+        raise Refused(text)
+
+
+class Extend(_Base):
+    """Add to the ttl of the lock, or replace it, if it holds this token and has a ttl.
+
+    Idempotent: after an attempt of unknown outcome the script gets the longest ttl that one execution could have left.
+    That needs the time at which the lease ends; where it is not known (a token set by hand), PTTL is asked first.
+    Where scripts are forbidden and `SET ... IFEQ` is not, the new ttl is computed here from GET and PTTL.
+
+    `expires_at` is, at the end, until when the lease is certainly valid.
+    """
+
+    __slots__ = ("_add_ms", "_held", "_native", "_now", "_replace", "_step", "expires_at")
+
+    def __init__(self, key: bytes, token: bytes, add_ms: int, replace: bool, expires_at: float | None) -> None:
+        super().__init__(key, token)
+        self._add_ms = add_ms
+        self._replace = replace
+        self.expires_at = expires_at
+        self._native = False
+        self._step = "PTTL" if expires_at is None and not replace else "extend"
+        self._now = 0.0
+        self._held = 0
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        self._now = now
+        if self._step != "extend":
+            return (self._step.encode(), self.key)
+        if self._native:
+            return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self._new_ttl_ms(now))
+        if not self.unsettled or self._replace:
+            return self._script(EXTEND, self._add_ms, b"1" if self._replace else b"0")
+        return self._script(EXTEND, self._add_ms, b"0", max(self._new_ttl_ms(now), 1))
+
+    def _new_ttl_ms(self, now: float) -> int:
+        if self._replace or self.expires_at is None:
+            return self._add_ms
+        return self._add_ms + max(int((self.expires_at - now) * 1000), 0)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if isinstance(reply, hiredis.ReplyError):
+            return self._refused(reply, dialect)
+        if self._step == "GET":
+            if reply != self.token:
+                return True
+            self._step = "PTTL"
+            return False
+        if self._step == "PTTL":
+            if not isinstance(reply, int) or reply < 0:
+                return True  # gone, or without a ttl: nothing that could be extended
+            self.expires_at = self._now + reply / 1000
+            self._step = "extend"
+            return False
+        self.result = reply in (b"OK", 1)
+        if self.result:
+            base = self._now if self._replace or self.expires_at is None else self.expires_at
+            self.expires_at = base + self._add_ms / 1000
+        return True
+
+    def _refused(self, reply: hiredis.ReplyError, dialect: Dialect) -> bool:
+        code = self._error(reply)
+        if code == "WRONGTYPE":
+            return True
+        if code == "NOSCRIPT":
+            return False
+        if code == "NOPERM" and self._step == "extend" and not self._native and dialect.set_ifeq:
+            self._native = True
+            self._step = "GET"
+            return False
+        raise Refused(str(reply))
+
+
+class Look(_Base):
+    """Read the lock: `result` is True when the key exists, `holder` is its value (None for what is no string)."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key, b"")
+        self.holder: bytes | None = None
+
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
+        return (b"GET", self.key)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        if reply is None or type(reply) is bytes:
+            self.result = reply is not None
+            self.holder = reply
+            return True
+        if isinstance(reply, hiredis.ReplyError) and self._error(reply) == "WRONGTYPE":
+            self.result = True
+            return True
+        raise Refused(str(reply))

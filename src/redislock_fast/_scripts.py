@@ -1,0 +1,31 @@
+"""The Lua scripts of `lua/`, each with its SHA-1.
+
+Must not know: connections. Whoever sends a script sends EVALSHA and, on NOSCRIPT, EVAL: never SCRIPT LOAD, which a
+server under memory pressure or an ACL may refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["EXTEND", "REACQUIRE", "RELEASE", "Script"]
+
+
+class Script(NamedTuple):
+    """A script's source and the SHA-1 under which a server caches it."""
+
+    text: bytes
+    sha: bytes
+
+
+def _load(name: str) -> Script:
+    text = Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_bytes()
+    # The SHA-1 is the server's name for the script, not a safeguard.
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+RELEASE = _load("release")
+EXTEND = _load("extend")
+REACQUIRE = _load("reacquire")

@@ -1,0 +1,59 @@
+"""Seconds of the API to milliseconds of the wire, and the clock that validity is measured with.
+
+Rules: a ttl is rounded up, so that a lock never lives shorter than asked; what cannot be a ttl is refused before
+anything is sent. The clock goes on while the machine sleeps: `CLOCK_MONOTONIC` stands still in suspend.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import Any
+
+__all__ = ["clock", "positive_ms", "wait_seconds"]
+
+clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+"""Seconds that never go back and count suspends, from an arbitrary start."""
+
+_MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
+
+
+def _number(seconds: Any, what: str) -> float:
+    if isinstance(seconds, (int, float)):
+        return seconds
+    if isinstance(seconds, (str, bytes, bytearray)) or not hasattr(seconds, "__float__"):
+        raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
+    return float(seconds)
+
+
+def positive_ms(seconds: float, what: str) -> int:
+    """Seconds as whole milliseconds, rounded up.
+
+    Args:
+        seconds: any real number above 0.
+        what: the parameter's name, for the error.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for a number that is not above 0, not finite or beyond 2**53 ms.
+    """
+    exact_ms = _number(seconds, what) * 1000
+    if not 0 < exact_ms <= _MAX_MS:  # False for NaN too
+        raise ValueError(f"{what} must be a positive, finite number of seconds, not {seconds!r}")
+    nearest_ms = round(exact_ms)
+    # 1.1 * 1000 is 1100.0000000000002: what differs only by the float's own error is not rounded up.
+    return nearest_ms if nearest_ms and abs(exact_ms - nearest_ms) < 1e-6 * exact_ms else math.ceil(exact_ms)
+
+
+def wait_seconds(seconds: float, what: str) -> float:
+    """A time to wait: any number but NaN.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for NaN.
+    """
+    number = _number(seconds, what)
+    if math.isnan(number):
+        raise ValueError(f"{what} must be a number of seconds, not NaN")
+    return number

@@ -1,0 +1,24 @@
+-- Extend: add to the ttl of a lock that is held with this token, or replace it.
+-- KEYS[1]  the lock's name
+-- ARGV[1]  token
+-- ARGV[2]  milliseconds to add
+-- ARGV[3]  "0" to add them to the remaining ttl, "1" to replace it
+-- ARGV[4]  optional: the longest ttl in milliseconds that may come out. A client that does not know whether its first
+--          request was executed sends what one execution would have given, so that a second one adds nothing.
+-- returns  1 if the ttl was set, 0 if the lock is not held with this token or has no ttl
+if redis.call('get', KEYS[1]) ~= ARGV[1] then
+    return 0
+end
+local ttl = redis.call('pttl', KEYS[1])
+if ttl < 0 then
+    return 0
+end
+local new_ttl = tonumber(ARGV[2])
+if ARGV[3] == '0' then
+    new_ttl = new_ttl + ttl
+end
+if ARGV[4] then
+    new_ttl = math.min(new_ttl, tonumber(ARGV[4]))
+end
+redis.call('pexpire', KEYS[1], string.format('%.0f', new_ttl))
+return 1
