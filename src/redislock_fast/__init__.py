@@ -1,0 +1,18 @@
+"""Distributed locks on Redis and Valkey: redis-py's Lock, on a compiled core.
+
+    from redislock_fast import Lock              # was: from redis.lock import Lock
+    client.lock("name", timeout=10, lock_class=Lock)
+
+or, without touching a caller, `redislock_fast.patch()`.
+
+`implementation` says whether the compiled core is at work ("compiled") or its pure-Python twin ("python").
+"""
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast._implementation import implementation
+from redislock_fast._patch import patch, unpatch
+from redislock_fast._version import __version__
+from redislock_fast.lock import Lock
+
+__all__ = ["Lock", "LockError", "LockNotOwnedError", "__version__", "implementation", "patch", "unpatch"]

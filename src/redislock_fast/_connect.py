@@ -1,0 +1,131 @@
+"""Opening connections: redis-py opens them, we take over their sockets.
+
+redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers, so a connection is
+made with the pool's own class and settings, connected by it, and then driven by a `Pipe`. It is never one of the pool's
+own: nothing taken from a user's pool is kept from the user.
+
+Must not know: locks, operations, waiting callers.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import DefaultParser
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from redislock_fast import _core_py, _protocol
+from redislock_fast._implementation import compiled
+from redislock_fast._wire import Pipe
+
+__all__ = ["Link", "RetryPolicy", "open_link", "redis_error"]
+
+_usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+SPIN_US = 50 if _usable_cpus > 1 else 0
+"""How long a lone caller spins before it blocks. A near server's reply comes within 30 us; with one CPU, spinning would
+only keep the server from answering."""
+
+# Settings of a pool that make sense for the pool alone: these notices ask a pool to move its connections elsewhere.
+_POOL_ONLY = (
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "oss_cluster_maint_notifications_handler",
+)
+
+
+class Link:
+    """A connected pipe with what its server understands. Never reused once broken.
+
+    Attributes:
+        pipe: drives the socket.
+        dialect: what the server understands.
+    """
+
+    __slots__ = ("_connection", "dialect", "pipe")
+
+    def __init__(self, connection: Any, pipe: Pipe, dialect: _protocol.Dialect) -> None:
+        self._connection = connection
+        self.pipe = pipe
+        self.dialect = dialect
+
+    def close(self) -> None:
+        """Break the pipe; whoever still waits is told."""
+        self.pipe.close()
+
+    def forget(self) -> None:
+        """In a forked child: close our copy of the socket, silently. redis-py leaves the parent's session alone."""
+        self._connection.disconnect()
+
+
+class RetryPolicy:
+    """How often and how fast a pool's owner wants failed commands to be tried again.
+
+    At least once: a connection that was closed while idle is noticed by the request that it fails.
+
+    Attributes:
+        retries: attempts after the first; below 0 for no limit.
+    """
+
+    __slots__ = ("_backoff", "retries")
+
+    def __init__(self, retry: Any) -> None:
+        wanted = getattr(retry, "_retries", 0)
+        self.retries: int = wanted if wanted < 0 else max(wanted, 1)
+        self._backoff = copy.deepcopy(getattr(retry, "_backoff", NoBackoff()))
+
+    def delay_s(self, failures: int) -> float:
+        """How long to wait after so many failures, in seconds. The first retry leaves at once."""
+        return 0.0 if failures <= 1 else float(self._backoff.compute(failures - 1))
+
+
+def redis_error(text: str) -> RedisError:
+    """The exception that redis-py raises for an error reply."""
+    error: RedisError = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return error
+
+
+def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
+    """Connect to a pool's server and find out what it understands.
+
+    Args:
+        pool: any of redis-py's connection pools.
+        limit_s: no step of connecting may take longer, in seconds; None for the pool's own limits.
+
+    Raises:
+        redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
+        Lost: the connection broke while it was asked.
+        NoReply: the server did not answer in time.
+    """
+    settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _POOL_ONLY}
+    settings["retry"] = Retry(NoBackoff(), 0)  # whoever called decides whether to try again
+    settings["retry_on_error"] = []
+    if limit_s is not None:
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            own = settings.get(name)
+            settings[name] = limit_s if own is None else min(own, limit_s)
+    connection: Any = pool.connection_class(**settings)
+    connection.connect()
+    sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
+    pipe: Pipe
+    if compiled is not None and _is_plain(sock):
+        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
+    else:
+        pipe = _core_py.Pipe(connection, sock)
+    timeout_s = settings.get("socket_timeout")
+    try:
+        reply = pipe.call(_protocol.PROBE, -1.0 if timeout_s is None else timeout_s)
+    except BaseException:
+        pipe.close()
+        raise
+    return Link(connection, pipe, _protocol.Dialect(reply))
+
+
+def _is_plain(sock: object) -> bool:
+    # gevent and eventlet put classes of their own in place of the standard library's; TLS has its own too.
+    return (type(sock).__module__, type(sock).__name__) == ("socket", "socket")
