@@ -8,7 +8,6 @@ Must not know: locks.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import weakref
 from typing import Any
@@ -28,7 +27,7 @@ _OF_THE_POOL = {
 
 # One client a recipe. Both under the lock.
 _clients: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may enter again
 
 
 def recipe_of(client: Any) -> Any:
@@ -40,6 +39,8 @@ def recipe_of(client: Any) -> Any:
     Raises:
         pickle.PicklingError: the client has credentials, which do not belong in a pickle, or is a cluster client.
     """
+    import pickle  # noqa: PLC0415  # a third of the package's import time, and few pickle locks
+
     if not type(client).__module__.startswith("redis."):
         return client
     if not isinstance(client, redis.Redis):
@@ -63,6 +64,8 @@ def recipe_of(client: Any) -> Any:
 
 def client_from(recipe: Any) -> Any:
     """The client of a recipe; the same one for the same recipe while it lives."""
+    import pickle  # noqa: PLC0415  # as above
+
     if not isinstance(recipe, bytes):
         return recipe
     with _lock:

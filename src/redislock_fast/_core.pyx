@@ -88,7 +88,7 @@ cdef enum:
     MISSES_BEFORE_REST = 4    # spins in a row without a reply, after which spinning rests
     CALLS_OF_REST = 64        # for so many calls: a far server costs 4 spins in 68 calls
     SIGNAL_CHECK_MS = 100     # a signal that came just before poll() does not end it
-    STALE_AFTER_S = 1         # idle for so long: look for a closed connection before sending
+    STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
 cdef object PushNotification = hiredis.PushNotification
 
@@ -317,7 +317,7 @@ cdef class Pipe:
         cdef double now = monotonic()
         try:
             if alone:
-                if now - self.heard > STALE_AFTER_S:
+                if now - self.heard > 1e-3 * STALE_AFTER_MS:
                     self._look_for_eof()
                 self.heard = now
             while slot.state != DONE:

@@ -2,8 +2,9 @@
 
 It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
 have patched, because it touches the socket only through the socket object's methods. The four rules at the top of
-`_core.pyx` hold here word for word. One thing is weaker: a signal handler that raises in the few microseconds between
-receiving and parsing breaks the connection, since Python cannot know whether a reply was lost there.
+`_core.pyx` hold here word for word. One thing is weaker: Python may raise KeyboardInterrupt between any two steps.
+While a caller waits, that is harmless; in the few microseconds outside of its waits nobody can know what was done, so
+there it breaks the connection, and every caller is told.
 
 Shared fields: `_mutex` guards what is marked so; `_reader` means the one thread for which `_reading` was set.
 
@@ -29,7 +30,7 @@ from redislock_fast._wire import NOT_ENOUGH, Args, Lost, NoReply, Reply, new_rea
 __all__ = ["Pipe", "encode"]
 
 _INBOX_BYTES = 65536
-_STALE_AFTER_S = 1.0
+_STALE_AFTER_S = 0.001
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -73,12 +74,13 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "reply", "state", "wake")
+    __slots__ = ("begins", "reply", "state", "waits", "wake")
 
     def __init__(self, state: _State) -> None:
         self.state = state  # mutex
         self.reply: Reply = None  # reader until DONE, then its owner
         self.begins = 0  # mutex
+        self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
 
 
@@ -105,7 +107,6 @@ class Pipe:
         self._leaving = b""  # reader; what is being sent
         self._accepted = 0  # mutex; bytes ever queued
         self._sent = 0  # reader; bytes ever sent
-        self._parsing = False  # reader; True while received bytes may not have reached the parser
         self._heard_s = time.monotonic()  # reader; read by anybody as a hint
 
     @property
@@ -122,14 +123,29 @@ class Pipe:
         """Send one request and wait for its reply."""
         slot = _Slot(_State.WAITING)
         deadline = time.monotonic() + timeout_s if timeout_s >= 0 else None
-        if self._queue(args, slot):
-            return self._lead(slot, deadline)
-        return self._follow(slot, deadline)
+        request = encode(args)
+        try:
+            if self._queue(request, slot):
+                return self._lead(slot, deadline)
+            return self._follow(slot, deadline)
+        except (Lost, NoReply):
+            raise
+        except BaseException:
+            if not slot.waits:
+                self._fail()
+            raise
 
     def post(self, args: Args) -> None:
         """Send one request behind all that were sent before, and drop its reply."""
-        if self._queue(args, _Slot(_State.ABANDONED)):
-            self._hand_over()
+        request = encode(args)
+        try:
+            if self._queue(request, _Slot(_State.ABANDONED)):
+                self._hand_over()
+        except Lost:
+            raise
+        except BaseException:
+            self._fail()
+            raise
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`."""
@@ -145,8 +161,7 @@ class Pipe:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
 
-    def _queue(self, args: Args, slot: _Slot) -> bool:
-        request = encode(args)
+    def _queue(self, request: bytes, slot: _Slot) -> bool:
         with self._mutex:
             if self._dead:
                 raise Lost(False, "the connection is closed")
@@ -173,13 +188,11 @@ class Pipe:
                     raise Lost(slot.state is _State.LOST, "the connection broke")
                 self._send()
                 if not self._receive():
-                    self._wait(deadline)
+                    self._wait(slot, deadline)
         except OSError as error:
             self._fail()
             raise Lost(slot.state is not _State.UNSENT, str(error)) from error
         finally:
-            if self._parsing:
-                self._fail()
             self._give_up(slot)
             self._hand_over()
         return slot.reply
@@ -189,8 +202,10 @@ class Pipe:
         assert slot.wake is not None
         try:
             wait_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0)
+            slot.waits = True
             if not slot.wake.acquire(timeout=wait_s):
                 raise NoReply("no reply in time")
+            slot.waits = False
             with self._mutex:
                 lead = slot.state is _State.LEAD
                 if lead:
@@ -225,33 +240,31 @@ class Pipe:
 
     def _receive(self) -> bool:
         """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
-        self._parsing = True
         try:
             got = self._sock.recv_into(self._inbox)
         except _WOULD_BLOCK:
-            self._parsing = False
             return False
         if got:
             self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
-        self._parsing = False
-        if got:
             self._heard_s = time.monotonic()
             self._deliver()
         else:
             self._fail()
         return True
 
-    def _wait(self, deadline: float | None) -> None:
-        """Wait until the socket is ready. A signal handler that raises here harms nothing: no byte is in hand."""
+    def _wait(self, slot: _Slot, deadline: float | None) -> None:
+        """Wait until the socket is ready."""
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise NoReply("no reply in time")
+        slot.waits = True
         if hasattr(select, "poll"):
             poller = select.poll()
             poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._leaving else 0))
             poller.poll(None if left_s is None else left_s * 1000 + 1)
         else:
             select.select([self._sock], [self._sock] if self._leaving else [], [], left_s)
+        slot.waits = False
 
     def _look_for_eof(self) -> None:
         """Before anything is sent after a pause: a connection closed meanwhile executes nothing."""
@@ -310,7 +323,6 @@ class Pipe:
         """Break the pipe and fail every slot, each with what is known of it."""
         with self._mutex:
             self._dead = True
-            self._parsing = False
             slots, self._slots = self._slots, deque()
             for slot in slots:
                 if slot.state is _State.WAITING:

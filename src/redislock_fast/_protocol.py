@@ -132,16 +132,18 @@ class Operation(Protocol):
 
 
 class _Base:
-    """What every operation on one token shares."""
+    """What every operation on one token shares.
 
-    __slots__ = ("_script_text", "key", "result", "token", "unsettled")
+    The defaults stand on the classes: an operation is made for every acquire and release, and assigns what differs.
+    """
+
+    unsettled = False
+    result = False
+    _script_text = False
 
     def __init__(self, key: bytes, token: bytes) -> None:
         self.key = key
         self.token = token
-        self.unsettled = False
-        self.result = False
-        self._script_text = False
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
@@ -185,14 +187,14 @@ class Acquire(_Base):
     read. `sent_at` is the time of the first request: the lease counts from there.
     """
 
-    __slots__ = ("_looking", "holder", "sent_at", "ttl_ms")
+    holder = b""
+    sent_at = 0.0
+    _looking = False
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
-        super().__init__(key, token)
+        self.key = key
+        self.token = token
         self.ttl_ms = ttl_ms
-        self.holder = b""
-        self.sent_at = 0.0
-        self._looking = False
 
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.sent_at:
@@ -248,10 +250,9 @@ class Release(_Base):
             is not known.
     """
 
-    __slots__ = ("_valid", "expires_at")
-
     def __init__(self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False) -> None:
-        super().__init__(key, token)
+        self.key = key
+        self.token = token
         self.expires_at = expires_at
         self.unsettled = unsettled
         self._valid = unsettled
@@ -283,12 +284,11 @@ class Release(_Base):
 class Reacquire(_Base):
     """Set the ttl of the lock if it holds this token. Idempotent as it is."""
 
-    __slots__ = ("sent_at", "ttl_ms")
+    sent_at = 0.0
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int) -> None:
         super().__init__(key, token)
         self.ttl_ms = ttl_ms
-        self.sent_at = 0.0
 
     def request(self, dialect: Dialect, now: float) -> Args:
         self.sent_at = now
@@ -323,19 +323,17 @@ class Extend(_Base):
     `expires_at` is, at the end, until when the lease is certainly valid.
     """
 
-    __slots__ = ("_add_ms", "_held", "_native", "_now", "_replace", "_step", "expires_at")
+    _native = False
+    _now = 0.0
 
     def __init__(self, key: bytes, token: bytes, add_ms: int, replace: bool, expires_at: float | None) -> None:
         super().__init__(key, token)
         self._add_ms = add_ms
         self._replace = replace
         self.expires_at = expires_at
-        self._native = False
         self._step = "PTTL" if expires_at is None and not replace else "extend"
-        self._now = 0.0
-        self._held = 0
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
         self._now = now
         if self._step != "extend":
             return (self._step.encode(), self.key)
@@ -386,11 +384,10 @@ class Extend(_Base):
 class Look(_Base):
     """Read the lock: `result` is True when the key exists, `holder` is its value (None for what is no string)."""
 
-    __slots__ = ("holder",)
+    holder: bytes | None = None
 
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
-        self.holder: bytes | None = None
 
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return (b"GET", self.key)

@@ -38,6 +38,8 @@ def positive_ms(seconds: float, what: str) -> int:
         TypeError: for what is no number.
         ValueError: for a number that is not above 0, not finite or beyond 2**53 ms.
     """
+    if type(seconds) is int and 0 < seconds <= _MAX_MS // 1000:
+        return seconds * 1000
     exact_ms = _number(seconds, what) * 1000
     if not 0 < exact_ms <= _MAX_MS:  # False for NaN too
         raise ValueError(f"{what} must be a positive, finite number of seconds, not {seconds!r}")

@@ -5,21 +5,32 @@ the pool's retry policy or the caller's time is used up, and then undoes what ma
 the same for a cluster: it finds the node and follows MOVED.
 
 Who may touch what: `Channel.link` is replaced under `_connecting` and read without it (a stale link is broken, and says
-so); `_undone` is used by atomic deque methods alone.
+so); `_undone` and `_inside` are used by atomic methods of deque and set alone.
+
+A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
+inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation.
 
 Must not know: the API of Lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections import deque
+from threading import get_ident
 from typing import Any, Protocol
 
 import redis
-from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, TimeoutError  # noqa: A004
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    RedisError,
+    TimeoutError,  # noqa: A004
+)
 
 from redislock_fast import _process
 from redislock_fast._connect import Link, RetryPolicy, open_link, redis_error
@@ -33,7 +44,12 @@ _GRACE_S = 0.1
 """A request that is under way when the caller's time ends may still take so long: cut off sooner, no answer that a
 far server gives could ever count."""
 
+_FOREVER_S = 1e9
+"""Longer than this is no limit: clocks and locks overflow beyond."""
+
 _MAX_UNDONE = 10_000
+_UNDO_FIRST_S = 0.05
+_UNDO_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
 _MOVES = 5  # as redis-py: a slot that moves more often within one request is an error
 
 
@@ -55,10 +71,13 @@ class _Encoding:
 
     def __init__(self, client_or_pool: Any) -> None:
         self._encoder = client_or_pool.get_encoder()
+        self._utf8 = (self._encoder.encoding, self._encoder.encoding_errors) == ("utf-8", "strict")
 
     def encode(self, value: object) -> bytes:
         if type(value) is bytes:
             return value
+        if type(value) is str and self._utf8:  # as the encoder does, in a tenth of the time
+            return value.encode()
         return bytes(self._encoder.encode(value))
 
 
@@ -78,6 +97,8 @@ class Channel(_Encoding):
         self.link: Link | None = None
         self._connecting = threading.Lock()
         self._undone: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_UNDONE)
+        self._undoer: threading.Thread | None = None
+        self._inside: set[int] = set()  # idents of the threads that drive an operation
         _process.forget_in_child(self)
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> None:
@@ -93,19 +114,35 @@ class Channel(_Encoding):
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
         """
+        loose: list[Link] = []
         try:
-            self.run(operation, limit_s)
+            self.run(operation, limit_s, loose)
         except BaseException as error:
-            if isinstance(operation, Acquire) and operation.unsettled:
-                self.undo(operation.key, operation.token)
+            self.tidy(operation, loose)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
 
-    def run(self, operation: Operation, limit_s: float | None) -> None:
-        """`execute` without its undoing and without its translation of errors."""
+    def run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
+        """`execute` without its undoing and without its translation of errors.
+
+        Every link on which a request left without an answer is added to `loose`.
+        """
+        thread = get_ident()
+        if thread in self._inside:
+            apart = Channel(self._live_pool())
+            apart.run(operation, limit_s, loose)
+            apart._drop(apart.link)
+            return
+        try:
+            self._inside.add(thread)
+            self._run(operation, limit_s, loose)
+        finally:
+            self._inside.discard(thread)
+
+    def _run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
         now = clock()
-        deadline = None if limit_s is None else now + limit_s
+        deadline = None if limit_s is None or limit_s > _FOREVER_S else now + limit_s
         failures = 0
         while True:
             link = self.link
@@ -113,12 +150,18 @@ class Channel(_Encoding):
                 if link is None:
                     link = self._connect(deadline)
                     now = clock()
-                while not operation.feed(self._call(link, operation, now, deadline), link.dialect):
+                timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
+                dialect = link.dialect
+                while not operation.feed(link.pipe.call(operation.request(dialect, now), timeout_s), dialect):
                     now = clock()
-            except (AuthenticationError, AuthorizationError):
+            except (AuthenticationError, AuthorizationError, Refused, Redirected):
                 raise
             except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
-                error = self._trouble(link, trouble)
+                error = self._trouble(link, operation, trouble, loose)
+            except BaseException:  # an interrupt: the request may be under way
+                operation.lost(True)
+                loose += [link] if link is not None else []
+                raise
             else:
                 return
             failures += 1
@@ -130,15 +173,20 @@ class Channel(_Encoding):
                 time.sleep(delay_s)
                 now = clock()
 
-    def _trouble(self, link: Link | None, trouble: Exception) -> Exception:
-        """Drop the link if it is of no more use. Returns the error as redis-py has it."""
+    def _trouble(self, link: Link | None, operation: Operation, trouble: Exception, loose: list[Link]) -> Exception:
+        """Note what happened, and leave the link if it is of no more use. Returns the error as redis-py has it."""
         if isinstance(trouble, Lost):
+            operation.lost(trouble.sent)
             self._drop(link)
             return ConnectionError(f"connection lost: {trouble}")
         if isinstance(trouble, NoReply):
-            # The caller's own limit says nothing about the connection; silence for the pool's timeout does.
-            if link is not None and 0 <= self._timeout_s <= link.pipe.silence_s:
-                self._drop(link)
+            operation.lost(True)
+            if link is not None:
+                loose.append(link)
+                # The caller's own limit says nothing about the connection; silence for the pool's timeout does. It is
+                # left, not closed: an undoing must go behind what it undoes, and the last to leave lets it close.
+                if 0 <= self._timeout_s <= link.pipe.silence_s and self.link is link:
+                    self.link = None
             return TimeoutError(str(trouble))
         if isinstance(trouble, NotExecuted):
             if trouble.code == "READONLY":  # a demoted primary: look for the new one
@@ -146,39 +194,65 @@ class Channel(_Encoding):
             return redis_error(str(trouble))
         return trouble
 
+    # ---- undoing ----
+
+    def tidy(self, operation: Operation, loose: list[Link]) -> None:
+        """Undo an acquire that failed although the server may have, or may yet, execute it.
+
+        On each connection the undoing goes behind the attempt, so that in whatever order the connections are read, the
+        last word on each is the undoing.
+        """
+        if not isinstance(operation, Acquire) or not operation.unsettled:
+            return
+        for link in loose:
+            with contextlib.suppress(Lost):
+                link.pipe.post(undo_request(link.dialect, operation.key, operation.token))
+        if not loose or any(link.pipe.broken for link in loose):
+            self.undo(operation.key, operation.token)
+
     def undo(self, key: bytes, token: bytes) -> None:
-        """Delete the lock if it holds this token: behind all that was sent on this connection, or first on the next."""
-        link = self.link
-        try:
-            if link is not None:
-                link.pipe.post(undo_request(link.dialect, key, token))
-                return
-        except Lost:
-            self._drop(link)
+        """Delete the lock if it holds this token: now, or in the background once the server can be reached."""
         self._undone.append((key, token))
+        link = self.link
+        if link is not None and get_ident() not in self._inside:
+            self._undo_over(link)
+        if self._undone and not (self._undoer is not None and self._undoer.is_alive()):
+            # Two at once, after a race, do no harm.
+            self._undoer = threading.Thread(target=self._undo_in_background, name="redislock_fast-undo", daemon=True)
+            self._undoer.start()
+
+    def _undo_over(self, link: Link) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                key, token = self._undone.popleft()
+                try:
+                    link.pipe.post(undo_request(link.dialect, key, token))
+                except Lost:
+                    self._undone.append((key, token))
+                    return
+
+    def _undo_in_background(self) -> None:
+        delay_s = _UNDO_FIRST_S
+        while self._undone and delay_s < _UNDO_LAST_S:
+            with contextlib.suppress(Lost, NoReply, RedisError, OSError):
+                self._undo_over(self.link or self._connect(None))
+                delay_s = _UNDO_FIRST_S
+            time.sleep(delay_s)
+            delay_s *= 2
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""
         link, self.link = self.link, None
         self._connecting = threading.Lock()
         self._undone.clear()
+        self._inside.clear()
         if link is not None:
             link.forget()
 
-    def _call(self, link: Link, operation: Operation, now: float, deadline: float | None) -> Any:
-        timeout_s = self._timeout_s
-        if deadline is not None:
-            left_s = max(deadline - now, 0.0) + _GRACE_S
-            timeout_s = left_s if timeout_s < 0 else min(timeout_s, left_s)
-        request = operation.request(link.dialect, now)
-        try:
-            return link.pipe.call(request, timeout_s)
-        except Lost as lost:
-            operation.lost(lost.sent)
-            raise
-        except BaseException:
-            operation.lost(True)
-            raise
+    def _bounded_s(self, left_s: float) -> float:
+        """How long to wait for a reply when the caller's time ends in so many seconds."""
+        bounded_s = max(left_s, 0.0) + _GRACE_S
+        return bounded_s if self._timeout_s < 0 else min(self._timeout_s, bounded_s)
 
     def _drop(self, link: Link | None) -> None:
         if link is not None:
@@ -186,18 +260,20 @@ class Channel(_Encoding):
                 self.link = None
             link.close()
 
+    def _live_pool(self) -> redis.ConnectionPool:
+        pool = self._pool()
+        if pool is None:
+            raise ConnectionError("the client's connection pool is gone")
+        return pool
+
     def _connect(self, deadline: float | None) -> Link:
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + _GRACE_S
         if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
             raise TimeoutError("no connection in time")
         try:
             if self.link is None:
-                pool = self._pool()
-                if pool is None:
-                    raise ConnectionError("the client's connection pool is gone")
-                link = open_link(pool, limit_s)
-                while self._undone:
-                    link.pipe.post(undo_request(link.dialect, *self._undone.popleft()))
+                link = open_link(self._live_pool(), limit_s)
+                self._undo_over(link)
                 self.link = link
             return self.link
         finally:
@@ -219,10 +295,11 @@ class ClusterChannel(_Encoding):
         """Drive an operation until it is finished, at whichever node has its slot; see `Channel.execute`."""
         deadline = None if limit_s is None else clock() + limit_s
         moves = 0
+        loose: list[Link] = []
         channel = self._channel(operation.key)
         while True:
             try:
-                channel.run(operation, None if deadline is None else max(deadline - clock(), 0.0))
+                channel.run(operation, None if deadline is None else max(deadline - clock(), 0.0), loose)
             except (Redirected, ConnectionError, TimeoutError) as error:
                 moves += 1
                 if moves < _MOVES and (deadline is None or clock() < deadline):
@@ -231,15 +308,15 @@ class ClusterChannel(_Encoding):
                     if fresh is not channel or isinstance(error, Redirected):
                         channel = fresh
                         continue
-                self._undo_at(channel, operation)
+                channel.tidy(operation, loose)
                 if isinstance(error, Redirected):
                     raise redis_error(str(error)) from None
                 raise
             except Refused as error:
-                self._undo_at(channel, operation)
+                channel.tidy(operation, loose)
                 raise redis_error(str(error)) from None
             except BaseException:
-                self._undo_at(channel, operation)
+                channel.tidy(operation, loose)
                 raise
             else:
                 return
@@ -247,11 +324,6 @@ class ClusterChannel(_Encoding):
     def undo(self, key: bytes, token: bytes) -> None:
         """Delete the lock if it holds this token, without waiting."""
         self._channel(key).undo(key, token)
-
-    @staticmethod
-    def _undo_at(channel: Channel, operation: Operation) -> None:
-        if isinstance(operation, Acquire) and operation.unsettled:
-            channel.undo(operation.key, operation.token)
 
     def _live_client(self) -> redis.RedisCluster:
         client = self._client()
@@ -264,28 +336,33 @@ class ClusterChannel(_Encoding):
         node = client.get_node_from_key(key)  # type: ignore[no-untyped-call]
         if node is None:
             raise ConnectionError("the cluster has no node for this lock's slot")
-        return _channel_of(client.get_redis_connection(node).connection_pool)
+        channel: Channel = _registered(client.get_redis_connection(node).connection_pool, Channel)
+        return channel
 
 
-# One channel per pool, one per cluster client. Filled under the lock; read under it too, as a WeakKeyDictionary needs.
-_registry: weakref.WeakKeyDictionary[object, Channel | ClusterChannel] = weakref.WeakKeyDictionary()
-_registry_lock = threading.Lock()
+# One channel per pool, one per cluster client, by the owner's id: a tenth of the time of a WeakKeyDictionary, which
+# every lock that is made would pay. An entry goes when its owner does. Read by dict.get, which is atomic; filled under
+# the lock, which a finalizer may enter again.
+_registry: dict[int, Channel | ClusterChannel] = {}
+_registry_lock = threading.RLock()
 
 
 def _new_registry_lock() -> None:
     global _registry_lock  # noqa: PLW0603  # another thread may have held it at the fork
-    _registry_lock = threading.Lock()
+    _registry_lock = threading.RLock()
 
 
 _process.on_fork(_new_registry_lock)
 
 
-def _channel_of(pool: Any) -> Channel:
-    with _registry_lock:
-        channel = _registry.get(pool)
-        if channel is None:
-            channel = _registry[pool] = Channel(pool)
-    assert isinstance(channel, Channel)
+def _registered(owner: Any, make: type[Channel | ClusterChannel]) -> Any:
+    channel = _registry.get(id(owner))
+    if channel is None:
+        with _registry_lock:
+            channel = _registry.get(id(owner))
+            if channel is None:
+                channel = _registry[id(owner)] = make(owner)
+                weakref.finalize(owner, _registry.pop, id(owner), None).atexit = False
     return channel
 
 
@@ -298,14 +375,12 @@ def transport_of(client: Any) -> Transport:
     Raises:
         TypeError: for a pipeline or an asyncio client: neither can hold a lock by blocking calls.
     """
-    kind = _kinds.get(type(client)) or _kind_of(client)
-    if kind == "cluster":
-        with _registry_lock:
-            transport = _registry.get(client)
-            if transport is None:
-                transport = _registry[client] = ClusterChannel(client)
-        return transport
-    return _channel_of(client.connection_pool)
+    transport: Transport
+    if (_kinds.get(type(client)) or _kind_of(client)) == "single":
+        transport = _registered(client.connection_pool, Channel)
+    else:
+        transport = _registered(client, ClusterChannel)
+    return transport
 
 
 _kinds: dict[type, str] = {}

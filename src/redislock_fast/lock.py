@@ -21,7 +21,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _clients, _process, _protocol, _scripts
 from redislock_fast._times import positive_ms, wait_seconds
 from redislock_fast._tokens import new_token
-from redislock_fast._transport import Transport, transport_of
+from redislock_fast._transport import transport_of
 
 __all__ = ["Lock"]
 
@@ -43,12 +43,17 @@ class _LuaScript:
         return script(keys=keys, args=args, client=client)
 
 
+def _ttl_ms(timeout: float | None) -> int | None:
+    # 0 is redis-py's other way to say that the lock does not expire.
+    return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+
+
 class _ThreadToken(threading.local):
     """What a thread holds: the defaults below until it acquires."""
 
     token: bytes | None = None
     lease: tuple[bytes | None, float | None] = (None, None)
-    holder: bytes = b""
+    attempt: _protocol.Acquire | None = None
     releasing: bytes | None = None
 
 
@@ -95,9 +100,13 @@ class Lock(redis.lock.Lock):
         thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:
-        self.redis = redis
-        self.name = name
-        self.timeout = timeout
+        # Not through the properties: a lock is often made for one use.
+        self._redis = redis
+        self._transport = transport = transport_of(redis)
+        self._name = name
+        self._key = name.encode() if isinstance(name, str) else transport.encode(name)
+        self._timeout = timeout
+        self._ttl_ms = _ttl_ms(timeout)
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -115,7 +124,7 @@ class Lock(redis.lock.Lock):
 
     @redis.setter
     def redis(self, client: Any) -> None:
-        self._transport: Transport = transport_of(client)
+        self._transport = transport_of(client)
         self._redis = client
 
     @property
@@ -125,7 +134,8 @@ class Lock(redis.lock.Lock):
 
     @name.setter
     def name(self, name: Any) -> None:
-        self._key = self._transport.encode(name)
+        # As UTF-8 whatever the client's encoding is: so does hiredis, which packs redis-py's own commands.
+        self._key = name.encode() if isinstance(name, str) else self._transport.encode(name)
         self._name = name
 
     @property
@@ -135,8 +145,7 @@ class Lock(redis.lock.Lock):
 
     @timeout.setter
     def timeout(self, timeout: float | None) -> None:
-        # 0 is redis-py's other way to say that the lock does not expire.
-        self._ttl_ms = None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+        self._ttl_ms = _ttl_ms(timeout)
         self._timeout = timeout
 
     def _own_nothing(self) -> None:
@@ -144,7 +153,7 @@ class Lock(redis.lock.Lock):
         self.local = (
             _ThreadToken()
             if self.thread_local
-            else SimpleNamespace(token=None, lease=(None, None), holder=b"", releasing=None)
+            else SimpleNamespace(token=None, lease=(None, None), attempt=None, releasing=None)
         )
 
     def _token(self) -> bytes | None:
@@ -202,7 +211,11 @@ class Lock(redis.lock.Lock):
         sleep = self.sleep if sleep is None else sleep
         if not sleep >= 0:  # nor is NaN
             raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
-        token = new_token() if token is None else self._transport.encode(token)
+        if token is None:
+            token = new_token()
+        else:
+            token = self._transport.encode(token)
+            self.local.attempt = None  # which may have had the same token
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -211,7 +224,7 @@ class Lock(redis.lock.Lock):
         bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
         try:
             while True:
-                if self._attempt(token, stop_trying_at if bounded else None):
+                if self._attempt(token, stop_trying_at) if bounded else self.do_acquire(token):
                     self.local.token = token
                     return True
                 if not blocking or (stop_trying_at is not None and mod_time.monotonic() + sleep > stop_trying_at):
@@ -221,34 +234,36 @@ class Lock(redis.lock.Lock):
                 mod_time.sleep(sleep)
         except Exception:
             raise
-        except BaseException:  # KeyboardInterrupt, even between the server's reply and the line that notes it
-            if self.local.token != token:
+        except BaseException:  # KeyboardInterrupt, between the server's reply and the line that notes it
+            attempt = self.local.attempt
+            if attempt is not None and attempt.token is token and attempt.result and self.local.token != token:
                 self._transport.undo(self._key, token)
             raise
 
     def _attempt(self, token: bytes, stop_trying_at: float | None) -> bool:
+        """Make one attempt that ends in time; an overridden `do_acquire` ends when it likes."""
         hook = self.do_acquire
         if stop_trying_at is None or getattr(hook, "__func__", None) is not Lock.do_acquire:
             return bool(hook(token))
         return self._try_acquire(token, max(stop_trying_at - mod_time.monotonic(), 0.0))
 
     def _refuse_to_wait_for_itself(self, own: bytes) -> None:
-        if self.thread_local and self._ttl_ms is None and self.local.holder == own:
+        attempt = self.local.attempt
+        holder = b"" if attempt is None else attempt.holder
+        if self.thread_local and self._ttl_ms is None and holder == own:
             raise LockError("Cannot acquire a lock that this thread holds: it does not expire", lock_name=self.name)
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        return self._try_acquire(self._transport.encode(token), None)
+        return self._try_acquire(token if type(token) is bytes else self._transport.encode(token))
 
-    def _try_acquire(self, token: bytes, limit_s: float | None) -> bool:
-        attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+    def _try_acquire(self, token: bytes, limit_s: float | None = None) -> bool:
+        self.local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
         self._transport.execute(attempt, limit_s)
         if attempt.result:
             ttl_ms = attempt.ttl_ms
             self.local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
-            return True
-        self.local.holder = attempt.holder
-        return False
+        return attempt.result
 
     # ---- look ----
 
@@ -282,17 +297,14 @@ class Lock(redis.lock.Lock):
         token = self._token()
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+        local = self.local
         try:
             self.do_release(token)
         except LockNotOwnedError:
-            self._forget(token)
+            local.token = None
             raise
-        self._forget(token)
-
-    def _forget(self, token: bytes) -> None:
-        # Another thread may have acquired meanwhile where the token is shared.
-        if self.local.token == token:
-            self.local.token = None
+        if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
+            local.token = None
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
@@ -304,13 +316,12 @@ class Lock(redis.lock.Lock):
             raise LockNotOwnedError("Cannot release a lock that's no longer owned", lock_name=self.name)
 
     def _release(self, token: bytes) -> bool:
-        operation = _protocol.Release(
-            self._key, token, self._expires_at(token), unsettled=self.local.releasing == token
-        )
+        operation = _protocol.Release(self._key, token, self._expires_at(token), self.local.releasing == token)
         try:
             self._transport.execute(operation)
         finally:
-            self.local.releasing = token if operation.unsettled else None
+            if operation.unsettled:
+                self.local.releasing = token
         return operation.result
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:

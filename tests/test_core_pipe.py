@@ -1,0 +1,467 @@
+"""The pipe, compiled and pure: callers and replies matched in order, whoever gives up, whatever breaks.
+
+The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import hiredis
+import pytest
+import redis
+
+from redislock_fast import _core_py
+from redislock_fast._implementation import compiled
+from redislock_fast._wire import Lost, NoReply, Pipe, Reply
+from redislock_fast.server import Server
+
+FOREVER = -1.0
+
+
+class Owner:
+    """Owns a socket as a redis-py connection does."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def disconnect(self) -> None:
+        self.sock.close()
+
+
+def compiled_pipe(sock: socket.socket) -> Pipe:
+    assert compiled is not None
+    pipe: Pipe = compiled.Pipe(Owner(sock), sock.fileno(), 50)
+    return pipe
+
+
+def python_pipe(sock: socket.socket) -> Pipe:
+    return _core_py.Pipe(Owner(sock), sock)
+
+
+MAKERS = [pytest.param(python_pipe, id="python")]
+if compiled is not None:
+    MAKERS.append(pytest.param(compiled_pipe, id="compiled"))
+
+
+class Peer:
+    """The server's end: reads whole requests, answers when told to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(20)
+        self._parser = hiredis.Reader()
+
+    def read(self, count: int = 1) -> list[list[bytes]]:
+        """The next requests."""
+        requests: list[list[bytes]] = []
+        while len(requests) < count:
+            request = self._parser.gets()
+            if request is False:
+                self._parser.feed(self.sock.recv(65536))
+            else:
+                requests.append(request)
+        return requests
+
+    def received(self, data: bytes) -> None:
+        """Take bytes that the test itself has read from the socket."""
+        self._parser.feed(data)
+
+    def answer(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def echo(self, count: int = 1) -> None:
+        """Answer the next requests, each with its own last word."""
+        for request in self.read(count):
+            self.answer(b"+%b\r\n" % request[-1])
+
+
+@pytest.fixture(params=MAKERS)
+def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
+    maker: Callable[[socket.socket], Pipe] = request.param
+    return maker
+
+
+@pytest.fixture
+def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
+    near, far = socket.socketpair()
+    pipe = make_pipe(near)
+    yield pipe, Peer(far)
+    pipe.close()
+    far.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(64)
+    yield pool
+    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
+
+
+def test_a_lone_caller_gets_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"ECHO", b"a"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"a"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"_\r\n", None),
+        (b"$-1\r\n", None),
+        (b":7\r\n", 7),
+        (b"*2\r\n:1\r\n*-1\r\n", [1, None]),
+        (b"$2\r\nab\r\n", b"ab"),
+    ],
+)
+def test_replies_come_as_hiredis_parses_them(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes, expected: Reply
+) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(data)
+    assert expected == reply.result()
+
+
+def test_an_error_reply_is_returned_not_raised(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b"-ERR no\r\n")
+    error = reply.result()
+    assert (hiredis.ReplyError, "ERR no") == (type(error), str(error))
+
+
+def test_a_reply_may_come_byte_by_byte(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    for byte in b"$5\r\nhello\r\n":
+        peer.answer(bytes([byte]))
+    assert reply.result() == b"hello"
+
+
+def test_requests_and_replies_larger_than_every_buffer(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    large = os.urandom(3_000_000)
+    reply = threads.submit(pipe.call, (b"ECHO", large), FOREVER)
+    assert peer.read() == [[b"ECHO", large]]
+    peer.answer(b"$%d\r\n%b\r\n" % (len(large), large))
+    assert reply.result() == large
+
+
+def test_pushes_between_replies_are_not_replies(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n+OK\r\n>1\r\n+x\r\n")
+    assert reply.result() == b"OK"
+    again = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b":1\r\n")
+    assert again.result() == 1
+
+
+def test_callers_that_come_together_travel_together(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
+    request = peer.read()[0]
+    others = _queue_behind(pipe, threads, [b"%d" % number for number in range(20)])
+    peer.answer(b"+%b\r\n" % request[-1])
+    data = peer.sock.recv(65536)
+    assert data.count(b"ECHO") > 1, "what was queued leaves in the write that follows the first reply"
+    peer.received(data)
+    for request in peer.read(20):
+        peer.answer(b"+%b\r\n" % request[-1])
+    assert first.result() == b"first"
+    assert {name: name for name in others} == {name: future.result() for name, future in others.items()}
+
+
+def _queue_behind(pipe: Pipe, threads: ThreadPoolExecutor, names: list[bytes]) -> dict[bytes, Future[Reply]]:
+    """Calls that are queued in this order behind a call that is under way."""
+    futures: dict[bytes, Future[Reply]] = {}
+    for name in names:
+        started = threading.Event()
+
+        def run(word: bytes = name, begun: threading.Event = started) -> Reply:
+            begun.set()
+            return pipe.call((b"ECHO", word), FOREVER)
+
+        futures[name] = threads.submit(run)
+        started.wait()
+        wait(
+            [futures[name]], timeout=0.02
+        )  # it sleeps in the pipe now, or will soon: the order is for the pipe to keep
+    return futures
+
+
+def test_a_caller_whose_time_is_up_harms_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    with pytest.raises(NoReply):
+        pipe.call((b"ECHO", b"late"), 0.01)
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.echo(2)
+    assert reply.result() == b"next"
+    assert not pipe.broken
+
+
+def test_a_reader_whose_time_is_up_hands_reading_on(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), 0.2)
+    peer.read()
+    follower = threads.submit(pipe.call, (b"ECHO", b"follower"), FOREVER)
+    assert isinstance(reader.exception(timeout=20), NoReply)
+    assert peer.read() == [[b"ECHO", b"follower"]]
+    peer.answer(b"+reader\r\n+follower\r\n")
+    assert follower.result(timeout=20) == b"follower"
+
+
+def test_a_follower_whose_time_is_up_harms_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    follower = threads.submit(pipe.call, (b"ECHO", b"follower"), 0.01)
+    assert isinstance(follower.exception(timeout=20), NoReply)
+    peer.answer(b"+reader\r\n")
+    assert reader.result(timeout=20) == b"reader"
+    last = threads.submit(pipe.call, (b"ECHO", b"last"), FOREVER)
+    peer.echo(2)
+    assert last.result(timeout=20) == b"last"
+
+
+def test_post_leaves_at_once_and_its_reply_is_dropped(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    pipe.post((b"ECHO", b"posted"))
+    assert peer.read() == [[b"ECHO", b"posted"]]
+    reply = threads.submit(pipe.call, (b"ECHO", b"called"), FOREVER)
+    peer.answer(b"+posted\r\n")
+    peer.echo()
+    assert reply.result() == b"called"
+
+
+def test_post_goes_behind_a_call_that_is_under_way(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"ECHO", b"called"), FOREVER)
+    peer.read()
+    pipe.post((b"ECHO", b"posted"))
+    peer.answer(b"+called\r\n")
+    assert reply.result(timeout=20) == b"called"
+    assert peer.read() == [[b"ECHO", b"posted"]], "with nobody left to read, the last reader still sends it"
+
+
+def test_end_of_stream_fails_a_sent_request_as_sent(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.sock.close()
+    error = reply.exception(timeout=20)
+    assert isinstance(error, Lost)
+    assert error.sent
+    assert pipe.broken
+
+
+def test_end_of_stream_tells_sent_requests_from_unsent_ones(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    followers = _queue_behind(pipe, threads, [b"follower"])
+    peer.sock.close()
+    sent = {}
+    for name, future in {b"reader": reader, **followers}.items():
+        error = future.exception(timeout=20)
+        assert isinstance(error, Lost)
+        sent[name] = error.sent
+    assert sent == {b"reader": True, b"follower": False}
+
+
+def test_a_broken_pipe_refuses_before_anything_is_sent(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    pipe.close()
+    assert pipe.broken
+    with pytest.raises(Lost) as caught:
+        pipe.call((b"X",), FOREVER)
+    assert not caught.value.sent
+    with pytest.raises(Lost):
+        pipe.post((b"X",))
+
+
+def test_close_wakes_reader_and_followers(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    followers = _queue_behind(pipe, threads, [b"a", b"b"])
+    pipe.close()
+    for future in (reader, *followers.values()):
+        assert isinstance(future.exception(timeout=20), Lost)
+
+
+def test_close_twice_is_close_once(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    pipe.close()
+    pipe.close()
+    assert pipe.broken
+
+
+@pytest.mark.parametrize("data", [b"?what\r\n", b"+OK\r\n+nobody asked\r\n"])
+def test_a_broken_protocol_breaks_the_pipe(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(data)
+    wait([reply], timeout=20)
+    assert pipe.broken
+
+
+def test_a_connection_closed_while_idle_is_found_before_sending(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    peer.sock.close()
+    while pipe.silence_s <= 0.001:  # idle is what has been silent for longer
+        pass
+    with pytest.raises(Lost) as caught:
+        pipe.call((b"X",), FOREVER)
+    assert not caught.value.sent
+
+
+def test_a_bad_word_leaves_the_pipe_as_it_was(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    with pytest.raises(TypeError):
+        pipe.call((b"X", None), FOREVER)  # type: ignore[arg-type]
+    reply = threads.submit(pipe.call, (b"ECHO", b"fine"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"fine"
+
+
+class Interrupted(Exception):
+    """What the test's signal handler raises."""
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Makes SIGUSR1 raise Interrupted in the main thread; call it to send one."""
+
+    def handler(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_of_the_reader(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, interrupt: Callable[[], None]
+) -> None:
+    pipe, peer = pair
+
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        pipe.call((b"ECHO", b"interrupted"), FOREVER)
+    timer.join()
+    peer.read()
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.answer(b"+interrupted\r\n")
+    peer.echo()
+    assert reply.result(timeout=20) == b"next"
+    assert not pipe.broken
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_of_a_follower(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, interrupt: Callable[[], None]
+) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        pipe.call((b"ECHO", b"interrupted"), FOREVER)
+    timer.join()
+    peer.answer(b"+reader\r\n")
+    assert reader.result(timeout=20) == b"reader"
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.echo(2)
+    assert reply.result(timeout=20) == b"next"
+    assert not pipe.broken
+
+
+def test_a_signal_whose_handler_returns_does_not_end_the_wait(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    handled = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+
+    def signal_then_answer() -> None:
+        peer.read()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        handled.wait(20)
+        peer.answer(b"+OK\r\n")
+
+    threads.submit(signal_then_answer)
+    try:
+        assert pipe.call((b"X",), FOREVER) == b"OK"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_many_threads_on_a_real_server_each_get_their_own_reply(
+    make_pipe: Callable[[socket.socket], Pipe], valkey: Server, threads: ThreadPoolExecutor
+) -> None:
+    sock = socket.create_connection(("127.0.0.1", valkey.port))
+    pipe = make_pipe(sock)
+
+    def work(worker: int) -> tuple[int, int]:
+        dice = random.Random(worker)
+        right = given_up = 0
+        for number in range(300):
+            nonce = b"%d:%d" % (worker, number)
+            try:
+                reply = pipe.call((b"ECHO", nonce), 0.0 if dice.random() < 0.1 else 20.0)
+            except NoReply:
+                given_up += 1
+            else:
+                assert reply == nonce
+                right += 1
+            if dice.random() < 0.05:
+                pipe.post((b"ECHO", b"posted"))
+        return right, given_up
+
+    results = [future.result(timeout=60) for future in [threads.submit(work, worker) for worker in range(32)]]
+    assert sum(right + given_up for right, given_up in results) == 32 * 300
+    assert not pipe.broken
+    pipe.close()
+
+
+def test_connection_cut_under_load_fails_everybody_and_hangs_nobody(
+    make_pipe: Callable[[socket.socket], Pipe], valkey: Server, threads: ThreadPoolExecutor
+) -> None:
+    sock = socket.create_connection(("127.0.0.1", valkey.port))
+    pipe = make_pipe(sock)
+    own_id = pipe.call((b"CLIENT", b"ID"), 20.0)
+    assert isinstance(own_id, int)
+    running = threading.Barrier(17)
+
+    def work(worker: int) -> bool:
+        running.wait(20)
+        while True:
+            try:
+                assert pipe.call((b"ECHO", worker), 20.0) == b"%d" % worker
+            except Lost:
+                return True
+
+    futures = [threads.submit(work, worker) for worker in range(16)]
+    running.wait(20)
+    with redis.Redis(port=valkey.port) as operator:
+        operator.client_kill_filter(_id=str(own_id))
+    assert [True] * 16 == [future.result(timeout=20) for future in futures]
+    assert pipe.broken
