@@ -32,8 +32,18 @@ test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest
 	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
+# A copy, so that the slow traced core never lands beside the real one.
 coverage: $(VENV)/installed
-	bench/coverage.sh $(BIN)
+	rm -rf build/coverage && mkdir -p build/coverage
+	cp -r setup.py pyproject.toml README.md LICENSE src tests build/coverage
+	rm -f build/coverage/src/redislock_fast/*.so build/coverage/src/redislock_fast/*.c
+	cd build/coverage && REDISLOCK_FAST_COVERAGE=1 ../../$(BIN)/python setup.py -q build_ext --inplace
+	cd build/coverage && for implementation in compiled python; do \
+		PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=$$implementation \
+			../../$(BIN)/python -m coverage run -m pytest -q --timeout 300 || exit 1; done
+	cd build/coverage && ../../$(BIN)/python -m coverage combine -q
+	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.pyx"
+	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.py" --fail-under 95
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check

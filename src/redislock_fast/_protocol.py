@@ -15,6 +15,7 @@ Must not know: sockets, threads, asyncio, redis-py.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Protocol
 
@@ -190,6 +191,7 @@ class Acquire(_Base):
     holder = b""
     sent_at = 0.0
     _looking = False
+    _with_get = False  # the form of the request under way: the dialect may fall before its reply is here
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
         self.key = key
@@ -201,11 +203,12 @@ class Acquire(_Base):
             self.sent_at = now
         if self._looking:
             return (b"GET", self.key)
+        self._with_get = dialect.set_get
         if self.ttl_ms is None:
-            if dialect.set_get:
+            if self._with_get:
                 return (b"SET", self.key, self.token, b"NX", b"GET")
             return (b"SET", self.key, self.token, b"NX")
-        if dialect.set_get:
+        if self._with_get:
             return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms, b"GET")
         return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms)
 
@@ -213,13 +216,13 @@ class Acquire(_Base):
         if reply is None:
             if self._looking:  # freed since the SET failed: held by nobody, and not by us
                 return True
-            if dialect.set_get:
+            if self._with_get:
                 self.result = True
                 return True
             self._looking = True
             return False
         if type(reply) is bytes:
-            if reply == b"OK" and not self._looking and not dialect.set_get:
+            if reply == b"OK" and not self._looking and not self._with_get:
                 self.result = True
             else:
                 self.holder = reply
@@ -233,7 +236,7 @@ class Acquire(_Base):
             code = self._error(reply)
             if self._looking and code == "NOPERM" and not self.unsettled:
                 return True  # may not read: held by somebody
-            if dialect.set_get and not self._looking and _syntax_or_permission(code, text):
+            if self._with_get and not self._looking and _syntax_or_permission(code, text):
                 dialect.set_get = False
                 return False
         raise Refused(text)
@@ -248,25 +251,30 @@ class Release(_Base):
     Args:
         expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or
             is not known.
+
+    `valid` says whether the lease was valid when the first attempt left.
     """
+
+    _native = False  # the form of the request under way
 
     def __init__(self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False) -> None:
         self.key = key
         self.token = token
         self.expires_at = expires_at
         self.unsettled = unsettled
-        self._valid = unsettled
+        self.valid = unsettled
 
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.unsettled:
-            self._valid = self.expires_at is None or now < self.expires_at
+            self.valid = self.expires_at is None or now < self.expires_at
+        self._native = dialect.release is not None
         if dialect.release is not None:
             return _native_release(dialect.release, self.key, self.token)
         return self._script(RELEASE)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if type(reply) is int:
-            self.result = reply == 1 or (self.unsettled and self._valid)
+            self.result = reply == 1 or (self.unsettled and self.valid)
             return True
         text = str(reply)
         if isinstance(reply, hiredis.ReplyError):
@@ -275,7 +283,7 @@ class Release(_Base):
                 return True
             if code == "NOSCRIPT":
                 return False
-            if dialect.release is not None and _syntax_or_permission(code, text):
+            if self._native and _syntax_or_permission(code, text):
                 dialect.release = None
                 return False
         raise Refused(text)
@@ -285,14 +293,17 @@ class Reacquire(_Base):
     """Set the ttl of the lock if it holds this token. Idempotent as it is."""
 
     sent_at = 0.0
+    _native = False  # the form of the request under way
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int) -> None:
         super().__init__(key, token)
         self.ttl_ms = ttl_ms
 
     def request(self, dialect: Dialect, now: float) -> Args:
-        self.sent_at = now
-        if dialect.set_ifeq:
+        if not self.sent_at:
+            self.sent_at = now
+        self._native = dialect.set_ifeq
+        if self._native:
             return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self.ttl_ms)
         return self._script(REACQUIRE, self.ttl_ms)
 
@@ -307,7 +318,7 @@ class Reacquire(_Base):
                 return True
             if code == "NOSCRIPT":
                 return False
-            if dialect.set_ifeq and _syntax_or_permission(code, text):
+            if self._native and _syntax_or_permission(code, text):
                 dialect.set_ifeq = False
                 return False
         raise Refused(text)
@@ -323,6 +334,7 @@ class Extend(_Base):
     `expires_at` is, at the end, until when the lease is certainly valid.
     """
 
+    sent_at = 0.0
     _native = False
     _now = 0.0
 
@@ -335,18 +347,21 @@ class Extend(_Base):
 
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
         self._now = now
+        if not self.sent_at:
+            self.sent_at = now
         if self._step != "extend":
             return (self._step.encode(), self.key)
         if self._native:
             return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self._new_ttl_ms(now))
         if not self.unsettled or self._replace:
             return self._script(EXTEND, self._add_ms, b"1" if self._replace else b"0")
-        return self._script(EXTEND, self._add_ms, b"0", max(self._new_ttl_ms(now), 1))
+        return self._script(EXTEND, self._add_ms, b"0", self._new_ttl_ms(now))
 
     def _new_ttl_ms(self, now: float) -> int:
+        """What one execution leaves of the lease by now; 1 ms at least, which servers take."""
         if self._replace or self.expires_at is None:
             return self._add_ms
-        return self._add_ms + max(int((self.expires_at - now) * 1000), 0)
+        return max(self._add_ms + math.floor((self.expires_at - now) * 1000), 1)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if isinstance(reply, hiredis.ReplyError):

@@ -5,7 +5,7 @@ the pool's retry policy or the caller's time is used up, and then undoes what ma
 the same for a cluster: it finds the node and follows MOVED.
 
 Who may touch what: `Channel.link` is replaced under `_connecting` and read without it (a stale link is broken, and says
-so); `_undone` and `_inside` are used by atomic methods of deque and set alone.
+so); `_undone` is added to by anybody and taken from under `_undoing`; `_inside` is used by atomic methods of set alone.
 
 A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
 inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation.
@@ -34,7 +34,7 @@ from redis.exceptions import (
 
 from redislock_fast import _process
 from redislock_fast._connect import Link, RetryPolicy, open_link, redis_error
-from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused, undo_request
+from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused, Release, undo_request
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
@@ -48,6 +48,7 @@ _FOREVER_S = 1e9
 """Longer than this is no limit: clocks and locks overflow beyond."""
 
 _MAX_UNDONE = 10_000
+_UNDO_ONE_S = 1.0
 _UNDO_FIRST_S = 0.05
 _UNDO_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
 _MOVES = 5  # as redis-py: a slot that moves more often within one request is an error
@@ -97,6 +98,7 @@ class Channel(_Encoding):
         self.link: Link | None = None
         self._connecting = threading.Lock()
         self._undone: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_UNDONE)
+        self._undoing = threading.Lock()
         self._undoer: threading.Thread | None = None
         self._inside: set[int] = set()  # idents of the threads that drive an operation
         _process.forget_in_child(self)
@@ -115,6 +117,8 @@ class Channel(_Encoding):
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
         """
         loose: list[Link] = []
+        if self._undone and isinstance(operation, Acquire):
+            self._spare(operation)
         try:
             self.run(operation, limit_s, loose)
         except BaseException as error:
@@ -131,8 +135,11 @@ class Channel(_Encoding):
         thread = get_ident()
         if thread in self._inside:
             apart = Channel(self._live_pool())
-            apart.run(operation, limit_s, loose)
-            apart._drop(apart.link)
+            try:
+                apart.run(operation, limit_s, loose)
+            finally:
+                if not loose:
+                    apart._drop(apart.link)
             return
         try:
             self._inside.add(thread)
@@ -207,43 +214,49 @@ class Channel(_Encoding):
         for link in loose:
             with contextlib.suppress(Lost):
                 link.pipe.post(undo_request(link.dialect, operation.key, operation.token))
-        if not loose or any(link.pipe.broken for link in loose):
-            self.undo(operation.key, operation.token)
+        self.undo(operation.key, operation.token)
 
     def undo(self, key: bytes, token: bytes) -> None:
-        """Delete the lock if it holds this token: now, or in the background once the server can be reached."""
+        """Delete the lock if it holds this token, in the background and until the server has said that it is done."""
         self._undone.append((key, token))
-        link = self.link
-        if link is not None and get_ident() not in self._inside:
-            self._undo_over(link)
-        if self._undone and not (self._undoer is not None and self._undoer.is_alive()):
-            # Two at once, after a race, do no harm.
-            self._undoer = threading.Thread(target=self._undo_in_background, name="redislock_fast-undo", daemon=True)
+        if self._undoer is None or not self._undoer.is_alive():
+            # Two at once, after a race, do no harm. The thread keeps no channel alive.
+            self._undoer = threading.Thread(
+                target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
+            )
             self._undoer.start()
 
-    def _undo_over(self, link: Link) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                key, token = self._undone.popleft()
-                try:
-                    link.pipe.post(undo_request(link.dialect, key, token))
-                except Lost:
-                    self._undone.append((key, token))
-                    return
+    def undo_one(self) -> bool:
+        """Undo the oldest attempt that waits for it. Returns False when the server could not be asked."""
+        with self._undoing:
+            if not self._undone:
+                return True
+            key, token = self._undone[0]
+            try:
+                self.run(Release(key, token, None), _UNDO_ONE_S, [])
+            except (Refused, Redirected):
+                pass  # no retry mends that: the lock's own ttl must do
+            except (RedisError, OSError):
+                return False
+            self._undone.popleft()
+            return True
 
-    def _undo_in_background(self) -> None:
-        delay_s = _UNDO_FIRST_S
-        while self._undone and delay_s < _UNDO_LAST_S:
-            with contextlib.suppress(Lost, NoReply, RedisError, OSError):
-                self._undo_over(self.link or self._connect(None))
-                delay_s = _UNDO_FIRST_S
-            time.sleep(delay_s)
-            delay_s *= 2
+    def _spare(self, operation: Acquire) -> None:
+        """A caller's own token may come back: what waits to be undone under it must not hit the new attempt."""
+        with self._undoing:
+            while (operation.key, operation.token) in self._undone:
+                self._undone.remove((operation.key, operation.token))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be undone, or nothing can be, because the pool is gone."""
+        return not self._undone or self._pool() is None
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""
         link, self.link = self.link, None
         self._connecting = threading.Lock()
+        self._undoing = threading.Lock()
         self._undone.clear()
         self._inside.clear()
         if link is not None:
@@ -273,11 +286,26 @@ class Channel(_Encoding):
         try:
             if self.link is None:
                 link = open_link(self._live_pool(), limit_s)
-                self._undo_over(link)
+                for key, token in list(self._undone):
+                    link.pipe.post(undo_request(link.dialect, key, token))
                 self.link = link
             return self.link
         finally:
             self._connecting.release()
+
+
+def _undo_in_background(channel_ref: weakref.ref[Channel]) -> None:
+    delay_s = _UNDO_FIRST_S
+    while delay_s < _UNDO_LAST_S:
+        channel = channel_ref()
+        if channel is None or channel.idle:
+            return
+        if channel.undo_one():
+            delay_s = _UNDO_FIRST_S
+        else:
+            del channel
+            time.sleep(delay_s)
+            delay_s *= 2
 
 
 class ClusterChannel(_Encoding):

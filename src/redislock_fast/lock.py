@@ -43,9 +43,18 @@ class _LuaScript:
         return script(keys=keys, args=args, client=client)
 
 
+def _script_object(text: str, ours: _LuaScript) -> _LuaScript:
+    return ours if text is ours.script else _LuaScript(text)
+
+
 def _ttl_ms(timeout: float | None) -> int | None:
     # 0 is redis-py's other way to say that the lock does not expire.
     return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+
+
+_RELEASE = _LuaScript(_scripts.RELEASE.text.decode())
+_EXTEND = _LuaScript(_scripts.EXTEND.text.decode())
+_REACQUIRE = _LuaScript(_scripts.REACQUIRE.text.decode())
 
 
 class _ThreadToken(threading.local):
@@ -83,9 +92,9 @@ class Lock(redis.lock.Lock):
     lua_extend: Any = None
     lua_reacquire: Any = None
 
-    LUA_RELEASE_SCRIPT: str = _scripts.RELEASE.text.decode()
-    LUA_EXTEND_SCRIPT: str = _scripts.EXTEND.text.decode()
-    LUA_REACQUIRE_SCRIPT: str = _scripts.REACQUIRE.text.decode()
+    LUA_RELEASE_SCRIPT: str = _RELEASE.script
+    LUA_EXTEND_SCRIPT: str = _EXTEND.script
+    LUA_REACQUIRE_SCRIPT: str = _REACQUIRE.script
 
     local: Any
 
@@ -168,13 +177,23 @@ class Lock(redis.lock.Lock):
         owner, expires_at = self.local.lease
         return expires_at if owner == token else None
 
+    def _shorten(self, token: bytes, expires_at: float) -> None:
+        """Believe in no more of the lease than what a request of unknown outcome may have left of it."""
+        known = self._expires_at(token)
+        self.local.lease = (token, expires_at if known is None else min(known, expires_at))
+
     def register_scripts(self) -> None:
-        """Make the class's script objects. Overridden `LUA_*_SCRIPT` are what then gets executed."""
+        """Make the class's script objects; may be overridden.
+
+        A class with scripts of its own, by `LUA_*_SCRIPT` or `lua_*`, has those executed and no native commands.
+        """
         cls = type(self)
         if cls.lua_release is None:
-            cls.lua_release = _LuaScript(cls.LUA_RELEASE_SCRIPT)
-            cls.lua_extend = _LuaScript(cls.LUA_EXTEND_SCRIPT)
-            cls.lua_reacquire = _LuaScript(cls.LUA_REACQUIRE_SCRIPT)
+            cls.lua_release = _script_object(cls.LUA_RELEASE_SCRIPT, _RELEASE)
+        if cls.lua_extend is None:
+            cls.lua_extend = _script_object(cls.LUA_EXTEND_SCRIPT, _EXTEND)
+        if cls.lua_reacquire is None:
+            cls.lua_reacquire = _script_object(cls.LUA_REACQUIRE_SCRIPT, _REACQUIRE)
 
     # ---- acquire ----
 
@@ -308,7 +327,7 @@ class Lock(redis.lock.Lock):
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if self.LUA_RELEASE_SCRIPT is not Lock.LUA_RELEASE_SCRIPT:
+        if self.lua_release not in (_RELEASE, None):
             released = bool(self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
         else:
             released = self._release(self._transport.encode(expected_token))
@@ -319,9 +338,11 @@ class Lock(redis.lock.Lock):
         operation = _protocol.Release(self._key, token, self._expires_at(token), self.local.releasing == token)
         try:
             self._transport.execute(operation)
-        finally:
-            if operation.unsettled:
-                self.local.releasing = token
+        except BaseException:
+            self.local.releasing = token if operation.unsettled and operation.valid else None
+            raise
+        if operation.unsettled:
+            self.local.releasing = None
         return operation.result
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -356,12 +377,17 @@ class Lock(redis.lock.Lock):
         if additional_time != 0 or replace_ttl:
             add_ms = positive_ms(additional_time, "additional_time")
         token = self._transport.encode(self.local.token)
-        if self.LUA_EXTEND_SCRIPT is not Lock.LUA_EXTEND_SCRIPT:
+        if self.lua_extend not in (_EXTEND, None):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, self._expires_at(token))
-            self._transport.execute(operation)
+            try:
+                self._transport.execute(operation)
+            except BaseException:
+                if replace_ttl and operation.unsettled:
+                    self._shorten(token, operation.sent_at + add_ms / 1000)
+                raise
             extended = operation.result
             if extended:
                 self.local.lease = (token, operation.expires_at)
@@ -394,11 +420,16 @@ class Lock(redis.lock.Lock):
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
         token = self._transport.encode(self.local.token)
-        if self.LUA_REACQUIRE_SCRIPT is not Lock.LUA_REACQUIRE_SCRIPT:
+        if self.lua_reacquire not in (_REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
             operation = _protocol.Reacquire(self._key, token, ttl_ms)
-            self._transport.execute(operation)
+            try:
+                self._transport.execute(operation)
+            except BaseException:
+                if operation.unsettled:
+                    self._shorten(token, operation.sent_at + ttl_ms / 1000)
+                raise
             held = operation.result
             if held:
                 self.local.lease = (token, operation.sent_at + ttl_ms / 1000)
@@ -436,7 +467,13 @@ class Lock(redis.lock.Lock):
                 raise
             logger.warning("Lock could not be released when exiting context manager: %r", error)
 
-    # ---- pickling ----
+    # ---- copying and pickling ----
+
+    def __copy__(self) -> Lock:
+        """A second handle: same client, same token."""
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and a recipe for the client; never a token or a credential."""
