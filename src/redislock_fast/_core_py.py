@@ -31,6 +31,7 @@ __all__ = ["Pipe", "encode"]
 
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
+_SLICE_S = 0.1
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -257,11 +258,13 @@ class Pipe:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise NoReply("no reply in time")
+        # In slices, so that what others queue meanwhile is not kept waiting for this reply.
+        left_s = _SLICE_S if left_s is None else min(left_s, _SLICE_S)
         slot.waits = True
         if hasattr(select, "poll"):
             poller = select.poll()
             poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._leaving else 0))
-            poller.poll(None if left_s is None else left_s * 1000 + 1)
+            poller.poll(left_s * 1000 + 1)
         else:
             select.select([self._sock], [self._sock] if self._leaving else [], [], left_s)
         slot.waits = False

@@ -110,11 +110,13 @@ class Operation(Protocol):
 
     Attributes:
         key: the lock's name on the wire.
-        unsettled: True while a request may have been, or may yet be, executed without our knowing.
+        unsettled: True once a request may have been, or may yet be, executed without our knowing.
+        result: what came of it, once finished; False until then.
     """
 
     key: bytes
     unsettled: bool
+    result: bool
 
     def request(self, dialect: Dialect, now: float) -> Args:
         """What to send next. `now` is read just before the first byte leaves."""

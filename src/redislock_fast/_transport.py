@@ -5,7 +5,8 @@ the pool's retry policy or the caller's time is used up, and then undoes what ma
 the same for a cluster: it finds the node and follows MOVED.
 
 Who may touch what: `Channel.link` is replaced under `_connecting` and read without it (a stale link is broken, and says
-so); `_undone` is added to by anybody and taken from under `_undoing`; `_inside` is used by atomic methods of set alone.
+so); `_undone` is added to by anybody, by `append`, and taken from under `_undoing`; `_inside` is used by atomic methods
+of set alone.
 
 A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
 inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation.
@@ -19,7 +20,6 @@ import contextlib
 import threading
 import time
 import weakref
-from collections import deque
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -97,7 +97,7 @@ class Channel(_Encoding):
         self._timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.link: Link | None = None
         self._connecting = threading.Lock()
-        self._undone: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_UNDONE)
+        self._undone: list[tuple[bytes, bytes]] = []
         self._undoing = threading.Lock()
         self._undoer: threading.Thread | None = None
         self._inside: set[int] = set()  # idents of the threads that drive an operation
@@ -126,6 +126,8 @@ class Channel(_Encoding):
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
+        if operation.unsettled and not operation.result:
+            self.tidy(operation, loose)  # an earlier attempt of an acquire may still be under way
 
     def run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
         """`execute` without its undoing and without its translation of errors.
@@ -175,7 +177,11 @@ class Channel(_Encoding):
             delay_s = self._retry.delay_s(failures)
             now = clock()
             if 0 <= self._retry.retries < failures or (deadline is not None and now + delay_s >= deadline):
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # or this frame and the error would keep each other, and the connection, alive
+            del error
             if delay_s:
                 time.sleep(delay_s)
                 now = clock()
@@ -199,7 +205,8 @@ class Channel(_Encoding):
             if trouble.code == "READONLY":  # a demoted primary: look for the new one
                 self._drop(link)
             return redis_error(str(trouble))
-        return trouble
+        # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
+        return trouble.with_traceback(None)
 
     # ---- undoing ----
 
@@ -219,6 +226,7 @@ class Channel(_Encoding):
     def undo(self, key: bytes, token: bytes) -> None:
         """Delete the lock if it holds this token, in the background and until the server has said that it is done."""
         self._undone.append((key, token))
+        del self._undone[:-_MAX_UNDONE]
         if self._undoer is None or not self._undoer.is_alive():
             # Two at once, after a race, do no harm. The thread keeps no channel alive.
             self._undoer = threading.Thread(
@@ -238,14 +246,19 @@ class Channel(_Encoding):
                 pass  # no retry mends that: the lock's own ttl must do
             except (RedisError, OSError):
                 return False
-            self._undone.popleft()
+            if self._undone:
+                del self._undone[0]
             return True
 
     def _spare(self, operation: Acquire) -> None:
-        """A caller's own token may come back: what waits to be undone under it must not hit the new attempt."""
-        with self._undoing:
-            while (operation.key, operation.token) in self._undone:
-                self._undone.remove((operation.key, operation.token))
+        """A caller's own token may come back: what waits to be undone under it must not hit the new attempt.
+
+        Only who comes back with such a token waits for an undoing that is under way.
+        """
+        mine = (operation.key, operation.token)
+        if mine in self._undone:
+            with self._undoing:
+                self._undone[:] = [entry for entry in self._undone if entry != mine]
 
     @property
     def idle(self) -> bool:
@@ -347,6 +360,8 @@ class ClusterChannel(_Encoding):
                 channel.tidy(operation, loose)
                 raise
             else:
+                if operation.unsettled and not operation.result:
+                    channel.tidy(operation, loose)
                 return
 
     def undo(self, key: bytes, token: bytes) -> None:

@@ -1,0 +1,47 @@
+"""The command line: `python -m bench COMMAND`.
+
+Rules: one module per command, listed in `COMMANDS`; a module gives `HELP`, `add_arguments` and
+`run`, whose result is the exit status. Must not know: what any command measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+from bench import throughput
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Do it, and answer the exit status."""
+
+
+COMMANDS: Mapping[str, Command] = {"throughput": throughput}
+
+
+def main() -> int:
+    """Run the command that the command line names.
+
+    Returns:
+        The exit status: 0, 1 where a check failed, 2 where the command could not be run.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Locks, measured.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.HELP))
+    options = parser.parse_args()
+    return COMMANDS[options.command].run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The contestants: every lock library that the bench compares, behind the calls that they share.
+
+Rules: the same server, lease and blocking behaviour for all; a contestant's own calls are timed,
+never a wrapper around them. A library that is not installed is left out, not an error. Must not
+know: how anything is timed or printed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import redis
+
+LEASE_S = 10
+"""The timeout of every lock: whole seconds, since python-redis-lock knows no finer ones."""
+
+
+class AnyLock(Protocol):
+    """What all the libraries' locks have in common."""
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take the lock; without `blocking`, answer False at once where somebody holds it."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+    def __enter__(self) -> object:
+        """Take it, waiting for it."""
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> object:
+        """Give it back."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One library.
+
+    Attributes:
+        name: what the table and `--only` call it.
+        version: the version that is installed.
+        make: makes its lock of a name, as its documentation tells a service to.
+        key_of: the key under which its lock of a name lies on the server.
+    """
+
+    name: str
+    version: str
+    make: Callable[[redis.Redis, str], AnyLock]
+    key_of: Callable[[str], str]
+
+
+class CheckFailedError(Exception):
+    """A contestant broke the promise of a lock: its figures mean nothing."""
+
+
+REDIS_PY = "redis-py"
+OURS = "redislock_fast"
+
+
+def _redis_py() -> Contestant:
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = client.lock(name, timeout=LEASE_S)
+        return lock
+
+    return Contestant(REDIS_PY, version("redis"), make, str)
+
+
+def _ours() -> Contestant:
+    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = client.lock(name, timeout=LEASE_S, lock_class=Lock)
+        return lock
+
+    return Contestant(OURS, __version__, make, str)
+
+
+def _python_redis_lock() -> Contestant:
+    from redis_lock import Lock  # noqa: PLC0415 - optional
+
+    # It warns of every acquire that fails, and the check makes one fail in every round.
+    logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Lock(client, name, expire=LEASE_S)
+        return lock
+
+    return Contestant("python-redis-lock", version("python-redis-lock"), make, "lock:{}".format)
+
+
+def _pottery() -> Contestant:
+    from pottery import Redlock  # noqa: PLC0415 - optional
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=LEASE_S)
+        return lock
+
+    return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
+
+
+_FACTORIES: dict[str, tuple[str, Callable[[], Contestant]]] = {
+    REDIS_PY: ("redis", _redis_py),
+    OURS: ("redislock_fast", _ours),
+    "python-redis-lock": ("redis_lock", _python_redis_lock),
+    "pottery": ("pottery", _pottery),
+}
+PEERS = tuple(name for name in _FACTORIES if name not in (REDIS_PY, OURS))
+
+
+def find(name: str) -> Contestant | None:
+    """The contestant of that name, or None where its library is not installed.
+
+    Raises:
+        ImportError: where it is installed and cannot be imported.
+    """
+    package, make = _FACTORIES[name]
+    return make() if find_spec(package) else None
+
+
+def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis) -> None:
+    """Take a lock and give it back, and see through an independent connection that it is one.
+
+    Args:
+        key: where its lock lies on the server.
+        holder: the lock.
+        rival: another lock of the same name, which must not be had meanwhile.
+        witness: a plain client that no contestant uses.
+
+    Raises:
+        CheckFailedError: at the first thing that is wrong.
+    """
+
+    def expect(right: object, complaint: str) -> None:
+        if not right:
+            raise CheckFailedError(complaint)
+
+    expect(not witness.exists(key), f"the key {key!r} was left behind")
+    expect(holder.acquire(blocking=False), "a free lock could not be acquired")
+    value = witness.get(key)
+    expect(value, f"acquired, but there is no key {key!r}")
+    ttl_ms = witness.pttl(key)
+    expect(0 < ttl_ms <= LEASE_S * 1000, f"held for {ttl_ms} ms instead of {LEASE_S} s")
+    expect(not rival.acquire(blocking=False), "two holders at a time")
+    expect(witness.get(key) == value, "a failed acquire changed the holder's key")
+    holder.release()
+    expect(not witness.exists(key), f"released, but the key {key!r} is still there")
+    expect(rival.acquire(blocking=False), "a released lock could not be acquired by another")
+    rival.release()
+    expect(not witness.exists(key), f"released by another, but the key {key!r} is still there")

@@ -1,0 +1,100 @@
+"""What a command shows and saves: a progress bar, a table, a JSON file.
+
+Rules: progress and complaints go to stderr, results to stdout; both read well where there is no
+terminal. Must not know: what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_WIDTH_WITHOUT_TERMINAL = 110
+
+
+class Step(Protocol):
+    """To be called before each step."""
+
+    def __call__(self, stage: str) -> None:
+        """Begin a step of the stage; the one before it is done."""
+
+
+@contextmanager
+def progress(total_steps: int) -> Iterator[Step]:
+    """A progress bar; without a terminal, one line for each new stage.
+
+    Args:
+        total_steps: how many steps there will be.
+
+    Yields:
+        What to call before each step.
+    """
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total_steps)
+        shown = ""
+        begun = 0
+
+        def step(stage: str) -> None:
+            nonlocal shown, begun
+            if not console.is_terminal and stage != shown:
+                say(stage)
+            shown = stage
+            bar.update(task, description=stage, completed=begun)
+            begun += 1
+
+        yield step
+
+
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> None:
+    """Print a table.
+
+    Args:
+        title: what stands above it.
+        columns: the headings.
+        rows: the cells, one sequence per row.
+        words: how many columns, counted from the left, hold words; the rest hold figures.
+    """
+    drawn = Table(title=title, title_justify="left")
+    for index, heading in enumerate(columns):
+        drawn.add_column(heading, justify="left" if index < words else "right", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    is_terminal = sys.stdout.isatty()
+    Console(width=None if is_terminal else _WIDTH_WITHOUT_TERMINAL).print(drawn)
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the interpreter, as they belong in every saved result."""
+    return {
+        "python": platform.python_version(),
+        "python_implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def save_json(path: Path, result: dict[str, Any]) -> None:
+    """Write a result to a file."""
+    path.write_text(json.dumps(result, indent=2) + "\n")

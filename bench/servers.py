@@ -1,0 +1,60 @@
+"""Which server a command measures on: one started here, or one that the user names by its URL.
+
+Rules: a server that we start ends with the command. Must not know: locks or contestants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import redis
+
+from redislock_fast.server import Server
+
+CHOICES = {"embedded": "valkey", "redis": "redis", "redis-6.2": "redis-6.2"}
+"""What `--server` accepts beside a URL, and the kind of `redislock_fast.server` that it means."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answers.
+
+    Attributes:
+        url: for `redis.Redis.from_url`.
+        name: its kind and version as it states them, as "valkey 9.1.0".
+    """
+
+    url: str
+    name: str
+
+
+@contextmanager
+def open_server(choice: str) -> Iterator[RunningServer]:
+    """Start the chosen server, or connect to the one at the URL.
+
+    Args:
+        choice: a key of `CHOICES`, or a URL.
+
+    Yields:
+        The server; one that was started here ends with the context.
+
+    Raises:
+        FileNotFoundError: where the chosen server is not installed.
+        ValueError: where the choice is neither known nor a URL.
+        redis.ConnectionError: where nothing answers at the URL.
+    """
+    if choice in CHOICES:
+        with Server(CHOICES[choice]) as server:
+            yield RunningServer(server.url, _stated_name(server.url))
+    else:
+        yield RunningServer(choice, _stated_name(choice))
+
+
+def _stated_name(url: str) -> str:
+    with redis.Redis.from_url(url) as client:
+        facts = client.info("server")
+    if "valkey_version" in facts:
+        return f"valkey {facts['valkey_version']}"
+    return f"redis {facts['redis_version']}"

@@ -1,0 +1,287 @@
+"""Fixtures: real servers, clients to them, and the lock classes that the parity suite compares.
+
+Rules: a server starts when the first test asks for it and serves the whole session, except those that a test may kill,
+freeze or reconfigure (`spare_server`); every test finds an empty database. `REDISLOCK_FAST_ALL_SERVERS=1` makes a
+missing server a failure instead of a skip. Must not know: how the locks work.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from redislock_fast.server import KINDS, Server, find_binary, free_port
+from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
+from tests.proxy import Proxy
+
+ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
+
+
+def _absent(what: str) -> None:
+    """Skip the test, or fail it where everything must be at hand."""
+    if ALL_SERVERS:
+        pytest.fail(f"{what}, and REDISLOCK_FAST_ALL_SERVERS=1")
+    pytest.skip(what)
+
+
+class Servers:
+    """Starts each kind of server once, when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Server] = {}
+
+    def get(self, kind: str) -> Server:
+        """The session's server of this kind."""
+        if kind not in self._running:
+            self._running[kind] = self.start(kind)
+        return self._running[kind]
+
+    def start(self, kind: str, options: dict[str, str] | None = None) -> Server:
+        """A new server, which the caller closes."""
+        if find_binary(kind) is None:
+            _absent(f"no {kind} server here")
+        return Server(kind, options)
+
+    def close(self) -> None:
+        """End them all."""
+        for server in self._running.values():
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The session's servers."""
+    pool = Servers()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    """Each kind of server in turn, its database empty."""
+    return _emptied(servers.get(request.param))
+
+
+@pytest.fixture
+def valkey(servers: Servers) -> Server:
+    """Valkey, for tests to which the kind of server does not matter, its database empty."""
+    return _emptied(servers.get("valkey"))
+
+
+@pytest.fixture
+def redis7(servers: Servers) -> Server:
+    """Redis 7.0, which has scripts only, its database empty."""
+    return _emptied(servers.get("redis"))
+
+
+def _emptied(server: Server) -> Server:
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    return server
+
+
+@pytest.fixture
+def spare_server(servers: Servers) -> Iterator[Callable[..., Server]]:
+    """Starts servers of the test's own, to be killed, frozen or reconfigured: `spare_server("redis", {...})`."""
+    started: list[Server] = []
+
+    def start(kind: str = "valkey", options: dict[str, str] | None = None) -> Server:
+        started.append(servers.start(kind, options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+class Connect(Protocol):
+    """The type of the `connect` fixture."""
+
+    def __call__(self, port: int, **options: Any) -> redis.Redis:
+        """A client of the server on this port."""
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients with any options, closed after the test."""
+    clients: list[redis.Redis] = []
+
+    def make(port: int, **options: Any) -> redis.Redis:
+        clients.append(redis.Redis(port=port, **options))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(server: Server, connect: Connect) -> redis.Redis:
+    """A fresh client of each kind of server in turn."""
+    return connect(server.port)
+
+
+@pytest.fixture
+def valkey_client(valkey: Server, connect: Connect) -> redis.Redis:
+    """A fresh client of Valkey."""
+    return connect(valkey.port)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A fault proxy before each kind of server in turn."""
+    with Proxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture(params=CLASSES)
+def lock_class_id(request: pytest.FixtureRequest) -> str:
+    """Which of the two classes a test runs on: "redis-py" or "ours"."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def lock_class(lock_class_id: str) -> LockClass:
+    """redis-py's Lock and ours, in turn."""
+    return CLASSES[lock_class_id]
+
+
+@pytest.fixture
+def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """A clock in place of the one that the lock class sleeps by."""
+    fake = FakeTime()
+    monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
+    return fake
+
+
+@dataclass(frozen=True)
+class AclUser:
+    """A user on a server, as a client's options name it."""
+
+    username: str
+    password: str
+
+    def options(self) -> dict[str, str]:
+        """The client's options."""
+        return {"username": self.username, "password": self.password}
+
+
+class MakeUser(Protocol):
+    """The type of the `acl_user` fixture."""
+
+    def __call__(self, server: Server, *rules: str) -> AclUser:
+        """A user with all rights, changed by these rules."""
+
+
+@pytest.fixture
+def acl_user() -> Iterator[MakeUser]:
+    """Makes users with all rights except the given: `acl_user(server, "-eval")`; deleted after the test."""
+    made: list[tuple[Server, str]] = []
+
+    def make(server: Server, *rules: str) -> AclUser:
+        user = AclUser(f"user-{len(made)}", "canary-password")
+        with redis.Redis(port=server.port) as admin:
+            admin.execute_command(
+                "ACL", "SETUSER", user.username, "on", f">{user.password}", "~*", "&*", "+@all", *rules
+            )
+        made.append((server, user.username))
+        return user
+
+    yield make
+    for server, name in made:
+        with redis.Redis(port=server.port) as admin:
+            admin.acl_deluser(name)
+
+
+@dataclass(frozen=True)
+class TlsServer:
+    """A running server's TLS port and the authority that signed its certificate."""
+
+    port: int
+    ca_path: str
+
+
+def _certificate(
+    subject: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey
+) -> bytes:
+    """A certificate for the loopback address, in PEM; a CA's where it signs itself."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.BasicConstraints(ca=subject == issuer, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
+    )
+    if subject == issuer:
+        builder = builder.add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=True,
+                crl_sign=True,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="session")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    """A server with TLS and a throwaway CA: Debian's redis-server is built with it."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_path, certificate_path, key_path = (folder / name for name in ("ca", "certificate", "key"))
+    ca_path.write_bytes(_certificate("test CA", ca_key, "test CA", ca_key))
+    certificate_path.write_bytes(_certificate("127.0.0.1", server_key, "test CA", ca_key))
+    key_path.write_bytes(
+        server_key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    options = {
+        "tls-port": str(free_port()),
+        "tls-cert-file": str(certificate_path),
+        "tls-key-file": str(key_path),
+        "tls-ca-cert-file": str(ca_path),
+        "tls-auth-clients": "no",
+    }
+    if find_binary("redis") is None:
+        _absent("no redis-server here")
+    try:
+        server = Server("redis", options)
+    except RuntimeError as error:
+        _absent(f"this redis-server knows no TLS: {error}")
+        raise
+    with server:
+        yield TlsServer(int(options["tls-port"]), str(ca_path))

@@ -1,0 +1,282 @@
+"""A TCP proxy between a client and a server that loses chosen requests and replies.
+
+It understands enough RESP to cut both directions into messages, and matches replies to requests first in, first out.
+Rules: loopback only; bytes that pass are never changed; a fault is armed first and awaited on an event afterwards.
+Must not know: locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+_WAIT_S = 10.0
+_READ_SIZE = 65536
+
+
+def message_end(buffer: bytes | bytearray, start: int = 0) -> int | None:
+    """Where the RESP2 or RESP3 message that begins at `start` ends; None while it is incomplete."""
+    line_end = buffer.find(b"\r\n", start)
+    if line_end < 0:
+        return None
+    kind = buffer[start : start + 1]
+    end = line_end + 2
+    if kind in b"+-:_#,(":
+        return end
+    size = int(buffer[start + 1 : line_end])
+    if kind in b"$!=":
+        end += size + 2 if size >= 0 else 0
+        return end if end <= len(buffer) else None
+    # An attribute is followed by the message that it belongs to.
+    parts = {b"%": 2 * size, b"|": 2 * size + 1}.get(bytes(kind), size)
+    for _ in range(parts):
+        part_end = message_end(buffer, end)
+        if part_end is None:
+            return None
+        end = part_end
+    return end
+
+
+def command_name(request: bytes) -> str:
+    """The name of the command in a request, in capitals."""
+    return request.split(b"\r\n", 3)[2].decode("ascii", "replace").upper()
+
+
+@dataclass
+class _Rule:
+    """One armed fault: what happens to the n-th of these commands from now on."""
+
+    commands: frozenset[str]
+    left: int
+    drops_request: bool
+
+
+class _Link:
+    """One client connection and its twin to the server."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        # Per request in flight: its command, and whether its reply is to be lost.
+        self.in_flight: deque[tuple[str, bool]] = deque()
+        self.threads: list[threading.Thread] = []
+
+    def cut(self) -> None:
+        for end in (self.client, self.server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Proxy:
+    """Forwards a loopback port to `server_port`: `with Proxy(server.port) as proxy: redis.Redis(port=proxy.port)`.
+
+    Attributes:
+        port: where it listens.
+        requests: how many requests arrived, by command.
+        replies: how many replies were passed on, by command.
+        dropped: set when an armed fault has struck.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._state = threading.Condition()
+        self._links: list[_Link] = []
+        self._rules: list[_Rule] = []
+        self._holding = False
+        self._closed = False
+        self.requests: Counter[str] = Counter()
+        self.replies: Counter[str] = Counter()
+        self.dropped = threading.Event()
+        self.port = 0
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+        self.accept()
+
+    def drop_reply(self, *commands: str, nth: int = 1) -> None:
+        """The n-th of these commands from now on is executed, its reply lost, its connection closed."""
+        self._arm(_Rule(frozenset(commands), nth, drops_request=False))
+
+    def drop_request(self, *commands: str, nth: int = 1) -> None:
+        """The n-th of these commands from now on never reaches the server; its connection is closed."""
+        self._arm(_Rule(frozenset(commands), nth, drops_request=True))
+
+    def _arm(self, rule: _Rule) -> None:
+        with self._state:
+            self.dropped.clear()
+            self._rules.append(rule)
+
+    def hold(self) -> None:
+        """Keep all replies back until `resume`."""
+        with self._state:
+            self._holding = True
+
+    def resume(self) -> None:
+        """Pass on what was held back, and everything after it."""
+        with self._state:
+            self._holding = False
+            self._state.notify_all()
+
+    def cut(self) -> None:
+        """Close every connection now."""
+        with self._state:
+            links, self._links = self._links, []
+            self._state.notify_all()
+        for link in links:
+            link.cut()
+
+    def refuse(self) -> None:
+        """Accept no further connections until `accept`."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        if self._acceptor is not None:
+            self._acceptor.join(_WAIT_S)
+        listener.close()
+
+    def accept(self) -> None:
+        """Accept connections, on the same port as before."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept_all, args=(self._listener,), daemon=True)
+        self._acceptor.start()
+
+    def wait_for_request(self, command: str, count: int = 1) -> None:
+        """Return once this many requests of a command have arrived in all."""
+        self._wait(lambda: self.requests[command] >= count, f"{count} requests {command}")
+
+    def wait_for_reply(self, command: str, count: int = 1) -> None:
+        """Return once this many replies to a command have been passed on in all."""
+        self._wait(lambda: self.replies[command] >= count, f"{count} replies to {command}")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        with self._state:
+            if not self._state.wait_for(condition, _WAIT_S):
+                raise AssertionError(f"did not happen: {what}")
+
+    def close(self) -> None:
+        """Stop listening, close every connection, wait for the threads."""
+        self.refuse()
+        with self._state:
+            self._closed = True
+            threads = [thread for link in self._links for thread in link.threads]
+        self.cut()
+        give_up = time.monotonic() + _WAIT_S
+        for thread in threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+
+    def __enter__(self) -> Proxy:
+        """The running proxy."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _accept_all(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:
+                client.close()
+                continue
+            link = _Link(client, server)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.threads = [
+                threading.Thread(target=self._serve_link, args=(link,), daemon=True),
+                threading.Thread(target=self._forward, args=(link, server, client, self._on_reply), daemon=True),
+            ]
+            with self._state:
+                self._links.append(link)
+            for thread in link.threads:
+                thread.start()
+
+    def _serve_link(self, link: _Link) -> None:
+        """Forward the requests; when both directions have ended, close both sockets."""
+        self._forward(link, link.client, link.server, self._on_request)
+        link.threads[1].join()
+        with self._state:
+            if link in self._links:
+                self._links.remove(link)
+        link.client.close()
+        link.server.close()
+
+    def _forward(
+        self,
+        link: _Link,
+        source: socket.socket,
+        target: socket.socket,
+        on_message: Callable[[_Link, bytes], bool],
+    ) -> None:
+        buffer = bytearray()
+        try:
+            while data := source.recv(_READ_SIZE):
+                buffer += data
+                while buffer and (end := message_end(buffer)) is not None:
+                    message = bytes(buffer[:end])
+                    del buffer[:end]
+                    if not on_message(link, message):
+                        return
+                    target.sendall(message)
+        except OSError:
+            return
+        finally:
+            link.cut()
+            with self._state:
+                if link in self._links:
+                    self._links.remove(link)
+                self._state.notify_all()
+
+    def _on_request(self, link: _Link, message: bytes) -> bool:
+        name = command_name(message)
+        with self._state:
+            lost = self._strike(name)
+            self.requests[name] += 1
+            self._state.notify_all()
+            if lost is not None and lost.drops_request:
+                self.dropped.set()
+                return False
+            link.in_flight.append((name, lost is not None))
+            return True
+
+    def _on_reply(self, link: _Link, message: bytes) -> bool:
+        with self._state:
+            # A push answers no request.
+            is_push = message.startswith(b">")
+            name, lost = ("", False) if is_push or not link.in_flight else link.in_flight.popleft()
+            self._state.wait_for(lambda: not self._holding or link not in self._links)
+            if link not in self._links:  # cut
+                return False
+            if lost:
+                self.dropped.set()
+                return False
+            self.replies[name] += 1
+            self._state.notify_all()
+            return True
+
+    def _strike(self, name: str) -> _Rule | None:
+        """The fault that this request triggers."""
+        for rule in self._rules:
+            if name in rule.commands:
+                rule.left -= 1
+                if rule.left == 0:
+                    self._rules.remove(rule)
+                    return rule
+        return None

@@ -1,0 +1,175 @@
+"""Thousands of schedules of lost requests, lost replies, errors and rivals, played against the model server.
+
+Rules: a schedule that fails names its seed or its bytes, and what every request did; and each invariant must be able to
+fail, which the planted faults show. Must not know: transports, real servers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from redislock_fast import _protocol
+from redislock_fast._protocol import Dialect
+from redislock_fast._wire import Args, Reply
+from tests.simulation import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
+
+_SEEDS = range(20_000)
+
+
+def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
+    for seed in _SEEDS:
+        try:
+            Simulation(Seeded(seed), machines, neighbours).run()
+        except Violation as violation:
+            yield f"seed {seed}: {violation}"
+
+
+@pytest.mark.parametrize("neighbours", [False, True], ids=["alone", "with neighbours on the connection"])
+def test_no_schedule_breaks_an_invariant(neighbours: bool) -> None:
+    assert next(_violations(Machines(), neighbours), None) is None
+
+
+@hypothesis.settings(max_examples=3000, deadline=None, database=None)
+@hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())
+def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(schedule: bytes, neighbours: bool) -> None:
+    Simulation(Listed(schedule), Machines(), neighbours).run()
+
+
+class _AcquireBlindToItself(_protocol.Acquire):
+    """Takes its own token, left by a lost attempt, for another's."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result and reply != self.token
+        return finished
+
+
+class _AcquireThatTrustsALoss(_protocol.Acquire):
+    """Takes any holder, after a lost attempt, for itself."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result or (self.unsettled and type(reply) is bytes)
+        return finished
+
+
+class _AcquireThatForgetsLosses(_protocol.Acquire):
+    """Gives up without saying that an undo is due."""
+
+    def lost(self, sent: bool) -> None:
+        pass
+
+
+class _AcquireByForce(_protocol.Acquire):
+    """Sets the key whoever holds it."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        return tuple(word for word in super().request(dialect, now) if word != b"NX")
+
+
+class _AcquireThatCountsFromTheLastRequest(_protocol.Acquire):
+    """Believes that the lease began with the request that was answered."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        self.sent_at = now
+        return request
+
+
+class _ReleaseBlindToItself(_protocol.Release):
+    """Takes the success of its own lost attempt for a loss of the lock."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = reply == 1
+        return finished
+
+
+class _ReleaseThatAlwaysSucceeds(_protocol.Release):
+    """Does not look at the reply."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = True
+        return finished
+
+
+class _ReleaseOfAnybodysLock(_protocol.Release):
+    """Deletes whatever token stands there."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        return tuple(b"rival" if word == self.token else word for word in super().request(dialect, now))
+
+
+class _ExtendWithoutTheCap(_protocol.Extend):
+    """Adds again whenever it is sent again."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return request[:-1] if len(request) == 8 else request
+
+
+class _ExtendThatBelievesTooMuch(_protocol.Extend):
+    """Counts the addition twice in what it believes."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        if finished and self.result and self.expires_at is not None:
+            self.expires_at += self._add_ms / 1000
+        return finished
+
+
+class _ReacquireThatCreates(_protocol.Reacquire):
+    """Sets the key even where it is gone."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        self.sent_at = now
+        return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
+
+
+class _ReacquireThatAlwaysSucceeds(_protocol.Reacquire):
+    """Does not look at the reply."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = True
+        return finished
+
+
+@pytest.mark.parametrize(
+    ("machines", "violation"),
+    [
+        (Machines(acquire=_AcquireBlindToItself), "acquire ended False"),
+        (Machines(acquire=_AcquireThatTrustsALoss), "acquire ended True"),
+        (Machines(acquire=_AcquireThatForgetsLosses), "acquire (ended False|was given up, holds the lock)"),
+        (Machines(acquire=_AcquireByForce), "an acquire changed a key that was not free"),
+        (Machines(acquire=_AcquireThatCountsFromTheLastRequest), "believed until"),
+        (Machines(release=_ReleaseBlindToItself), "release ended False for a lock that it deleted itself"),
+        (Machines(release=_ReleaseThatAlwaysSucceeds), "release ended True for a lock that was not ours"),
+        (Machines(release=_ReleaseOfAnybodysLock), "(changed a key that was not ours|left the lock)"),
+        (Machines(extend=_ExtendWithoutTheCap), "extend by .* raised the end"),
+        (Machines(extend=_ExtendThatBelievesTooMuch), "believed until"),
+        (Machines(reacquire=_ReacquireThatCreates), "changed a key that was not ours"),
+        (Machines(reacquire=_ReacquireThatAlwaysSucceeds), "reacquire ended True"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str) -> None:
+    assert any(re.search(violation, found) for found in _violations(machines))
+
+
+def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.undo_request", lambda *_: (b"GET", KEY))
+    assert any("the undo left the lock behind" in found for found in _violations(Machines()))
+
+
+def test_a_quiet_schedule_takes_and_releases() -> None:
+    simulation = Simulation(Listed(b""), Machines())
+    simulation.run()
+    assert [request[0] for request in simulation.requests] == [b"SET", b"DELIFEQ"]
+    assert all(TOKEN in request for request in simulation.requests)

@@ -1,0 +1,50 @@
+"""Checked by mypy alone: our Lock stands wherever redis-py's is expected.
+
+Rules: nothing here runs, and no test imports it. A case that mypy refuses is a bug of the types.
+"""
+
+from __future__ import annotations
+
+import redis
+from redis.lock import Lock as RedisLock
+
+from redislock_fast import Lock
+
+
+def takes_redis_pys_lock(lock: RedisLock) -> bool:
+    """As a caller's function is annotated."""
+    with lock as entered:
+        return entered.locked() and lock.owned()
+
+
+def passes_ours(client: redis.Redis) -> bool:
+    """Ours is accepted, and stays ours in the body of `with`."""
+    lock = Lock(client, "name", timeout=1.5, sleep=0.1, blocking_timeout=2, thread_local=False)
+    with lock as entered:
+        ours: Lock = entered
+    acquired: bool = lock.acquire(blocking=False, token="token")
+    extended: bool = lock.extend(1.5, replace_ttl=True)
+    reacquired: bool = lock.reacquire()
+    lock.release()
+    return all([takes_redis_pys_lock(ours), acquired, extended, reacquired])
+
+
+def chooses_a_class(fast: bool) -> type[RedisLock]:
+    """Either class, as a setting."""
+    return Lock if fast else RedisLock
+
+
+class Subclass(Lock):
+    """Overrides redis-py's hooks with redis-py's own types."""
+
+    def do_release(self, expected_token: str) -> None:
+        """As redis-py declares it."""
+        super().do_release(expected_token)
+
+    def do_acquire(self, token: str) -> bool:
+        """As redis-py declares it."""
+        return super().do_acquire(token)
+
+
+locks: list[RedisLock] = []
+locks.append(Lock(redis.Redis(), "name"))
