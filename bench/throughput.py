@@ -34,7 +34,7 @@ ANEW = "made anew"
 _FLOOR_WORKLOAD = "two round trips"
 
 _PAIRS_PER_LOOK = 10  # pairs between two looks at the clock
-_IMPORT_PAIRS = 15
+_IMPORTS = 15
 
 
 @dataclass
@@ -105,14 +105,11 @@ def _run_on(server: servers.RunningServer, name: str, options: argparse.Namespac
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         entrants, versions, absent = _enter(server.url, name, options.only, Path(folder))
         _race(entrants, options.rounds, options.seconds)
-    costs_ms = import_costs_ms(_IMPORT_PAIRS)
+    costs_ms = import_costs_ms(_IMPORTS)
     cost_ms = statistics.median(costs_ms)
     rows = [_summary(entrant, entrants) for entrant in entrants]
     _print(server, rows, absent, options)
-    print(
-        f"import redislock_fast over import redis: {cost_ms:+.1f} ms "
-        f"(median of {_IMPORT_PAIRS} interleaved subprocess pairs)"
-    )
+    print(f"import redislock_fast over import redis: {cost_ms:+.1f} ms (median of {_IMPORTS} fresh interpreters)")
     return {
         "command": "throughput",
         "server": server.name,

@@ -27,9 +27,9 @@ __all__ = ["Link", "RetryPolicy", "open_link", "redis_error"]
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-SPIN_US = 50 if _usable_cpus > 1 else 0
-"""How long a lone caller spins before it blocks. A near server's reply comes within 30 us; with one CPU, spinning would
-only keep the server from answering."""
+SPIN_US = 100 if _usable_cpus > 1 else 0
+"""How long a lone caller spins before it blocks, where that is measured to be faster: a near server's reply comes
+within 30 us or so. With one CPU, spinning would only keep the server from answering."""
 
 # Settings of a pool that make sense for the pool alone: these notices ask a pool to move its connections elsewhere.
 _POOL_ONLY = (

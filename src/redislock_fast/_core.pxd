@@ -46,6 +46,7 @@ cdef class Pipe:
     cdef int fd                    # fixed
     cdef bytearray inbox           # reader; what recv fills and the parser copies
     cdef char* landing             # fixed; the inbox's bytes (it is never resized)
+    cdef bint between              # reader; the parser holds no part of a reply
     cdef Slot head                 # mutex; the oldest request without a reply
     cdef Slot tail                 # mutex
     cdef bint reading              # mutex; somebody is the reader
@@ -56,25 +57,33 @@ cdef class Pipe:
     cdef unsigned long long accepted  # mutex; bytes ever queued
     cdef unsigned long long sent   # reader; bytes ever sent. Read by fail(), which the reader alone runs
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
-    cdef int misses                # reader; spins in a row that found nothing
-    cdef int rest                  # reader; calls left before spinning is tried again
+    cdef double spin_s             # reader; how long a lone caller's reply takes, spinning for it
+    cdef double block_s            # reader; and blocking at once
+    cdef int calls                 # reader; lone calls, modulo SAMPLE_EVERY
+    cdef bint preferred            # reader; whether spinning was the faster way
+    cdef bint spinning             # reader; which way the current lone call waits
     cdef int error                 # reader; errno of the last failed turn
     cdef double heard              # reader; CLOCK_MONOTONIC of the last byte received; read by anybody as a hint
 
     cdef int _queue(self, tuple args, Slot slot) except -1
     cdef object _lead(self, Slot slot, double timeout_s)
     cdef object _follow(self, Slot slot, double timeout_s)
+    cdef bint _choose_to_spin(self) noexcept
+    cdef void _learn(self, double took_s) noexcept
     cdef int _take_queue(self) noexcept
     cdef Py_ssize_t _send(self) noexcept nogil
     cdef Py_ssize_t _receive(self) noexcept nogil
     cdef Py_ssize_t _spin(self) noexcept nogil
-    cdef Py_ssize_t _turn(self, double* deadline, double timeout_s, bint alone) noexcept nogil
+    cdef Py_ssize_t _turn(self, double* deadline, double timeout_s, bint spin) noexcept nogil
     cdef int _look_for_eof(self) except -1
     cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef int _complete(self, object reply) except -1
     cdef int _give_up(self, Slot slot) except -1
     cdef int _hand_over(self) except -1
     cdef int _fail(self, str cause) except -1
 
 
+cdef object plain_reply(const char* data, Py_ssize_t size)
+cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept
 cdef Py_ssize_t request_size(tuple args) except -1
 cdef char* write_request(char* at, tuple args) except NULL

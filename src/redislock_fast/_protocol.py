@@ -16,7 +16,6 @@ Must not know: sockets, threads, asyncio, redis-py.
 from __future__ import annotations
 
 import math
-from enum import Enum
 from typing import Protocol
 
 import hiredis
@@ -61,19 +60,13 @@ class Refused(Exception):
     """The server answered with an error that no retry mends."""
 
 
-class NativeRelease(Enum):
-    """The server's own compare-and-delete. Both cost the server a third of a script."""
-
-    DELIFEQ = "Valkey 9.0"
-    DELEX = "Redis 8.4"
-
-
 class Dialect:
     """What the server of one connection understands.
 
     Attributes:
         set_get: `SET ... NX GET` (Redis 7.0): the one reply tells acquired, ours already, or whose.
-        release: the native compare-and-delete, or None for the script.
+        release: the native compare-and-delete, b"DELIFEQ" (Valkey 9.0) or b"DELEX" (Redis 8.4), or None for the script:
+            it costs the server three to four times as much.
         set_ifeq: `SET ... IFEQ token` (Valkey 8.1, Redis 8.4).
 
     Shared by all callers of the connection. Attributes only ever fall, so a stale read costs one refused request.
@@ -87,22 +80,14 @@ class Dialect:
         delifeq, delex, lmpop = (bool(entry) for entry in known) if len(known) == 3 else (False,) * 3
         self.set_get = lmpop  # LMPOP came with Redis 7.0, as NX together with GET did
         self.set_ifeq = delifeq or delex
-        self.release: NativeRelease | None = None
-        if delifeq or delex:
-            self.release = NativeRelease.DELIFEQ if delifeq else NativeRelease.DELEX
+        self.release = b"DELIFEQ" if delifeq else b"DELEX" if delex else None
 
 
 def undo_request(dialect: Dialect, key: bytes, token: bytes) -> Args:
     """A compare-and-delete in one request whose reply nobody needs to read."""
-    if dialect.release is not None:
-        return _native_release(dialect.release, key, token)
-    return (b"EVAL", RELEASE.text, 1, key, token)
-
-
-def _native_release(command: NativeRelease, key: bytes, token: bytes) -> Args:
-    if command is NativeRelease.DELIFEQ:
-        return (b"DELIFEQ", key, token)
-    return (b"DELEX", key, b"IFEQ", token)
+    release = Release(key, token, None)
+    release.with_text = True
+    return release.request(dialect, 0.0)
 
 
 class Operation(Protocol):
@@ -142,7 +127,7 @@ class _Base:
 
     unsettled = False
     result = False
-    _script_text = False
+    with_text = False
 
     def __init__(self, key: bytes, token: bytes) -> None:
         self.key = key
@@ -152,7 +137,7 @@ class _Base:
         self.unsettled = self.unsettled or sent
 
     def _script(self, script: Script, *args: bytes | int) -> Args:
-        if self._script_text:
+        if self.with_text:
             return (b"EVAL", script.text, 1, self.key, self.token, *args)
         return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)
 
@@ -161,7 +146,7 @@ class _Base:
         text = str(reply)
         code = text.split(" ", 1)[0]
         if code == "NOSCRIPT":
-            self._script_text = True
+            self.with_text = True
         elif code == "MOVED":
             raise Redirected(text)
         elif code in _TRY_LATER:
@@ -269,9 +254,12 @@ class Release(_Base):
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        self._native = dialect.release is not None
+        self._native = True
+        if dialect.release == b"DELIFEQ":
+            return (b"DELIFEQ", self.key, self.token)
         if dialect.release is not None:
-            return _native_release(dialect.release, self.key, self.token)
+            return (b"DELEX", self.key, b"IFEQ", self.token)
+        self._native = False
         return self._script(RELEASE)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:

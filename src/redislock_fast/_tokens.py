@@ -29,8 +29,8 @@ def new_token() -> bytes:
     try:
         return _stock.pop()
     except IndexError:
-        random = os.urandom(_BYTES * _BLOCK)
-        fresh = [MARKER + random[at : at + _BYTES].hex().encode() for at in range(0, len(random), _BYTES)]
+        digits = os.urandom(_BYTES * _BLOCK).hex().encode()
+        fresh = [MARKER + digits[at : at + 2 * _BYTES] for at in range(0, len(digits), 2 * _BYTES)]
         token = fresh.pop()
         _stock.extend(fresh)
         return token

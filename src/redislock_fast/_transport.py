@@ -136,26 +136,15 @@ class Channel(_Encoding):
         """
         thread = get_ident()
         if thread in self._inside:
-            apart = Channel(self._live_pool())
-            try:
-                apart.run(operation, limit_s, loose)
-            finally:
-                if not loose:
-                    apart._drop(apart.link)
+            self._run_apart(operation, limit_s, loose)
             return
-        try:
-            self._inside.add(thread)
-            self._run(operation, limit_s, loose)
-        finally:
-            self._inside.discard(thread)
-
-    def _run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
         now = clock()
         deadline = None if limit_s is None or limit_s > _FOREVER_S else now + limit_s
         failures = 0
         while True:
             link = self.link
             try:
+                self._inside.add(thread)
                 if link is None:
                     link = self._connect(deadline)
                     now = clock()
@@ -173,6 +162,8 @@ class Channel(_Encoding):
                 raise
             else:
                 return
+            finally:
+                self._inside.discard(thread)
             failures += 1
             delay_s = self._retry.delay_s(failures)
             now = clock()
@@ -185,6 +176,14 @@ class Channel(_Encoding):
             if delay_s:
                 time.sleep(delay_s)
                 now = clock()
+
+    def _run_apart(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
+        apart = Channel(self._live_pool())
+        try:
+            apart.run(operation, limit_s, loose)
+        finally:
+            if not loose:
+                apart._drop(apart.link)
 
     def _trouble(self, link: Link | None, operation: Operation, trouble: Exception, loose: list[Link]) -> Exception:
         """Note what happened, and leave the link if it is of no more use. Returns the error as redis-py has it."""
@@ -379,7 +378,9 @@ class ClusterChannel(_Encoding):
         node = client.get_node_from_key(key)  # type: ignore[no-untyped-call]
         if node is None:
             raise ConnectionError("the cluster has no node for this lock's slot")
-        channel: Channel = _registered(client.get_redis_connection(node).connection_pool, Channel)
+        pool = client.get_redis_connection(node).connection_pool
+        channel = _registry.get(id(pool)) or _register(pool, Channel)
+        assert isinstance(channel, Channel)
         return channel
 
 
@@ -398,14 +399,12 @@ def _new_registry_lock() -> None:
 _process.on_fork(_new_registry_lock)
 
 
-def _registered(owner: Any, make: type[Channel | ClusterChannel]) -> Any:
-    channel = _registry.get(id(owner))
-    if channel is None:
-        with _registry_lock:
-            channel = _registry.get(id(owner))
-            if channel is None:
-                channel = _registry[id(owner)] = make(owner)
-                weakref.finalize(owner, _registry.pop, id(owner), None).atexit = False
+def _register(owner: Any, make: type[Channel | ClusterChannel]) -> Any:
+    with _registry_lock:
+        channel = _registry.get(id(owner))
+        if channel is None:
+            channel = _registry[id(owner)] = make(owner)
+            weakref.finalize(owner, _registry.pop, id(owner), None).atexit = False
     return channel
 
 
@@ -418,18 +417,15 @@ def transport_of(client: Any) -> Transport:
     Raises:
         TypeError: for a pipeline or an asyncio client: neither can hold a lock by blocking calls.
     """
-    transport: Transport
-    if (_kinds.get(type(client)) or _kind_of(client)) == "single":
-        transport = _registered(client.connection_pool, Channel)
-    else:
-        transport = _registered(client, ClusterChannel)
-    return transport
+    kind = _kinds.get(type(client)) or _kind_of(client)
+    owner = client.connection_pool if kind is Channel else client
+    return _registry.get(id(owner)) or _register(owner, kind)
 
 
-_kinds: dict[type, str] = {}
+_kinds: dict[type, type[Channel | ClusterChannel]] = {}
 
 
-def _kind_of(client: Any) -> str:
+def _kind_of(client: Any) -> type[Channel | ClusterChannel]:
     kind = type(client)
     names = {f"{base.__module__}.{base.__name__}" for base in kind.__mro__}
     if names & {"redis.client.Pipeline", "redis.cluster.ClusterPipeline"}:
@@ -437,9 +433,9 @@ def _kind_of(client: Any) -> str:
     if any(name.startswith("redis.asyncio.") for name in names):
         raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
     if "redis.cluster.RedisCluster" in names:
-        _kinds[kind] = "cluster"
+        _kinds[kind] = ClusterChannel
     elif hasattr(client, "connection_pool"):
-        _kinds[kind] = "single"
+        _kinds[kind] = Channel
     else:
         raise TypeError(f"a lock needs a redis.Redis or redis.RedisCluster, not {kind.__name__}")
     return _kinds[kind]

@@ -115,7 +115,7 @@ class Lock(redis.lock.Lock):
         self._name = name
         self._key = name.encode() if isinstance(name, str) else transport.encode(name)
         self._timeout = timeout
-        self._ttl_ms = _ttl_ms(timeout)
+        self._ttl_ms = None if timeout is None else _ttl_ms(timeout)
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -227,6 +227,7 @@ class Lock(redis.lock.Lock):
             ValueError: `sleep` negative, or a time that is NaN.
         """
         own = self._token()
+        local = self.local
         sleep = self.sleep if sleep is None else sleep
         if not sleep >= 0:  # nor is NaN
             raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
@@ -234,7 +235,7 @@ class Lock(redis.lock.Lock):
             token = new_token()
         else:
             token = self._transport.encode(token)
-            self.local.attempt = None  # which may have had the same token
+            local.attempt = None  # which may have had the same token
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -244,7 +245,7 @@ class Lock(redis.lock.Lock):
         try:
             while True:
                 if self._attempt(token, stop_trying_at) if bounded else self.do_acquire(token):
-                    self.local.token = token
+                    local.token = token
                     return True
                 if not blocking or (stop_trying_at is not None and mod_time.monotonic() + sleep > stop_trying_at):
                     return False
@@ -254,8 +255,8 @@ class Lock(redis.lock.Lock):
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the server's reply and the line that notes it
-            attempt = self.local.attempt
-            if attempt is not None and attempt.token is token and attempt.result and self.local.token != token:
+            attempt = local.attempt
+            if attempt is not None and attempt.token is token and attempt.result and local.token != token:
                 self._transport.undo(self._key, token)
             raise
 
@@ -277,11 +278,12 @@ class Lock(redis.lock.Lock):
         return self._try_acquire(token if type(token) is bytes else self._transport.encode(token))
 
     def _try_acquire(self, token: bytes, limit_s: float | None = None) -> bool:
-        self.local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+        ttl_ms = self._ttl_ms
+        local = self.local
+        local.attempt = attempt = _protocol.Acquire(self._key, token, ttl_ms)
         self._transport.execute(attempt, limit_s)
         if attempt.result:
-            ttl_ms = attempt.ttl_ms
-            self.local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+            local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
         return attempt.result
 
     # ---- look ----
@@ -327,22 +329,27 @@ class Lock(redis.lock.Lock):
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if self.lua_release not in (_RELEASE, None):
-            released = bool(self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
+        if self.lua_release is _RELEASE or self.lua_release is None:
+            released = self._release(expected_token)
         else:
-            released = self._release(self._transport.encode(expected_token))
+            released = bool(self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
         if not released:
             raise LockNotOwnedError("Cannot release a lock that's no longer owned", lock_name=self.name)
 
-    def _release(self, token: bytes) -> bool:
-        operation = _protocol.Release(self._key, token, self._expires_at(token), self.local.releasing == token)
+    def _release(self, expected_token: Any) -> bool:
+        token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
+        local = self.local
+        owner, expires_at = local.lease
+        operation = _protocol.Release(
+            self._key, token, expires_at if owner == token else None, local.releasing == token
+        )
         try:
             self._transport.execute(operation)
         except BaseException:
-            self.local.releasing = token if operation.unsettled and operation.valid else None
+            local.releasing = token if operation.unsettled and operation.valid else None
             raise
         if operation.unsettled:
-            self.local.releasing = None
+            local.releasing = None
         return operation.result
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
