@@ -1,4 +1,4 @@
-"""Locks and the process around them: interrupts, forks, the interpreter's end, gevent.
+"""Locks and the process around them: interrupts, forks, the interpreter's end, gevent, eventlet.
 
 Rules: signals and forks are real; a script in an interpreter of its own where this one must not be changed. A test runs
 on both classes where redis-py's does the same, else on ours. Must not know: how either class talks to the server.
@@ -331,14 +331,33 @@ for thread in threads:
     assert (0, "", "") == (finished.returncode, finished.stderr, finished.stdout)
 
 
-# gevent
+# gevent and eventlet
 
 
-GEVENT_SCRIPT = """
+PATCHED = {
+    "gevent": """
 from gevent import monkey
 monkey.patch_all()
+from gevent import joinall, sleep, spawn
+
+def run(*functions):
+    joinall([spawn(function) for function in functions], raise_error=True)
+""",
+    "eventlet": """
+import warnings
+warnings.simplefilter("ignore")  # it says of itself that it is deprecated
+import eventlet
+eventlet.monkey_patch()
+from eventlet import sleep, spawn
+
+def run(*functions):
+    for green in [spawn(function) for function in functions]:
+        green.wait()
+""",
+}
+
+GREEN_SCRIPT = """
 import os, signal, sys
-import gevent
 import redis
 from {module} import Lock
 
@@ -352,11 +371,11 @@ def contend():
         with Lock(client, "name", timeout=30, sleep=0.001):
             inside += 1
             most = max(most, inside)
-            gevent.sleep(0.001)
+            sleep(0.001)
             inside -= 1
             rounds += 1
 
-gevent.joinall([gevent.spawn(contend) for _ in range(3)], raise_error=True)
+run(contend, contend, contend)
 print(most, rounds)
 
 # While one greenlet waits for a frozen server, the others run; one of them thaws it.
@@ -366,23 +385,24 @@ def acquire():
 
 def thaw():
     for _ in range(20):
-        gevent.sleep(0.005)
+        sleep(0.005)
     order.append("others ran")
     os.kill(pid, signal.SIGCONT)
 
 order = []
 os.kill(pid, signal.SIGSTOP)
-gevent.joinall([gevent.spawn(acquire), gevent.spawn(thaw)], raise_error=True)
+run(acquire, thaw)
 print(order)
 """
 
 
 @pytest.mark.filterwarnings("default")
-def test_gevent_greenlets_share_a_client(lock_class_id: str, spare_server: Callable[..., Server]) -> None:
+@pytest.mark.parametrize("library", PATCHED)
+def test_green_threads_share_a_client(library: str, lock_class_id: str, spare_server: Callable[..., Server]) -> None:
     server = spare_server()
     assert server.process is not None
     finished = run_script(
-        GEVENT_SCRIPT.format(module=MODULES[lock_class_id].__name__),
+        PATCHED[library] + GREEN_SCRIPT.format(module=MODULES[lock_class_id].__name__),
         server.port,
         server.process.pid,
     )

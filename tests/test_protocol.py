@@ -128,7 +128,7 @@ def test_acquire_is_content_without_the_holder_where_get_is_denied() -> None:
     acquire.request(dialect, 5.0)
     acquire.feed(None, dialect)
     assert acquire.feed(NOPERM, dialect)
-    assert (acquire.result, acquire.holder) == (False, b"")
+    assert (acquire.result, acquire.holder) == (False, None)
 
 
 def test_acquire_does_not_guess_after_a_loss_where_get_is_denied() -> None:

@@ -171,11 +171,11 @@ class Acquire(_Base):
 
     Idempotent: a lock that already holds this very token, after an attempt of unknown outcome, was taken by it.
 
-    `result` is True when the lock is ours. Else `holder` is the value that stands there, b"" where it could not be
+    `result` is True when the lock is ours. Else `holder` is the value that stands there, None where it could not be
     read. `sent_at` is the time of the first request: the lease counts from there.
     """
 
-    holder = b""
+    holder: bytes | None = None
     sent_at = 0.0
     _looking = False
     _with_get = False  # the form of the request under way: the dialect may fall before its reply is here

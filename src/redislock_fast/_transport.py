@@ -231,7 +231,8 @@ class Channel(_Encoding):
             self._undoer = threading.Thread(
                 target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
             )
-            self._undoer.start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+                self._undoer.start()
 
     def undo_one(self) -> bool:
         """Undo the oldest attempt that waits for it. Returns False when the server could not be asked."""

@@ -268,9 +268,8 @@ class Lock(redis.lock.Lock):
         return self._try_acquire(token, max(stop_trying_at - mod_time.monotonic(), 0.0))
 
     def _refuse_to_wait_for_itself(self, own: bytes) -> None:
-        attempt = self.local.attempt
-        holder = b"" if attempt is None else attempt.holder
-        if self.thread_local and self._ttl_ms is None and holder == own:
+        attempt = self.local.attempt  # None where an overridden do_acquire made it
+        if self.thread_local and self._ttl_ms is None and attempt is not None and attempt.holder == own:
             raise LockError("Cannot acquire a lock that this thread holds: it does not expire", lock_name=self.name)
 
     def do_acquire(self, token: Any) -> bool:
