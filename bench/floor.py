@@ -59,7 +59,7 @@ class FloorLock:
     def acquire(self, *, blocking: bool = True) -> bool:
         """Try once: the floor has no waiting."""
         if blocking:
-            raise NotImplementedError
+            raise ValueError("the floor has no waiting")
         return self._floor.is_right(self._acquire)
 
     def release(self) -> None:

@@ -16,6 +16,7 @@ Must not know: sockets, threads, asyncio, redis-py.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Protocol
 
 import hiredis
@@ -229,7 +230,31 @@ class Acquire(_Base):
         raise Refused(text)
 
 
-class Release(_Base):
+class _NativeOrScript(_Base):
+    """An operation that some servers have a command for, and the others a script."""
+
+    _native = False  # the form of the request under way: the dialect may fall before its reply is here
+
+    def _refusal(self, reply: Reply, dialect: Dialect) -> bool:
+        """Deal with what is no verdict. True: the lock is not held. False: ask again, in the next form."""
+        text = str(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self._error(reply)
+            if code == "WRONGTYPE":
+                return True
+            if code == "NOSCRIPT":
+                return False
+            if self._native and _syntax_or_permission(code, text):
+                self._lower(dialect)
+                return False
+        raise Refused(text)
+
+    @abstractmethod
+    def _lower(self, dialect: Dialect) -> None:
+        """Note that this connection does not take the command."""
+
+
+class Release(_NativeOrScript):
     """Delete the lock if it holds this token.
 
     Idempotent: finding nothing of ours, after an attempt of unknown outcome that left while the lease was valid, means
@@ -241,8 +266,6 @@ class Release(_Base):
 
     `valid` says whether the lease was valid when the first attempt left.
     """
-
-    _native = False  # the form of the request under way
 
     def __init__(self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False) -> None:
         self.key = key
@@ -266,24 +289,16 @@ class Release(_Base):
         if type(reply) is int:
             self.result = reply == 1 or (self.unsettled and self.valid)
             return True
-        text = str(reply)
-        if isinstance(reply, hiredis.ReplyError):
-            code = self._error(reply)
-            if code == "WRONGTYPE":
-                return True
-            if code == "NOSCRIPT":
-                return False
-            if self._native and _syntax_or_permission(code, text):
-                dialect.release = None
-                return False
-        raise Refused(text)
+        return self._refusal(reply, dialect)
+
+    def _lower(self, dialect: Dialect) -> None:
+        dialect.release = None
 
 
-class Reacquire(_Base):
+class Reacquire(_NativeOrScript):
     """Set the ttl of the lock if it holds this token. Idempotent as it is."""
 
     sent_at = 0.0
-    _native = False  # the form of the request under way
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int) -> None:
         super().__init__(key, token)
@@ -301,17 +316,10 @@ class Reacquire(_Base):
         if reply is None or type(reply) in (bytes, int):
             self.result = reply in (b"OK", 1)
             return True
-        text = str(reply)
-        if isinstance(reply, hiredis.ReplyError):
-            code = self._error(reply)
-            if code == "WRONGTYPE":
-                return True
-            if code == "NOSCRIPT":
-                return False
-            if self._native and _syntax_or_permission(code, text):
-                dialect.set_ifeq = False
-                return False
-        raise Refused(text)
+        return self._refusal(reply, dialect)
+
+    def _lower(self, dialect: Dialect) -> None:
+        dialect.set_ifeq = False
 
 
 class Extend(_Base):
