@@ -1,66 +1,60 @@
-"""`python -m bench throughput`: how many uncontended acquire+release pairs one thread reaches.
+"""`python -m bench throughput`: how many uncontended acquire+release pairs a process reaches.
 
-Rules: rounds interleave the contestants (A B C A B C ...), so that the machine's noise hits all
-alike; ratios are taken within a round and only then reduced to their median; one warm-up is not
-counted; each contestant is checked in each round, outside the timed part. Must not know: how a
-contestant works.
+Two modes: one thread, where the C floor and the other libraries take part, and many threads, where
+only redis-py and the package do. Must not know: how a contestant works.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import secrets
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
 
 import redislock_fast
-from bench import contestants, floor, report, servers
+from bench import contestants, floor, report, rounds, servers, threads
 from bench.contestants import OURS, REDIS_PY, AnyLock, CheckFailedError, Contestant
 from bench.import_cost import import_costs_ms
+from bench.rounds import ANEW, REUSED, TWO_ROUND_TRIPS, Entrant, Sample
 
-HELP = "uncontended acquire+release pairs per second, one thread"
-
-REUSED = "lock reused"
-ANEW = "made anew"
-_FLOOR_WORKLOAD = "two round trips"
+HELP = "uncontended acquire+release pairs per second, in one thread or many"
 
 _PAIRS_PER_LOOK = 10  # pairs between two looks at the clock
 _IMPORTS = 15
 
 
-@dataclass
-class Entrant:
-    """A row of the table: one contestant in one workload.
+@dataclass(frozen=True)
+class _Mode:
+    """What `--mode` chooses.
 
     Attributes:
-        contestant: its name in `--only` and in the JSON file.
-        title: its name in the table.
-        workload: what it does.
-        measure: given seconds, answers pairs per second.
-        check: raises `CheckFailedError` unless its lock is one.
-        rates: pairs per second, one figure per counted round.
+        names: who takes part.
+        rounds: how many, unless the user says otherwise.
+        seconds: how long each is, unless the user says otherwise.
     """
 
-    contestant: str
-    title: str
-    workload: str
-    measure: Callable[[float], float]
-    check: Callable[[], None]
-    rates: list[float] = field(default_factory=list)
+    names: tuple[str, ...]
+    rounds: int
+    seconds: float
+
+
+_MODES = {
+    "single": _Mode((REDIS_PY, OURS, *floor.NAMES, *contestants.PEERS), 24, 0.12),
+    "threads": _Mode((REDIS_PY, OURS), 10, 0.5),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    names = (REDIS_PY, OURS, *floor.NAMES, *contestants.PEERS)
+    names = _MODES["single"].names
 
     def some_of(text: str) -> list[str]:
         chosen = text.split(",")
@@ -74,19 +68,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=f"{{{','.join(servers.CHOICES)},URL}}",
         help="the server to start, or the URL of a running one (default: %(default)s, a Valkey)",
     )
-    parser.add_argument("--rounds", type=_positive(int), default=24, help="default: %(default)s")
+    parser.add_argument(
+        "--mode",
+        choices=_MODES,
+        default="single",
+        help=f"one thread, or {', '.join(map(str, threads.COUNTS))} threads on one client (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=_positive(int), help=f"default: {_defaults('rounds')}")
     parser.add_argument(
         "--seconds",
         type=_positive(float),
-        default=0.12,
-        help="for each contestant and round (default: %(default)s)",
+        help=f"for each contestant and round (default: {_defaults('seconds')})",
     )
-    parser.add_argument("--only", type=some_of, default=list(names), metavar="NAME,...", help=", ".join(names))
+    parser.add_argument("--only", type=some_of, metavar="NAME,...", help=", ".join(names))
     parser.add_argument("--json", type=Path, metavar="FILE", help="save every figure here")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print the table."""
+    mode = _MODES[options.mode]
+    options.rounds = options.rounds or mode.rounds
+    options.seconds = options.seconds or mode.seconds
+    options.only = options.only or list(mode.names)
     try:
         with servers.open_server(options.server) as server, _lock_name(server.url) as name:
             result = _run_on(server, name, options)
@@ -103,15 +106,23 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_on(server: servers.RunningServer, name: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        entrants, versions, absent = _enter(server.url, name, options.only, Path(folder))
-        _race(entrants, options.rounds, options.seconds)
-    costs_ms = import_costs_ms(_IMPORTS)
-    cost_ms = statistics.median(costs_ms)
-    rows = [_summary(entrant, entrants) for entrant in entrants]
-    _print(server, rows, absent, options)
-    print(f"import redislock_fast over import redis: {cost_ms:+.1f} ms (median of {_IMPORTS} fresh interpreters)")
+        entrants, versions, absent = _enter(server.url, name, options, Path(folder))
+        rounds.race(entrants, options.rounds, options.seconds)
+    rows = [rounds.summary(entrant, entrants) for entrant in entrants]
+    title = f"{server.name}; {options.rounds} rounds of {options.seconds} s; {OURS} is {redislock_fast.implementation}"
+    costs: dict[str, Any] = {}
+    if options.mode == "threads":
+        rows = [row | threads.extra_summary(entrant) for row, entrant in zip(rows, entrants, strict=True)]
+        _print_threads(title, rows, absent)
+    else:
+        costs_ms = import_costs_ms(_IMPORTS)
+        cost_ms = statistics.median(costs_ms)
+        costs = {"import_cost_ms": cost_ms, "import_costs_ms": costs_ms}
+        _print_single(title, rows, absent)
+        print(f"import redislock_fast over import redis: {cost_ms:+.1f} ms (median of {_IMPORTS} fresh interpreters)")
     return {
         "command": "throughput",
+        "mode": options.mode,
         "server": server.name,
         **report.environment(),
         "redislock_fast.implementation": redislock_fast.implementation,
@@ -121,9 +132,12 @@ def _run_on(server: servers.RunningServer, name: str, options: argparse.Namespac
         "seconds": options.seconds,
         "lease_s": contestants.LEASE_S,
         "results": rows,
-        "import_cost_ms": cost_ms,
-        "import_costs_ms": costs_ms,
+        **costs,
     }
+
+
+def _defaults(setting: str) -> str:
+    return ", ".join(f"{getattr(mode, setting)} in mode {name}" for name, mode in _MODES.items())
 
 
 def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
@@ -138,23 +152,28 @@ def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
 
 @contextmanager
 def _lock_name(url: str) -> Iterator[str]:
-    """A lock name that nobody uses on the server, and no keys of it left behind."""
+    """A lock name that nobody uses on the server, and no keys of it left behind, nor of those that it begins."""
     name = f"bench:{secrets.token_hex(4)}"
     with redis.Redis.from_url(url) as client:
         try:
             yield name
         finally:
-            client.delete(name, f"lock:{name}", f"lock-signal:{name}", f"redlock:{name}")
+            client.delete(name, f"lock:{name}", f"lock-signal:{name}", f"redlock:{name}", *threads.lock_names(name))
 
 
-def _enter(url: str, name: str, only: list[str], folder: Path) -> tuple[list[Entrant], dict[str, str], dict[str, str]]:
+def _enter(
+    url: str, name: str, options: argparse.Namespace, folder: Path
+) -> tuple[list[Entrant], dict[str, str], dict[str, str]]:
     """The rows to measure, the contestants' versions, and why others are not among them."""
     entrants: list[Entrant] = []
     versions: dict[str, str] = {}
     absent: dict[str, str] = {}
     witness = redis.Redis.from_url(url)
-    for wanted in only:
-        if wanted in floor.NAMES:
+    entrants_of = threads.entrants_of if options.mode == "threads" else _entrants_of
+    for wanted in options.only:
+        if wanted not in _MODES[options.mode].names:
+            absent[wanted] = "one thread only"
+        elif wanted in floor.NAMES:
             try:
                 entrants.append(_floor_entrant(wanted, name, witness, folder))
             except floor.NoFloorError as reason:
@@ -163,9 +182,9 @@ def _enter(url: str, name: str, only: list[str], folder: Path) -> tuple[list[Ent
             absent[wanted] = "not installed"
         else:
             versions[wanted] = contestant.version
-            entrants += _entrants_of(contestant, url, name, witness)
+            entrants += entrants_of(contestant, url, name, witness)
     # Those whose ratios are taken are measured soon after one another.
-    entrants.sort(key=lambda entrant: entrant.workload == ANEW)
+    entrants.sort(key=lambda entrant: (entrant.workload == ANEW, entrant.threads))
     return entrants, versions, absent
 
 
@@ -177,7 +196,7 @@ def _entrants_of(contestant: Contestant, url: str, name: str, witness: redis.Red
     def anew() -> AnyLock:
         return contestant.make(client, name)
 
-    def entrant(workload: str, measure: Callable[[float], float], holder: Callable[[], AnyLock]) -> Entrant:
+    def entrant(workload: str, measure: Callable[[float], Sample], holder: Callable[[], AnyLock]) -> Entrant:
         return Entrant(
             contestant.name,
             contestant.name,
@@ -199,13 +218,13 @@ def _floor_entrant(wanted: str, name: str, witness: redis.Redis, folder: Path) -
     return Entrant(
         wanted,
         f"C floor ({waiting})",
-        _FLOOR_WORKLOAD,
-        lambda seconds: program.run(seconds, waiting),
+        TWO_ROUND_TRIPS,
+        lambda seconds: Sample(program.run(seconds, waiting)),
         lambda: contestants.check(name, holder, rival, witness),
     )
 
 
-def _pairs_reused(lock: AnyLock, seconds: float) -> float:
+def _pairs_reused(lock: AnyLock, seconds: float) -> Sample:
     acquire, release = lock.acquire, lock.release
     pairs = 0
     began = now = time.perf_counter()
@@ -216,10 +235,10 @@ def _pairs_reused(lock: AnyLock, seconds: float) -> float:
             release()
         pairs += _PAIRS_PER_LOOK
         now = time.perf_counter()
-    return pairs / (now - began)
+    return Sample(pairs / (now - began))
 
 
-def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> float:
+def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> Sample:
     pairs = 0
     began = now = time.perf_counter()
     while now < began + seconds:
@@ -228,87 +247,35 @@ def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> float:
                 pass
         pairs += _PAIRS_PER_LOOK
         now = time.perf_counter()
-    return pairs / (now - began)
+    return Sample(pairs / (now - began))
 
 
-def _race(entrants: list[Entrant], rounds: int, seconds: float) -> None:
-    with report.progress(len(entrants) * (rounds + 1)) as step:
-        for counted_round in range(rounds + 1):
-            stage = f"round {counted_round} of {rounds}" if counted_round else "warm-up"
-            for entrant in entrants:
-                step(stage)
-                rate = _sample(entrant, seconds)
-                if counted_round:
-                    entrant.rates.append(rate)
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
-def _sample(entrant: Entrant, seconds: float) -> float:
-    """One measurement between two checks; whatever a contestant raises is its failure."""
-    try:
-        entrant.check()
-        gc.collect()  # nobody pays for another's garbage
-        rate = entrant.measure(seconds)
-        entrant.check()
-    except Exception as error:
-        reason = str(error) if isinstance(error, CheckFailedError) else repr(error)
-        raise CheckFailedError(f"{entrant.title}, {entrant.workload}: {reason}") from error
-    return rate
+def _rate_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    return f"{row['median']:,.0f}", f"{row['min']:,.0f} - {row['max']:,.0f}", _ratio(row["ratio_to_redis_py"])
 
 
-def _ratios(entrant: Entrant, base: Entrant | None) -> list[float] | None:
-    if base is None:
-        return None
-    return [rate / other for rate, other in zip(entrant.rates, base.rates, strict=True)]
+def _print_single(title: str, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
+    cells = [(row["title"], row["workload"], *_rate_cells(row), _ratio(row["ratio_to_floor"])) for row in rows]
+    cells += [(name, reason, "-", "-", "-", "-") for name, reason in absent.items()]
+    report.table(title, ("contestant", "workload", "pairs/s", "min - max", ": redis-py", ": floor"), cells, words=2)
 
 
-def _summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
-    """Everything there is to say about a row, as it is saved."""
-
-    def find(name: str, workload: str) -> Entrant | None:
-        return next((e for e in entrants if (e.contestant, e.workload) == (name, workload)), None)
-
-    workload = REUSED if entrant.workload == _FLOOR_WORKLOAD else entrant.workload
-    to_redis_py = _ratios(entrant, find(REDIS_PY, workload))
-    to_floor = _ratios(entrant, find("floor", _FLOOR_WORKLOAD))
-    return {
-        "contestant": entrant.contestant,
-        "title": entrant.title,
-        "workload": entrant.workload,
-        "pairs_per_s": entrant.rates,
-        "median": statistics.median(entrant.rates),
-        "min": min(entrant.rates),
-        "max": max(entrant.rates),
-        "ratios_to_redis_py": to_redis_py,
-        "ratio_to_redis_py": to_redis_py and statistics.median(to_redis_py),
-        "ratios_to_floor": to_floor,
-        "ratio_to_floor": to_floor and statistics.median(to_floor),
-    }
-
-
-def _print(
-    server: servers.RunningServer,
-    rows: list[dict[str, Any]],
-    absent: dict[str, str],
-    options: argparse.Namespace,
-) -> None:
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
+def _print_threads(title: str, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
     cells = [
         (
             row["title"],
-            row["workload"],
-            f"{row['median']:,.0f}",
-            f"{row['min']:,.0f} - {row['max']:,.0f}",
-            ratio(row["ratio_to_redis_py"]),
-            ratio(row["ratio_to_floor"]),
+            str(row["threads"]),
+            *_rate_cells(row),
+            f"{row['latency_p50_ms']:.2f}",
+            f"{row['latency_p99_ms']:.2f}",
+            str(row["connections"]),
         )
         for row in rows
     ]
-    cells += [(name, reason, "-", "-", "-", "-") for name, reason in absent.items()]
-    report.table(
-        f"{server.name}; {options.rounds} rounds of {options.seconds} s; {OURS} is {redislock_fast.implementation}",
-        ("contestant", "workload", "pairs/s", "min - max", ": redis-py", ": floor"),
-        cells,
-        words=2,
-    )
+    cells += [(name, reason, "-", "-", "-", "-", "-", "-") for name, reason in absent.items()]
+    headings = ("contestant", "threads", "pairs/s", "min - max", ": redis-py", "p50 ms", "p99 ms", "connections")
+    report.table(title, headings, cells, words=1)
