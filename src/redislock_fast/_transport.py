@@ -156,6 +156,8 @@ class Channel(_Encoding):
                 raise
             except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
                 error = self._trouble(link, operation, trouble, loose)
+                # A server that answers "later" is asked until the caller's time ends, if it has an end.
+                retries = -1 if deadline is not None and isinstance(trouble, NotExecuted) else self._retry.retries
             except BaseException:  # an interrupt: the request may be under way
                 operation.lost(True)
                 loose += [link] if link is not None else []
@@ -167,7 +169,7 @@ class Channel(_Encoding):
             failures += 1
             delay_s = self._retry.delay_s(failures)
             now = clock()
-            if 0 <= self._retry.retries < failures or (deadline is not None and now + delay_s >= deadline):
+            if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline):
                 try:
                     raise error
                 finally:

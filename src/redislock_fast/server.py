@@ -59,11 +59,13 @@ def find_binary(kind: str) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback TCP port that nobody listens on now, nor on the one 10,000 above it, where a cluster node's bus is."""
+    while True:
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port <= 55535 and bus.connect_ex(("127.0.0.1", port + 10_000)) != 0:
+                return port
 
 
 class Server:
