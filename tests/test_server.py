@@ -1,0 +1,52 @@
+"""The servers that tests, benches and demos start: they end with their owner and say why they do not start."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import redis
+
+from redislock_fast.server import KINDS, Server, find_binary, free_port
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="memcached"):
+        find_binary("memcached")
+
+
+def test_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert find_binary("redis") is None
+    with pytest.raises(FileNotFoundError, match="redis-server"):
+        Server("redis")
+
+
+def test_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no-such-option"):
+        Server("valkey", {"no-such-option": "1"})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if find_binary(kind) is not None])
+def test_server_ends_with_its_owner_and_leaves_nothing(kind: str) -> None:
+    with Server(kind) as server:
+        assert redis.Redis.from_url(server.url).ping() is True
+        assert server.folder.exists()
+    assert not server.folder.exists()
+    assert server.process is None
+
+
+def test_killed_server_starts_again_on_its_port() -> None:
+    with Server("valkey") as server:
+        port = server.port
+        server.kill()
+        server.kill()
+        with pytest.raises(RuntimeError, match="not running"):
+            server.signal(signal.SIGSTOP)
+        server.start()
+        assert server.port == port
+        assert redis.Redis(port=port).ping() is True
+
+
+def test_free_port_leaves_room_for_a_cluster_bus() -> None:
+    assert all(port <= 55535 for port in [free_port() for _ in range(20)])
