@@ -26,7 +26,7 @@ def test_client_that_is_not_redis_pys_pickles_as_it_likes() -> None:
 
 def test_other_clients_of_redis_py_are_refused() -> None:
     with pytest.raises(pickle.PicklingError, match="cluster"):
-        recipe_of(Sentinel([("localhost", 1)]))
+        recipe_of(Sentinel([("localhost", 1)]))  # type: ignore[no-untyped-call]
 
 
 def test_settings_that_cannot_be_pickled_are_refused() -> None:
