@@ -66,9 +66,10 @@ wheel: $(VENV)/installed
 	build/wheel/bin/python -m pip install -q --disable-pip-version-check --group test dist/*.whl
 	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/python -P -m pytest
 
-# pyenv's interpreters are on the PATH as shims, which answer for the versions that PYENV_VERSION names.
+# pyenv's interpreters are on the PATH as shims only, behind which tox does not look.
 test-all: $(VENV)/installed
-	PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd: -)" $(BIN)/tox run --skip-missing-interpreters
+	PATH="$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1*/bin 2>/dev/null | paste -sd: -):$$PATH" \
+		$(BIN)/tox run --skip-missing-interpreters
 
 clean:
 	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks
