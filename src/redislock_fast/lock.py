@@ -226,7 +226,8 @@ class Lock(redis.lock.Lock):
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
-        own = self._token()
+        if self._generation != _process.generation:
+            self._own_nothing()
         local = self.local
         sleep = self.sleep if sleep is None else sleep
         if not sleep >= 0:  # nor is NaN
@@ -249,8 +250,8 @@ class Lock(redis.lock.Lock):
                     return True
                 if not blocking or (stop_trying_at is not None and mod_time.monotonic() + sleep > stop_trying_at):
                     return False
-                if stop_trying_at is None and own is not None:
-                    self._refuse_to_wait_for_itself(own)
+                if stop_trying_at is None and local.token is not None:
+                    self._refuse_to_wait_for_itself(local.token)
                 mod_time.sleep(sleep)
         except Exception:
             raise
@@ -314,10 +315,12 @@ class Lock(redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        token = self._token()
+        if self._generation != _process.generation:
+            self._own_nothing()
+        local = self.local
+        token = local.token
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
-        local = self.local
         try:
             self.do_release(token)
         except LockNotOwnedError:
