@@ -28,6 +28,8 @@ cdef enum Turn:          # what _turn returns besides a number of received bytes
 cdef class Slot:
     cdef Slot next                 # mutex; the FIFO's link
     cdef object reply              # reader until state is DONE, then the slot's owner
+    cdef list replies              # likewise: what has come of many replies; None where one is wanted
+    cdef Py_ssize_t wanted         # reader, once queued: how many replies are still to come, the last one not counted
     cdef SlotState state           # mutex
     cdef PyThread_type_lock wake   # made by the owner before the slot is queued; released to wake the owner
     cdef unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
@@ -65,7 +67,7 @@ cdef class Pipe:
     cdef int error                 # reader; errno of the last failed turn
     cdef double heard              # reader; CLOCK_MONOTONIC of the last byte received; read by anybody as a hint
 
-    cdef int _queue(self, tuple args, Slot slot) except -1
+    cdef bint _queue(self, tuple args, list requests, Py_ssize_t size, Slot slot) except -1
     cdef object _lead(self, Slot slot, double timeout_s)
     cdef object _follow(self, Slot slot, double timeout_s)
     cdef bint _choose_to_spin(self) noexcept
@@ -86,4 +88,6 @@ cdef class Pipe:
 cdef object plain_reply(const char* data, Py_ssize_t size)
 cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept
 cdef Py_ssize_t request_size(tuple args) except -1
+cdef Py_ssize_t requests_size(list requests) except -1
 cdef char* write_request(char* at, tuple args) except NULL
+cdef char* write_requests(char* at, list requests) except NULL

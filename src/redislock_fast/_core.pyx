@@ -201,6 +201,23 @@ cdef char* write_request(char* at, tuple args) except NULL:
     return at
 
 
+cdef Py_ssize_t requests_size(list requests) except -1:
+    """How many bytes write_requests will write."""
+    cdef Py_ssize_t size = 0
+    cdef object args
+    for args in requests:
+        size += request_size(args)
+    return size
+
+
+cdef char* write_requests(char* at, list requests) except NULL:
+    """Write one request after another; returns where they end."""
+    cdef object args
+    for args in requests:
+        at = write_request(at, args)
+    return at
+
+
 # ---- time ----
 
 cdef inline double monotonic() noexcept nogil:
@@ -266,7 +283,18 @@ cdef class Pipe:
     def call(self, tuple args not None, double timeout_s):
         """Send one request and wait for its reply."""
         cdef Slot slot = Slot.__new__(Slot)
-        if self._queue(args, slot):
+        if self._queue(args, None, request_size(args), slot):
+            return self._lead(slot, timeout_s)
+        return self._follow(slot, timeout_s)
+
+    def call_many(self, list requests not None, double timeout_s):
+        """Send requests in one piece and wait for all their replies."""
+        cdef Slot slot = Slot.__new__(Slot)
+        if not requests:
+            return []
+        slot.replies = []
+        slot.wanted = len(requests) - 1
+        if self._queue(None, requests, requests_size(requests), slot):
             return self._lead(slot, timeout_s)
         return self._follow(slot, timeout_s)
 
@@ -274,7 +302,7 @@ cdef class Pipe:
         """Send one request behind all that were sent before, and drop its reply."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.state = ABANDONED
-        if self._queue(args, slot):
+        if self._queue(args, None, request_size(args), slot):
             self._hand_over()
 
     def close(self):
@@ -291,9 +319,8 @@ cdef class Pipe:
         elif not self.dead:
             c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
 
-    cdef int _queue(self, tuple args, Slot slot) except -1:
-        """Queue a request. Returns 1 when the caller is the reader now, 0 when another thread is."""
-        cdef Py_ssize_t size = request_size(args)
+    cdef bint _queue(self, tuple args, list requests, Py_ssize_t size, Slot slot) except -1:
+        """Queue one request (args), or many. Returns True when the caller is the reader now."""
         cdef bint lead = False
         cdef bint dead = False
         cdef bint full = False
@@ -303,7 +330,10 @@ cdef class Pipe:
             elif reserve(&self.queued, size) < 0:
                 full = True
             else:
-                write_request(self.queued.data + self.queued.used, args)
+                if requests is None:
+                    write_request(self.queued.data + self.queued.used, args)
+                else:
+                    write_requests(self.queued.data + self.queued.used, requests)
                 self.queued.used += size
                 slot.begins = self.accepted
                 self.accepted += size
@@ -329,11 +359,13 @@ cdef class Pipe:
         cdef double deadline = 0
         cdef Py_ssize_t got
         cdef bint alone = self._take_queue()
+        cdef bint sample = alone and slot.replies is None
         cdef bint spin = False
         cdef double now = monotonic()
         try:
-            if alone:
+            if sample:
                 spin = self._choose_to_spin()
+            if alone:
                 if now - self.heard > 1e-3 * STALE_AFTER_MS:
                     self._look_for_eof()
                 self.heard = now
@@ -354,7 +386,7 @@ cdef class Pipe:
                 else:
                     self._fail(strerror(self.error).decode())
                 self._take_queue()
-            if alone:
+            if sample:
                 self._learn(self.heard - now)
         finally:
             self._give_up(slot)
@@ -538,22 +570,29 @@ cdef class Pipe:
         return 0
 
     cdef int _complete(self, object reply) except -1:
-        """Reader: give the oldest slot its reply."""
+        """Reader: give the oldest slot its reply, or one of its replies."""
         cdef Slot slot
         with self.mutex:
             slot = self.head
-            if slot is not None:
+            if slot is not None and slot.wanted == 0:
                 self.head = slot.next
                 if self.head is None:
                     self.tail = None
                 slot.next = None
                 if slot.state == WAITING:
-                    slot.reply = reply
+                    if slot.replies is None:
+                        slot.reply = reply
+                    else:
+                        slot.replies.append(reply)
+                        slot.reply = slot.replies
                     slot.state = DONE
                     if slot.wake != NULL:
                         PyThread_release_lock(slot.wake)
+                return 0
         if slot is None:
             raise hiredis.ProtocolError("a reply that nobody asked for")
+        slot.replies.append(reply)
+        slot.wanted -= 1
         return 0
 
     cdef int _give_up(self, Slot slot) except -1:

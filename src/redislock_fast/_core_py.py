@@ -75,11 +75,12 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "reply", "state", "waits", "wake")
+    __slots__ = ("begins", "replies", "state", "waits", "wake", "wanted")
 
-    def __init__(self, state: _State) -> None:
+    def __init__(self, state: _State, wanted: int = 1) -> None:
         self.state = state  # mutex
-        self.reply: Reply = None  # reader until DONE, then its owner
+        self.wanted = wanted  # reader, once queued; how many replies are still to come
+        self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.begins = 0  # mutex
         self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
@@ -123,12 +124,23 @@ class Pipe:
     def call(self, args: Args, timeout_s: float) -> Reply:
         """Send one request and wait for its reply."""
         slot = _Slot(_State.WAITING)
+        self._run(encode(args), slot, timeout_s)
+        return slot.replies[0]
+
+    def call_many(self, requests: list[Args], timeout_s: float) -> list[Reply]:
+        """Send requests in one piece and wait for all their replies."""
+        slot = _Slot(_State.WAITING, len(requests))
+        if requests:
+            self._run(b"".join(map(encode, requests)), slot, timeout_s)
+        return slot.replies
+
+    def _run(self, request: bytes, slot: _Slot, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s if timeout_s >= 0 else None
-        request = encode(args)
         try:
             if self._queue(request, slot):
-                return self._lead(slot, deadline)
-            return self._follow(slot, deadline)
+                self._lead(slot, deadline)
+            else:
+                self._follow(slot, deadline)
         except (Lost, NoReply):
             raise
         except BaseException:
@@ -178,7 +190,7 @@ class Pipe:
             self._slots.append(slot)
         return lead
 
-    def _lead(self, slot: _Slot, deadline: float | None) -> Reply:
+    def _lead(self, slot: _Slot, deadline: float | None) -> None:
         try:
             if self._alone():
                 if time.monotonic() - self._heard_s > _STALE_AFTER_S:
@@ -196,9 +208,8 @@ class Pipe:
         finally:
             self._give_up(slot)
             self._hand_over()
-        return slot.reply
 
-    def _follow(self, slot: _Slot, deadline: float | None) -> Reply:
+    def _follow(self, slot: _Slot, deadline: float | None) -> None:
         lead = False
         assert slot.wake is not None
         try:
@@ -215,10 +226,9 @@ class Pipe:
             if not lead and self._give_up(slot) is _State.LEAD:
                 self._hand_over()
         if lead:
-            return self._lead(slot, deadline)
-        if slot.state is not _State.DONE:
+            self._lead(slot, deadline)
+        elif slot.state is not _State.DONE:
             raise Lost(slot.state is _State.LOST, "the connection broke")
-        return slot.reply
 
     def _alone(self) -> bool:
         with self._mutex:
@@ -287,9 +297,13 @@ class Pipe:
                 with self._mutex:
                     if not self._slots:
                         raise hiredis.ProtocolError("a reply that nobody asked for")
-                    slot = self._slots.popleft()
+                    slot = self._slots[0]
+                    slot.replies.append(reply)
+                    slot.wanted -= 1
+                    if slot.wanted:
+                        continue
+                    del self._slots[0]
                     if slot.state is _State.WAITING:
-                        slot.reply = reply
                         slot.state = _State.DONE
                         if slot.wake is not None and slot.wake.locked():
                             slot.wake.release()

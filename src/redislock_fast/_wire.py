@@ -62,6 +62,13 @@ class Pipe(Protocol):
             KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
         """
 
+    def call_many(self, requests: list[Args], timeout_s: float) -> list[Reply]:
+        """Send requests in one piece and wait for all their replies, which come in the same order.
+
+        All of the requests and of the replies are held in memory: how many that is, is the caller's affair. As `call`
+        otherwise; if it raises, each of the requests may have been executed.
+        """
+
     def post(self, args: Args) -> None:
         """Send one request behind all that were sent before, and drop its reply. Never waits."""
 
