@@ -1,0 +1,330 @@
+"""`Lock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport.
+
+    from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
+
+Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that `docs/differences.md` lists. The
+class derives from the original, so that whatever asks for one takes ours.
+
+Cancellation, at whichever await: a cancelled acquire does not hold the lock, and is undone; a cancelled release goes on
+in the background; a cancelled extend or reacquire may or may not have been executed, and the lease is believed to end
+no later than either way.
+
+Must not know: bytes on the wire, sockets, transports of asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Any, Literal
+
+import redis.asyncio.lock
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast import _process, _protocol
+from redislock_fast._async_transport import Transport, transport_of
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase
+from redislock_fast._ownership import Holding, TaskHoldings
+from redislock_fast._times import wait_seconds
+
+__all__ = ["Lock"]
+
+logger = logging.getLogger(__name__)
+
+
+class Lock(LockBase, redis.asyncio.lock.Lock):
+    """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
+
+    The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
+    what is not guaranteed stands in the README.
+
+    Args:
+        redis: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+        name: the key, bytes or str.
+        timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the lock does not expire.
+        sleep: how long a waiter sleeps between two attempts, in seconds.
+        blocking: whether `acquire` waits.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        thread_local: whether the token belongs to the task that acquired, or to every task with this object.
+        raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks, or a `timeout` that is no number.
+        ValueError: for a `timeout` that is negative, NaN or infinite.
+        redis.exceptions.DataError: for a `name` that redis-py cannot encode.
+    """
+
+    _transport: Transport
+
+    @staticmethod
+    def _transport_of(client: Any) -> Transport:
+        return transport_of(client)
+
+    def _new_holding(self) -> TaskHoldings:
+        return TaskHoldings()
+
+    # ---- acquire ----
+
+    async def acquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
+    ) -> bool:
+        """Take the lock.
+
+        Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
+        `GET name`, once per attempt. If it raises or is cancelled, the lock is not held, and an attempt of unknown
+        outcome is undone.
+
+        Args:
+            blocking: whether to wait, instead of the lock's own setting.
+            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end may take 0.1 s more.
+                0 or less makes one attempt.
+            token: the token to use, bytes or str; by default a random one.
+
+        Returns:
+            True once the lock is held, False when it was not to be had in time.
+
+        Raises:
+            redis.exceptions.LockError: this task holds the lock itself, without a ttl, and would wait for ever.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+            ValueError: the lock's `sleep` is negative, or a time is NaN.
+        """
+        if self._generation != _process.generation:
+            self._own_nothing()
+        local: Holding = self.local.mine()
+        sleep = self._poll_s(None)
+        token = self._next_token(token, local)
+        blocking = self.blocking if blocking is None else blocking
+        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        stop_trying_at = None
+        if blocking_timeout is not None:
+            wait_s = wait_seconds(blocking_timeout, "blocking_timeout")
+            stop_trying_at = asyncio.get_running_loop().time() + wait_s
+        bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
+        hook = self.do_acquire
+        overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
+        try:
+            while True:
+                if overridden:
+                    acquired = bool(await hook(token))
+                else:
+                    limit_s = None
+                    if bounded and stop_trying_at is not None:
+                        limit_s = max(stop_trying_at - asyncio.get_running_loop().time(), 0.0)
+                    acquired = await self._try_acquire(token, local, limit_s)
+                if acquired:
+                    local.token = token
+                    return True
+                if not blocking or (
+                    stop_trying_at is not None and asyncio.get_running_loop().time() + sleep > stop_trying_at
+                ):
+                    return False
+                if stop_trying_at is None:
+                    self._refuse_to_wait_for_itself(local)
+                await asyncio.sleep(sleep)
+        except Exception:
+            raise
+        except BaseException:  # a cancel, while an overridden do_acquire still did something after it had the lock
+            self._undo_unnoticed(local, token)
+            raise
+
+    async def do_acquire(self, token: Any) -> bool:
+        """Make one attempt; may be overridden. Returns True when the lock is held."""
+        token = token if type(token) is bytes else self._transport.encode(token)
+        return await self._try_acquire(token, self.local.mine(), None)
+
+    async def _try_acquire(self, token: bytes, local: Holding, limit_s: float | None) -> bool:
+        ttl_ms = self._ttl_ms
+        local.attempt = attempt = _protocol.Acquire(self._key, token, ttl_ms)
+        await self._transport.execute(attempt, limit_s)
+        if attempt.result:
+            local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+        return attempt.result
+
+    # ---- look ----
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
+        look = _protocol.Look(self._key)
+        await self._transport.execute(look)
+        return look.result
+
+    async def owned(self) -> bool:
+        """Whether this task holds the lock, by the server's word. Sends `GET name`, always to the primary."""
+        token = self._held().token
+        look = _protocol.Look(self._key)
+        await self._transport.execute(look)
+        return token is not None and look.holder == token
+
+    # ---- release, extend, reacquire ----
+
+    async def release(self) -> None:
+        """Give the lock back.
+
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. The token is forgotten only after the
+        server's verdict: when this raises a connection error, it can be called again. Cancelled, it goes on in the
+        background.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock expired, or was deleted or taken by another.
+            redis.exceptions.LockError: this task holds no lock.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        local = self._held()
+        token = local.token
+        if token is None:
+            raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+        try:
+            await self.do_release(token)
+        except LockNotOwnedError:
+            local.token = None
+            raise
+        if local.token == token:  # where the token is shared, another task may have acquired meanwhile
+            local.token = None
+
+    async def do_release(self, expected_token: Any) -> None:
+        """Release by token; may be overridden."""
+        if self.lua_release is RELEASE or self.lua_release is None:
+            released = await self._release(expected_token)
+        else:
+            released = bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
+        if not released:
+            raise self._lost("release")
+
+    async def _release(self, expected_token: Any) -> bool:
+        token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
+        local = self._held()
+        operation = _protocol.Release(self._key, token, local.expires_at(token), local.releasing == token)
+        try:
+            await self._transport.execute(operation)
+        except BaseException as error:
+            local.releasing = token if operation.unsettled and operation.valid else None
+            if isinstance(error, asyncio.CancelledError):
+                # Even if nothing has left yet: a release once called runs to its end. A second call finds it done.
+                local.releasing = token
+                self._transport.undo([(self._key, token)])
+            raise
+        if operation.unsettled:
+            local.releasing = None
+        return operation.result
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
+        """Prolong the lease.
+
+        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. Sent again
+        after a lost reply, it still adds only once. The LockErrors are raised by the call, the others by awaiting it.
+
+        Args:
+            additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
+            replace_ttl: let `additional_time` be the new ttl instead.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more, or has no ttl on the server.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        self._held_with_ttl("extend")
+        return self.do_extend(additional_time, replace_ttl)
+
+    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Extend by the caller's token; may be overridden."""
+        add_ms = self._added_ms(additional_time, replace_ttl)
+        local = self._held()
+        token = self._transport.encode(local.token)
+        if self.lua_extend not in (EXTEND, None):
+            args = [token, add_ms, "1" if replace_ttl else "0"]
+            extended = bool(await self.lua_extend(keys=[self.name], args=args, client=self.redis))
+        else:
+            operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, local.expires_at(token))
+            try:
+                await self._transport.execute(operation)
+            except BaseException:
+                if replace_ttl and operation.unsettled:
+                    local.shorten(token, operation.sent_at + add_ms / 1000)
+                raise
+            extended = operation.result
+            if extended:
+                local.lease = (token, operation.expires_at)
+        if not extended:
+            raise self._lost("extend")
+        return True
+
+    def reacquire(self) -> Awaitable[Literal[True]]:
+        """Set the lease back to the lock's whole `timeout`.
+
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors are raised by the
+        call, the others by awaiting it.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        self._held_with_ttl("reacquire")
+        return self.do_reacquire()
+
+    async def do_reacquire(self) -> Literal[True]:
+        """Reacquire by the caller's token; may be overridden."""
+        ttl_ms = self._ttl_ms
+        assert ttl_ms is not None
+        local = self._held()
+        token = self._transport.encode(local.token)
+        if self.lua_reacquire not in (REACQUIRE, None):
+            held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
+        else:
+            operation = _protocol.Reacquire(self._key, token, ttl_ms)
+            try:
+                await self._transport.execute(operation)
+            except BaseException:
+                if operation.unsettled:
+                    local.shorten(token, operation.sent_at + ttl_ms / 1000)
+                raise
+            held = operation.result
+            if held:
+                local.lease = (token, operation.sent_at + ttl_ms / 1000)
+        if not held:
+            raise self._lost("reacquire")
+        return True
+
+    # ---- async with ----
+
+    async def __aenter__(self) -> Lock:
+        """Acquire.
+
+        Raises:
+            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+        """
+        if await self.acquire():
+            return self
+        raise LockError(NOT_ENTERED, lock_name=self.name)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        try:
+            await self.release()
+        except LockError:
+            if self.raise_on_release_error and exc_type is None:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Lock could not be released when exiting context manager: %r", error)
