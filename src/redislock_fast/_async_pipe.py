@@ -15,16 +15,48 @@ import asyncio
 import math
 import os
 from collections import deque
-from typing import Any, final
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, final
 
 import hiredis
 
-from redislock_fast._implementation import encode
-from redislock_fast._wire import NOT_ENOUGH, Args, Lost, NoReply, Reply, new_reader
+from redislock_fast._implementation import compiled, encode
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, Reply, new_reader
 
-__all__ = ["AsyncPipe"]
+__all__ = ["AsyncPipe", "Pipe", "new_pipe"]
 
 _NEVER = math.inf
+_INBOX_BYTES = 65536
+
+
+class Pipe(Protocol):
+    """One connection that many tasks of one loop call."""
+
+    @property
+    def broken(self) -> bool:
+        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back, in seconds."""
+
+    def call(self, args: Args, timeout_s: float) -> Awaitable[Reply]:
+        """Send one request. To be awaited at once, and once; the contract is that of `_wire.Pipe.call`."""
+
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> Awaitable[list[Reply]]:
+        """Send requests in one piece; likewise `_wire.Pipe.call_many`."""
+
+    def post(self, args: Args) -> None:
+        """Send one request behind all that were sent before, and drop its reply."""
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until the closed connection is gone; it is cut off after so many seconds."""
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
 
 
 @final
@@ -39,7 +71,29 @@ class _Slot:
         self.wanted = wanted
 
 
-class AsyncPipe(asyncio.Protocol):
+class _Leaving:
+    """How a connection is left, whichever pipe drives it."""
+
+    transport: asyncio.Transport
+    closed: asyncio.Future[None]
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until the closed connection is gone; it is cut off after so many seconds."""
+        await asyncio.wait([self.closed], timeout=limit_s)
+        if not self.closed.done():
+            self.transport.abort()
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            # The transport is the parent's and stays as it is, so the number must remain valid: it becomes /dev/null's.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, sock.fileno())
+            os.close(null)
+
+
+class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     """One connection that many tasks call.
 
     Args:
@@ -51,7 +105,7 @@ class AsyncPipe(asyncio.Protocol):
     def __init__(self, transport: asyncio.Transport, owner: object, received: bytes = b"") -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = owner
-        self._transport = transport
+        self.transport = transport
         self._parser = new_reader()
         self._slots: deque[asyncio.Future[Any] | _Slot] = deque()
         self._deadlines: deque[float] = deque()  # of each slot
@@ -61,13 +115,15 @@ class AsyncPipe(asyncio.Protocol):
         self._flushing = False  # a flush is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._heard_s = self._loop.time()
-        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
         self.broken = False
         transport.set_protocol(self)
         if not transport.is_reading():  # redis-py's reader had enough
             transport.resume_reading()
+        self._inbox = bytearray(_INBOX_BYTES)
         if received:
-            self.data_received(received)
+            self._parser.feed(received)
+            self._deliver()
 
     @property
     def silence_s(self) -> float:
@@ -82,13 +138,11 @@ class AsyncPipe(asyncio.Protocol):
         self._send(encode(args), future, timeout_s)
         return future
 
-    def call_many(self, requests: list[Args], timeout_s: float) -> asyncio.Future[list[Reply]]:
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
         """Send requests in one piece; `_wire.Pipe.call_many` for a loop."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
-        if requests:
-            self._send(b"".join(map(encode, requests)), _Slot(future, len(requests)), timeout_s)
-        else:
-            future.set_result([])
+        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+        self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
         return future
 
     def post(self, args: Args) -> None:
@@ -101,13 +155,7 @@ class AsyncPipe(asyncio.Protocol):
         if not self.broken:
             self._flush()
             self._fail("the connection was closed")
-            self._transport.close()
-
-    async def wait_closed(self, limit_s: float) -> None:
-        """Wait until the closed connection is gone."""
-        await asyncio.wait([self._closed], timeout=limit_s)
-        if not self._closed.done():
-            self._transport.abort()
+            self.transport.close()
 
     def _send(self, data: bytes, slot: asyncio.Future[Any] | _Slot, timeout_s: float) -> None:
         if self.broken:
@@ -126,7 +174,7 @@ class AsyncPipe(asyncio.Protocol):
                 self._loop.call_soon(self._flush)
         else:
             self._heard_s = now
-            self._transport.write(data)
+            self.transport.write(data)
         self._slots.append(slot)
         self._deadlines.append(deadline)
 
@@ -136,7 +184,7 @@ class AsyncPipe(asyncio.Protocol):
             data = b"".join(self._queued)
             self._queued.clear()
             self._queued_slots = 0
-            self._transport.write(data)
+            self.transport.write(data)
 
     # ---- time ----
 
@@ -163,13 +211,19 @@ class AsyncPipe(asyncio.Protocol):
 
     # ---- the transport's calls ----
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # the same for any
+        """Where to receive into."""
+        return self._inbox
+
+    def buffer_updated(self, received: int) -> None:
         """Complete the slots whose replies have come."""
-        if self.broken:
-            return
-        self._heard_s = self._loop.time()
+        if not self.broken:
+            self._heard_s = self._loop.time()
+            self._parser.feed(self._inbox, 0, received)  # type: ignore[arg-type]  # any buffer will do
+            self._deliver()
+
+    def _deliver(self) -> None:
         try:
-            self._parser.feed(data)
             while True:
                 reply = self._parser.gets()
                 if reply is NOT_ENOUGH:
@@ -192,7 +246,7 @@ class AsyncPipe(asyncio.Protocol):
                     future.set_result(reply)
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
-            self._transport.abort()
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         """Keep what callers send until the transport has room."""
@@ -207,8 +261,8 @@ class AsyncPipe(asyncio.Protocol):
         """Fail every slot."""
         self._fail("the connection broke" if error is None else str(error))
         self._owner = None
-        if not self._closed.done():
-            self._closed.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def _fail(self, cause: str) -> None:
         """Fail every slot, each with what is known of it."""
@@ -226,11 +280,12 @@ class AsyncPipe(asyncio.Protocol):
         self._deadlines.clear()
         self._queued.clear()
 
-    def abandon(self) -> None:
-        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            # The transport is the parent's and stays as it is, so the number must remain valid: it becomes /dev/null's.
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, sock.fileno())
-            os.close(null)
+
+new_pipe: Callable[..., Pipe] = AsyncPipe
+if compiled is not None:
+    from redislock_fast import _core_loop
+
+    class CompiledPipe(_core_loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
+        """The same, compiled; a class of our own because asyncio asks for its `BufferedProtocol` by type."""
+
+    new_pipe = CompiledPipe

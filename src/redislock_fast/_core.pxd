@@ -67,7 +67,7 @@ cdef class Pipe:
     cdef int error                 # reader; errno of the last failed turn
     cdef double heard              # reader; CLOCK_MONOTONIC of the last byte received; read by anybody as a hint
 
-    cdef bint _queue(self, tuple args, list requests, Py_ssize_t size, Slot slot) except -1
+    cdef bint _queue(self, tuple args, object requests, Py_ssize_t size, Slot slot) except -1
     cdef object _lead(self, Slot slot, double timeout_s)
     cdef object _follow(self, Slot slot, double timeout_s)
     cdef bint _choose_to_spin(self) noexcept
@@ -85,9 +85,11 @@ cdef class Pipe:
     cdef int _fail(self, str cause) except -1
 
 
-cdef object plain_reply(const char* data, Py_ssize_t size)
+cdef object plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* used)
 cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept
 cdef Py_ssize_t request_size(tuple args) except -1
-cdef Py_ssize_t requests_size(list requests) except -1
+cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1
 cdef char* write_request(char* at, tuple args) except NULL
-cdef char* write_requests(char* at, list requests) except NULL
+cdef char* write_requests(char* at, object requests) except NULL
+cdef Py_ssize_t words_size(tuple args) except -1
+cdef char* write_words(char* at, tuple args) except NULL

@@ -41,7 +41,7 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec, timeval
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Bulk, Lost, NoReply, new_reader
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -150,12 +150,16 @@ cdef inline unsigned long long magnitude(long long number) noexcept nogil:
 
 cdef Py_ssize_t request_size(tuple args) except -1:
     """How many bytes write_request will write; raises TypeError before anything is written."""
-    cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
-    cdef Py_ssize_t size = 3 + digits(count)
+    return 3 + digits(PyTuple_GET_SIZE(args)) + words_size(args)
+
+
+cdef Py_ssize_t words_size(tuple args) except -1:
+    """How many bytes write_words will write; raises TypeError before anything is written."""
+    cdef Py_ssize_t size = 0
     cdef Py_ssize_t length = 0
     cdef long long number
     cdef object word
-    for i in range(count):
+    for i in range(PyTuple_GET_SIZE(args)):
         word = <object>PyTuple_GET_ITEM(args, i)
         if PyBytes_CheckExact(word):
             length = PyBytes_GET_SIZE(word)
@@ -172,11 +176,15 @@ cdef Py_ssize_t request_size(tuple args) except -1:
 
 cdef char* write_request(char* at, tuple args) except NULL:
     """Write the request; returns where it ends. The words have passed request_size."""
+    return write_words(write_header(at, 42, PyTuple_GET_SIZE(args)), args)
+
+
+cdef char* write_words(char* at, tuple args) except NULL:
+    """Write the words as bulk strings; returns where they end. They have passed words_size."""
     cdef Py_ssize_t length = 0
     cdef long long number
     cdef const char* text
     cdef object word
-    at = write_header(at, 42, PyTuple_GET_SIZE(args))
     for i in range(PyTuple_GET_SIZE(args)):
         word = <object>PyTuple_GET_ITEM(args, i)
         if PyLong_CheckExact(word):
@@ -201,20 +209,63 @@ cdef char* write_request(char* at, tuple args) except NULL:
     return at
 
 
-cdef Py_ssize_t requests_size(list requests) except -1:
-    """How many bytes write_requests will write."""
+cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
+    """How many bytes write_requests will write, and how many requests they are."""
     cdef Py_ssize_t size = 0
+    cdef Py_ssize_t length
+    cdef tuple before
+    cdef tuple after
     cdef object args
+    if type(requests) is Bulk:
+        before, words, after = requests
+        count[0] = len(words)
+        size = 3 + digits(len(before) + 1 + len(after)) + words_size(before) + words_size(after)
+        size *= count[0]
+        for args in words:
+            if not PyBytes_CheckExact(args):
+                raise TypeError(f"a bulk's words are bytes, not {type(args).__name__}")
+            length = PyBytes_GET_SIZE(args)
+            size += 5 + digits(length) + length
+        return size
+    count[0] = len(requests)
     for args in requests:
         size += request_size(args)
     return size
 
 
-cdef char* write_requests(char* at, list requests) except NULL:
+cdef char* write_requests(char* at, object requests) except NULL:
     """Write one request after another; returns where they end."""
+    cdef char* begin = at
+    cdef Py_ssize_t before_size
+    cdef Py_ssize_t after_size
+    cdef Py_ssize_t length
+    cdef bytes head
+    cdef bytes tail
+    cdef tuple before
+    cdef tuple after
+    cdef list words
     cdef object args
-    for args in requests:
-        at = write_request(at, args)
+    if type(requests) is not Bulk:
+        for args in requests:
+            at = write_request(at, args)
+        return at
+    # What the requests have in common is written once and copied: 20 ns a request instead of 250.
+    before, words, after = requests
+    head = PyBytes_FromStringAndSize(NULL, 3 + digits(len(before) + 1 + len(after)) + words_size(before))
+    write_words(write_header(PyBytes_AS_STRING(head), 42, len(before) + 1 + len(after)), before)
+    tail = PyBytes_FromStringAndSize(NULL, words_size(after))
+    write_words(PyBytes_AS_STRING(tail), after)
+    before_size = len(head)
+    after_size = len(tail)
+    for args in words:
+        memcpy(at, PyBytes_AS_STRING(head), before_size)
+        length = PyBytes_GET_SIZE(args)
+        at = write_header(at + before_size, 36, length)
+        memcpy(at, PyBytes_AS_STRING(args), length)
+        at[length] = 13
+        at[length + 1] = 10
+        memcpy(at + length + 2, PyBytes_AS_STRING(tail), after_size)
+        at += length + 2 + after_size
     return at
 
 
@@ -287,14 +338,13 @@ cdef class Pipe:
             return self._lead(slot, timeout_s)
         return self._follow(slot, timeout_s)
 
-    def call_many(self, list requests not None, double timeout_s):
+    def call_many(self, requests, double timeout_s):
         """Send requests in one piece and wait for all their replies."""
         cdef Slot slot = Slot.__new__(Slot)
-        if not requests:
-            return []
+        cdef Py_ssize_t size = requests_size(requests, &slot.wanted)
+        slot.wanted -= 1
         slot.replies = []
-        slot.wanted = len(requests) - 1
-        if self._queue(None, requests, requests_size(requests), slot):
+        if self._queue(None, requests, size, slot):
             return self._lead(slot, timeout_s)
         return self._follow(slot, timeout_s)
 
@@ -319,7 +369,7 @@ cdef class Pipe:
         elif not self.dead:
             c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
 
-    cdef bint _queue(self, tuple args, list requests, Py_ssize_t size, Slot slot) except -1:
+    cdef bint _queue(self, tuple args, object requests, Py_ssize_t size, Slot slot) except -1:
         """Queue one request (args), or many. Returns True when the caller is the reader now."""
         cdef bint lead = False
         cdef bint dead = False
@@ -550,14 +600,17 @@ cdef class Pipe:
     cdef int _deliver(self, Py_ssize_t received) except -1:
         """Reader: complete the slots whose replies have come."""
         cdef object reply
+        cdef Py_ssize_t at = 0
         self.heard = monotonic()
         try:
-            if self.between:
-                reply = plain_reply(self.landing, received)
-                if reply is not NOT_ENOUGH:
-                    self._complete(reply)
-                    return 0
-            self.parser.feed(self.inbox, 0, received)
+            while self.between and at < received:
+                reply = plain_reply(self.landing + at, received - at, &at)
+                if reply is NOT_ENOUGH:
+                    break
+                self._complete(reply)
+            if at == received:
+                return 0
+            self.parser.feed(self.inbox, at, received - at)
             while True:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
@@ -643,18 +696,22 @@ cdef class Pipe:
         return 0
 
 
-cdef object plain_reply(const char* data, Py_ssize_t size):
-    """The reply, if the data is one of the five that an uncontended lock gets; else NOT_ENOUGH.
+cdef object plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* used):
+    """The reply that the data begins with, if it is one of the five that an uncontended lock gets; else NOT_ENOUGH.
 
     Clever, for the hot path alone: two calls of hiredis less are 0.6 of 5 us of ours per reply (bench throughput).
     """
-    if size == 3 and memcmp(data, b"_\r\n", 3) == 0:
+    if size >= 3 and memcmp(data, b"_\r\n", 3) == 0:
+        used[0] += 3
         return None
-    if size == 4 and data[0] == 58 and data[2] == 13 and data[3] == 10 and (data[1] == 48 or data[1] == 49):
+    if size >= 4 and data[0] == 58 and data[2] == 13 and data[3] == 10 and (data[1] == 48 or data[1] == 49):
+        used[0] += 4
         return data[1] - 48
-    if size == 5 and memcmp(data, b"$-1\r\n", 5) == 0:
+    if size >= 5 and memcmp(data, b"$-1\r\n", 5) == 0:
+        used[0] += 5
         return None
-    if size == 5 and memcmp(data, b"+OK\r\n", 5) == 0:
+    if size >= 5 and memcmp(data, b"+OK\r\n", 5) == 0:
+        used[0] += 5
         return b"OK"
     return NOT_ENOUGH
 

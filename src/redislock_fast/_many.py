@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from copy import copy
 
 from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Redirected, Refused, Release
-from redislock_fast._wire import Args, Reply
+from redislock_fast._wire import Args, Bulk, Reply
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]
 
@@ -57,7 +57,7 @@ class Many:
     def _machine(self, index: int) -> Operation:
         return self._operations[index]
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:
+    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
         return [self._machine(index).request(dialect, now) for index in self._open]
 
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
@@ -109,15 +109,14 @@ class _InBulk(Many):
             machine = self._machines[index] = self._new_machine(self._keys[index])
         return machine
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:
+    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
         self._bulk = self._template is None
         if not self._bulk:
             return super().request(dialect, now)
         self._template = self._new_machine(_ANY_KEY)
         words = self._template.request(dialect, now)
         at = words.index(_ANY_KEY)
-        before, after = words[:at], words[at + 1 :]
-        return [(*before, key, *after) for key in self._keys]
+        return Bulk(words[:at], self._keys, words[at + 1 :])
 
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
         if self._bulk:
@@ -168,7 +167,7 @@ class AcquireMany(_InBulk):
     def _new_machine(self, key: bytes) -> Acquire:
         return Acquire(key, self._token, self._ttl_ms)
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:
+    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
         if not self.sent_at:
             self.sent_at = now
         return super().request(dialect, now)

@@ -1,4 +1,4 @@
-"""`Lock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport.
+"""`Lock` and `Locker` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport, and many locks in one round.
 
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -24,12 +24,14 @@ import redis.asyncio.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process, _protocol
+from redislock_fast._acquiring import acquiring
 from redislock_fast._async_transport import Transport, transport_of
+from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase
 from redislock_fast._ownership import Holding, TaskHoldings
 from redislock_fast._times import wait_seconds
 
-__all__ = ["Lock"]
+__all__ = ["Batch", "Lock", "Locker"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +116,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                     limit_s = None
                     if bounded and stop_trying_at is not None:
                         limit_s = max(stop_trying_at - asyncio.get_running_loop().time(), 0.0)
-                    acquired = await self._try_acquire(token, local, limit_s)
+                    attempt = self._new_attempt(token, local)
+                    await self._transport.execute(attempt, limit_s)
+                    acquired = self._note(attempt, local)
                 if acquired:
                     local.token = token
                     return True
@@ -133,15 +137,20 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        token = token if type(token) is bytes else self._transport.encode(token)
-        return await self._try_acquire(token, self.local.mine(), None)
+        local: Holding = self.local.mine()
+        attempt = self._new_attempt(token if type(token) is bytes else self._transport.encode(token), local)
+        await self._transport.execute(attempt)
+        return self._note(attempt, local)
 
-    async def _try_acquire(self, token: bytes, local: Holding, limit_s: float | None) -> bool:
-        ttl_ms = self._ttl_ms
-        local.attempt = attempt = _protocol.Acquire(self._key, token, ttl_ms)
-        await self._transport.execute(attempt, limit_s)
+    def _new_attempt(self, token: bytes, local: Holding) -> _protocol.Acquire:
+        local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+        return attempt
+
+    def _note(self, attempt: _protocol.Acquire, local: Holding) -> bool:
+        """Keep what the attempt has got; True when that is the lock."""
         if attempt.result:
-            local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+            ttl_ms = attempt.ttl_ms
+            local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
         return attempt.result
 
     # ---- look ----
@@ -179,7 +188,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
         try:
-            await self.do_release(token)
+            hook = self.do_release
+            if getattr(hook, "__func__", None) is not Lock.do_release:
+                await hook(token)
+            elif not await self._release(token, local):
+                raise self._lost("release")
         except LockNotOwnedError:
             local.token = None
             raise
@@ -188,16 +201,13 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if self.lua_release is RELEASE or self.lua_release is None:
-            released = await self._release(expected_token)
-        else:
-            released = bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
-        if not released:
+        if not await self._release(expected_token, self._held()):
             raise self._lost("release")
 
-    async def _release(self, expected_token: Any) -> bool:
+    async def _release(self, expected_token: Any, local: Holding) -> bool:
+        if self.lua_release is not RELEASE and self.lua_release is not None:
+            return bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
         token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
-        local = self._held()
         operation = _protocol.Release(self._key, token, local.expires_at(token), local.releasing == token)
         try:
             await self._transport.execute(operation)
@@ -328,3 +338,171 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             if exc_type is None:
                 raise
             logger.warning("Lock could not be released when exiting context manager: %r", error)
+
+
+async def _drive(transport: Transport, steps: Steps) -> Any:
+    """Do what the steps say. Returns what they return."""
+    try:
+        step = next(steps)
+        while True:
+            answer: Any = None
+            try:
+                if isinstance(step, Execute):
+                    await transport.execute(step.operation, step.limit_s)
+                elif isinstance(step, Sleep):
+                    await asyncio.sleep(step.seconds)
+                elif isinstance(step, Split):
+                    answer = await transport.split(step.keys)
+                else:
+                    transport.undo(step.entries)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+class Batch(BatchBase):
+    """Locks that were acquired together, under one token. To be used by one task at a time.
+
+    Attributes:
+        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        missed: names of those that were not.
+    """
+
+    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+        super().__init__(hold, missed)
+        self._transport = transport
+
+    async def release(self) -> dict[Name, bool]:
+        """Give back the locks that are still held; see `redislock_fast.Batch.release`.
+
+        Cancelled, it goes on in the background.
+        """
+        results: dict[Name, bool] = await _drive(self._transport, self._releasing())
+        return results
+
+    async def extend(self, additional_time: float) -> dict[Name, bool]:
+        """Prolong the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
+        results: dict[Name, bool] = await _drive(self._transport, self._extending(additional_time))
+        return results
+
+    async def reacquire(self) -> dict[Name, bool]:
+        """Set the leases of the locks that are held back to the whole `timeout`."""
+        results: dict[Name, bool] = await _drive(self._transport, self._reacquiring())
+        return results
+
+    async def __aenter__(self) -> Batch:
+        """Nothing is sent.
+
+        Raises:
+            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+        """
+        self._check_entry()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+        """
+        try:
+            self._check_exit(await self.release())
+        except LockError as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks were no longer owned when exiting context manager: %s", error)
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks could not be released when exiting context manager: %r", error)
+
+
+class _Acquiring:
+    """`await` it for the batch, or enter it by `async with`, which releases the batch on leaving."""
+
+    def __init__(self, transport: Transport, plan: Plan) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._batch: Batch | None = None
+
+    async def _acquire(self) -> Batch:
+        hold = Hold(self._plan)
+        return Batch(self._transport, hold, await _drive(self._transport, acquiring(hold)))
+
+    def __await__(self) -> Generator[Any, Any, Batch]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Batch:
+        self._batch = await self._acquire()
+        return await self._batch.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._batch is not None
+        await self._batch.__aexit__(exc_type, exc_value, traceback)
+
+
+class Locker:
+    """Makes locks, and takes many at once.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._transport = transport_of(client)
+
+    def lock(
+        self,
+        name: Name,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> Lock:
+        """A lock on this client; the parameters are those of `Lock`."""
+        return Lock(
+            self._client,
+            name,
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+        )
+
+    def acquire_many(
+        self,
+        names: Iterable[Name],
+        timeout: float | None = None,
+        blocking_timeout: float | None = 0,
+        *,
+        sleep: float = 0.1,
+        all_or_nothing: bool = False,
+    ) -> _Acquiring:
+        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
+
+        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
+        Cancelled, nothing is held, and attempts of unknown outcome are undone.
+        """
+        plan = Plan(names, self._transport.encode, timeout, blocking_timeout, sleep, all_or_nothing)
+        return _Acquiring(self._transport, plan)
