@@ -235,7 +235,6 @@ cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
 
 cdef char* write_requests(char* at, object requests) except NULL:
     """Write one request after another; returns where they end."""
-    cdef char* begin = at
     cdef Py_ssize_t before_size
     cdef Py_ssize_t after_size
     cdef Py_ssize_t length

@@ -6,7 +6,7 @@ Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loop
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -15,7 +15,7 @@ from redislock_fast._ownership import Holding, SharedHolding
 from redislock_fast._times import positive_ms
 from redislock_fast._tokens import new_token
 
-__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "LockBase"]
+__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "LockBase", "LockerBase"]
 
 NOT_ENTERED = "Unable to acquire lock within the time specified"
 
@@ -229,3 +229,38 @@ class LockBase:
 
 
 _NOT_PICKLED = {"local", "_transport", "_generation"}
+
+
+_AnyLock = TypeVar("_AnyLock", bound=LockBase)
+
+
+class LockerBase(Generic[_AnyLock]):
+    """What the two `Locker`s share. The parameters stand on the classes that users name."""
+
+    _lock_class: type[_AnyLock]
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
+
+    def lock(
+        self,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> _AnyLock:
+        """A lock on this client; the parameters are those of `Lock`."""
+        return self._lock_class(
+            self._client,
+            name,
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+        )

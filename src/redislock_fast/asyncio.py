@@ -27,7 +27,7 @@ from redislock_fast import _process, _protocol
 from redislock_fast._acquiring import acquiring
 from redislock_fast._async_transport import Transport, transport_of
 from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase, LockerBase
 from redislock_fast._ownership import Holding, TaskHoldings
 from redislock_fast._times import wait_seconds
 
@@ -454,7 +454,7 @@ class _Acquiring:
         await self._batch.__aexit__(exc_type, exc_value, traceback)
 
 
-class Locker:
+class Locker(LockerBase[Lock]):
     """Makes locks, and takes many at once.
 
     Args:
@@ -464,31 +464,7 @@ class Locker:
         TypeError: for a pipeline or a client that blocks.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._transport = transport_of(client)
-
-    def lock(
-        self,
-        name: Name,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-    ) -> Lock:
-        """A lock on this client; the parameters are those of `Lock`."""
-        return Lock(
-            self._client,
-            name,
-            timeout=timeout,
-            sleep=sleep,
-            blocking=blocking,
-            blocking_timeout=blocking_timeout,
-            thread_local=thread_local,
-            raise_on_release_error=raise_on_release_error,
-        )
+    _lock_class = Lock
 
     def acquire_many(
         self,

@@ -19,7 +19,8 @@ from redis.exceptions import LockError
 
 from redislock_fast._acquiring import acquiring
 from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
-from redislock_fast._transport import Transport, transport_of
+from redislock_fast._facade import LockerBase
+from redislock_fast._transport import Transport
 from redislock_fast.lock import Lock
 
 __all__ = ["Batch", "Locker"]
@@ -133,7 +134,7 @@ class Batch(BatchBase):
             logger.warning("Locks could not be released when exiting context manager: %r", error)
 
 
-class Locker:
+class Locker(LockerBase[Lock]):
     """Makes locks, and takes many at once.
 
     Args:
@@ -143,31 +144,7 @@ class Locker:
         TypeError: for a pipeline or an asyncio client.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._transport = transport_of(client)
-
-    def lock(
-        self,
-        name: Name,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-    ) -> Lock:
-        """A lock on this client; the parameters are those of `Lock`."""
-        return Lock(
-            self._client,
-            name,
-            timeout=timeout,
-            sleep=sleep,
-            blocking=blocking,
-            blocking_timeout=blocking_timeout,
-            thread_local=thread_local,
-            raise_on_release_error=raise_on_release_error,
-        )
+    _lock_class = Lock
 
     def acquire_many(
         self,
