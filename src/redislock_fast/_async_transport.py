@@ -17,9 +17,10 @@ Must not know: the API of Lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -53,6 +54,8 @@ from redislock_fast._wire import Lost, NoReply
 __all__ = ["AsyncClusterTransport", "AsyncTransport", "Transport", "transport_of"]
 
 _CLOSE_LIMIT_S = 1.0
+
+_Result = TypeVar("_Result")
 
 
 class Transport(Protocol):
@@ -91,12 +94,29 @@ class AsyncLink:
         self.pipe.close()
 
 
-async def _until_the_loop_ends(pipe: Pipe) -> AsyncGenerator[None]:
+async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:
     try:
         yield
     finally:
         pipe.close()
         await pipe.wait_closed(_CLOSE_LIMIT_S)
+
+
+async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_LIMIT_S)
+
+
+def _attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
+    """Suspend the generator, to be closed when the running loop ends or nobody keeps it any more."""
+    with contextlib.suppress(StopIteration):
+        end.__anext__().__await__().send(None)  # it yields without awaiting anything
+    return end
 
 
 async def _open_link(pool: Any) -> AsyncLink:
@@ -113,8 +133,7 @@ async def _open_link(pool: Any) -> AsyncLink:
     reader, writer = connection._reader, connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
     pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
-    end = _until_the_loop_ends(pipe)
-    await end.__anext__()
+    end = _attend(_close_at_the_end(pipe))
     timeout_s = settings.get("socket_timeout")
     try:
         reply = await pipe.call(_protocol.PROBE, -1.0 if timeout_s is None else timeout_s)
@@ -133,8 +152,11 @@ class LoopChannel(Channel[AsyncLink]):
 
     def __init__(self, pool: Any) -> None:
         super().__init__(pool)
+        self._loop = asyncio.get_running_loop()
         self._opening: asyncio.Task[AsyncLink] | None = None
         self._undoer: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._end = _attend(_cancel_at_the_end(self._tasks))
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
         self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
@@ -194,6 +216,10 @@ class LoopChannel(Channel[AsyncLink]):
                 del error
                 await asyncio.sleep(pause_s)
                 now = clock()
+        except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
+            if tidies and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.tidy, operation, loose, True)
+            raise
         except BaseException as error:
             if tidies:
                 self.tidy(operation, loose, failed=True)
@@ -206,7 +232,7 @@ class LoopChannel(Channel[AsyncLink]):
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open())
+            self._opening = self._start(self._open())
         opening = self._opening
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
         await asyncio.wait([opening], timeout=limit_s)
@@ -235,7 +261,13 @@ class LoopChannel(Channel[AsyncLink]):
     def _start_undoing(self) -> None:
         if self._undoer is None or self._undoer.done():
             # The task keeps no channel alive.
-            self._undoer = asyncio.get_running_loop().create_task(_undo_in_background(weakref.ref(self)))
+            self._undoer = self._start(_undo_in_background(weakref.ref(self)))
+
+    def _start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
