@@ -71,7 +71,10 @@ class Transport(Protocol):
         """The keys' indexes, those together that one server has."""
 
     def encode(self, value: object) -> bytes:
-        """A name or token as bytes, as the client's own encoder has it."""
+        """A token as bytes, as the client's own encoder has it."""
+
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as its key, as the client's own commands have it."""
 
 
 class AsyncLink:

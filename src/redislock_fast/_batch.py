@@ -65,7 +65,7 @@ class Plan:
 
     Args:
         names: of the locks.
-        encode: the client's encoder, for names that are no str.
+        key_of: a name's key.
         timeout: the ttl in seconds; None or 0: they do not expire.
         blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
@@ -79,7 +79,7 @@ class Plan:
     def __init__(
         self,
         names: Iterable[Name],
-        encode: Callable[[object], bytes],
+        key_of: Callable[[object], bytes],
         timeout: float | None,
         blocking_timeout: float | None,
         sleep: float,
@@ -88,7 +88,7 @@ class Plan:
         if isinstance(names, (str, bytes)):
             raise TypeError("names is an iterable of names, not a single one")
         self.names = list(names)
-        self.keys = [name.encode() if type(name) is str else encode(name) for name in self.names]
+        self.keys = [key_of(name) for name in self.names]
         if len(set(self.keys)) != len(self.keys):
             seen: set[bytes] = set()
             again = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]

@@ -61,6 +61,10 @@ class Encoding:
             return value.encode()
         return bytes(self._encoder.encode(value))
 
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as its key, as the client's own commands have it."""
+        return self.encode(name)
+
 
 class _Pipe(Protocol):
     @property

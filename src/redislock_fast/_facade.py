@@ -75,7 +75,7 @@ class LockBase:
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._name = name
-        self._key = name.encode() if isinstance(name, str) else transport.encode(name)
+        self._key = transport.key_of(name)
         self._timeout = timeout
         self._ttl_ms = None if timeout is None else _ttl_ms(timeout)
         self.sleep = sleep
@@ -114,8 +114,7 @@ class LockBase:
 
     @name.setter
     def name(self, name: Any) -> None:
-        # As UTF-8 whatever the client's encoding is: so does hiredis, which packs redis-py's own commands.
-        self._key = name.encode() if isinstance(name, str) else self._transport.encode(name)
+        self._key = self._transport.key_of(name)
         self._name = name
 
     @property

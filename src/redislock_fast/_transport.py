@@ -66,10 +66,21 @@ class Transport(Protocol):
         """The keys' indexes, those together that one server has."""
 
     def encode(self, value: object) -> bytes:
-        """A name or token as bytes, as the client's own encoder has it."""
+        """A token as bytes, as the client's own encoder has it."""
+
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as its key, as the client's own commands have it."""
 
 
-class ThreadChannel(Channel[Link]):
+class _BlockingEncoding(Encoding):
+    """The encoder of a client that blocks."""
+
+    def key_of(self, name: object) -> bytes:
+        """As UTF-8 whatever the client's encoding is: hiredis packs redis-py's own commands so."""
+        return name.encode() if isinstance(name, str) else self.encode(name)
+
+
+class ThreadChannel(_BlockingEncoding, Channel[Link]):
     """All that this process sends to one server.
 
     Args:
@@ -237,7 +248,7 @@ def _undo_in_background(channel_ref: weakref.ref[ThreadChannel]) -> None:
             delay_s *= 2
 
 
-class ClusterChannel(Encoding):
+class ClusterChannel(_BlockingEncoding):
     """All that this process sends to one cluster: a channel per node, found by the lock's slot.
 
     Args:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal
 
@@ -34,6 +35,8 @@ from redislock_fast._times import wait_seconds
 __all__ = ["Batch", "Lock", "Locker"]
 
 logger = logging.getLogger(__name__)
+
+_acting: ContextVar[tuple[Lock | None, Holding | None]] = ContextVar("_acting", default=(None, None))
 
 
 class Lock(LockBase, redis.asyncio.lock.Lock):
@@ -67,11 +70,37 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     def _new_holding(self) -> TaskHoldings:
         return TaskHoldings()
 
+    # ---- whose holding it is ----
+
+    # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
+    # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
+    # methods, and handed to the coroutines.
+
+    def _mine(self) -> Holding:
+        """The calling task's holding. A forked child has nothing of its parent's."""
+        if self._generation != _process.generation:
+            self._own_nothing()
+        holding: Holding = self.local.mine()
+        return holding
+
+    def _acting(self) -> Holding | None:
+        """For whom an overridden hook calls the original."""
+        lock, holding = _acting.get()
+        return holding if lock is self else None
+
+    async def _hooked(self, local: Holding, hook: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Call an overridden hook, for this holding."""
+        before = _acting.set((self, local))
+        try:
+            return await hook(*args)
+        finally:
+            _acting.reset(before)
+
     # ---- acquire ----
 
-    async def acquire(
+    def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
-    ) -> bool:
+    ) -> Coroutine[Any, Any, bool]:
         """Take the lock.
 
         Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
@@ -85,7 +114,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             token: the token to use, bytes or str; by default a random one.
 
         Returns:
-            True once the lock is held, False when it was not to be had in time.
+            An awaitable: True once the lock is held, False when it was not to be had in time.
 
         Raises:
             redis.exceptions.LockError: this task holds the lock itself, without a ttl, and would wait for ever.
@@ -94,9 +123,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
-        if self._generation != _process.generation:
-            self._own_nothing()
-        local: Holding = self.local.mine()
+        return self._acquire(self._mine(), blocking, blocking_timeout, token)
+
+    async def _acquire(self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any) -> bool:
         sleep = self._poll_s(None)
         token = self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
@@ -111,7 +140,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         try:
             while True:
                 if overridden:
-                    acquired = bool(await hook(token))
+                    acquired = bool(await self._hooked(local, hook, token))
                 else:
                     limit_s = None
                     if bounded and stop_trying_at is not None:
@@ -137,7 +166,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        local: Holding = self.local.mine()
+        local = self._acting() or self._mine()
         attempt = self._new_attempt(token if type(token) is bytes else self._transport.encode(token), local)
         await self._transport.execute(attempt)
         return self._note(attempt, local)
@@ -161,16 +190,19 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         await self._transport.execute(look)
         return look.result
 
-    async def owned(self) -> bool:
+    def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether this task holds the lock, by the server's word. Sends `GET name`, always to the primary."""
-        token = self._held().token
+        return self._owned(self._held())
+
+    async def _owned(self, local: Holding) -> bool:
+        token = local.token
         look = _protocol.Look(self._key)
         await self._transport.execute(look)
         return token is not None and look.holder == token
 
     # ---- release, extend, reacquire ----
 
-    async def release(self) -> None:
+    def release(self) -> Coroutine[Any, Any, None]:
         """Give the lock back.
 
         Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. The token is forgotten only after the
@@ -183,14 +215,16 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        local = self._held()
+        return self._release_held(self._held())
+
+    async def _release_held(self, local: Holding) -> None:
         token = local.token
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
         try:
             hook = self.do_release
             if getattr(hook, "__func__", None) is not Lock.do_release:
-                await hook(token)
+                await self._hooked(local, hook, token)
             elif not await self._release(token, local):
                 raise self._lost("release")
         except LockNotOwnedError:
@@ -201,7 +235,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if not await self._release(expected_token, self._held()):
+        if not await self._release(expected_token, self._acting() or self._held()):
             raise self._lost("release")
 
     async def _release(self, expected_token: Any, local: Holding) -> bool:
@@ -242,13 +276,13 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        self._held_with_ttl("extend")
-        return self.do_extend(additional_time, replace_ttl)
+        local = self._held_with_ttl("extend")
+        return self._hooked(local, self.do_extend, additional_time, replace_ttl)
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
         add_ms = self._added_ms(additional_time, replace_ttl)
-        local = self._held()
+        local = self._acting() or self._held()
         token = self._transport.encode(local.token)
         if self.lua_extend not in (EXTEND, None):
             args = [token, add_ms, "1" if replace_ttl else "0"]
@@ -283,14 +317,14 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        self._held_with_ttl("reacquire")
-        return self.do_reacquire()
+        local = self._held_with_ttl("reacquire")
+        return self._hooked(local, self.do_reacquire)
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
-        local = self._held()
+        local = self._acting() or self._held()
         token = self._transport.encode(local.token)
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
@@ -480,5 +514,5 @@ class Locker(LockerBase[Lock]):
         The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
         Cancelled, nothing is held, and attempts of unknown outcome are undone.
         """
-        plan = Plan(names, self._transport.encode, timeout, blocking_timeout, sleep, all_or_nothing)
+        plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
         return _Acquiring(self._transport, plan)
