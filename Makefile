@@ -26,7 +26,7 @@ $(VENV)/installed: $(SOURCES)
 	touch $@
 
 bench: $(VENV)/installed
-	$(BIN)/python -m bench throughput
+	$(BIN)/python -m bench throughput --mode main
 
 test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest

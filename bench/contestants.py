@@ -8,15 +8,17 @@ know: how anything is timed or printed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid1
 
 if TYPE_CHECKING:
     import redis
+    import redis.asyncio
 
 LEASE_S = 10
 """The timeout of every lock: whole seconds, since python-redis-lock knows no finer ones."""
@@ -44,6 +46,26 @@ class AnyLock(Protocol):
         """Give it back."""
 
 
+class AnyAsyncLock(Protocol):
+    """What the libraries' locks for asyncio have in common."""
+
+    async def acquire(self, *, blocking: bool = True) -> bool:
+        """Take the lock; without `blocking`, answer False at once where somebody holds it."""
+
+    async def release(self) -> None:
+        """Give it back."""
+
+
+class AnyBatch(Protocol):
+    """Many locks at a time, with as little around the library's own calls as a service has."""
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        """Take all that are free, and answer how many that are."""
+
+    def release(self) -> int:
+        """Give back what was taken, and answer how many were still held."""
+
+
 @dataclass(frozen=True)
 class Contestant:
     """One library.
@@ -53,12 +75,20 @@ class Contestant:
         version: the version that is installed.
         make: makes its lock of a name, as its documentation tells a service to.
         key_of: the key under which its lock of a name lies on the server.
+        make_async: the same as `make` for asyncio, where the bench knows how.
+        make_batch: makes its batch, where the bench knows how.
     """
 
     name: str
     version: str
     make: Callable[[redis.Redis, str], AnyLock]
     key_of: Callable[[str], str]
+    make_async: Callable[[redis.asyncio.Redis, str], AnyAsyncLock] | None = None
+    make_batch: Callable[[redis.Redis], AnyBatch] | None = None
+
+
+class AbsentError(Exception):
+    """Somebody cannot take part here; the message says why."""
 
 
 class CheckFailedError(Exception):
@@ -74,17 +104,78 @@ def _redis_py() -> Contestant:
         lock: AnyLock = client.lock(name, timeout=LEASE_S)
         return lock
 
-    return Contestant(REDIS_PY, version("redis"), make, str)
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = client.lock(name, timeout=LEASE_S)
+        return lock
+
+    return Contestant(REDIS_PY, version("redis"), make, str, make_async, _PipelineBatch)
+
+
+class _PipelineBatch:
+    """What a service with redis-py does that takes many locks at a time: the requests of its `Lock` in a pipeline.
+
+    One token for all, as cheap as it can be had.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        from redis.lock import Lock  # noqa: PLC0415 - `find` imports it
+
+        self._pipeline = client.pipeline(transaction=False)
+        self._release_sha = client.script_load(Lock.LUA_RELEASE_SCRIPT)
+        self._token = b""
+        self._taken: list[str] = []
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        self._token = uuid1().hex.encode()
+        for name in names:
+            self._pipeline.set(name, self._token, nx=True, px=LEASE_S * 1000)
+        answers = self._pipeline.execute()
+        self._taken = [name for name, taken in zip(names, answers, strict=True) if taken]
+        return len(self._taken)
+
+    def release(self) -> int:
+        for name in self._taken:
+            self._pipeline.evalsha(self._release_sha, 1, name, self._token)
+        return sum(self._pipeline.execute())
+
+
+class _OurBatch:
+    """A batch of ours."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        from redislock_fast import Locker  # noqa: PLC0415 - `find` imports it
+
+        self._locker = Locker(client)
+        self._batch: Any = None
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        self._batch = self._locker.acquire_many(names, timeout=LEASE_S)
+        return len(self._batch.acquired)
+
+    def release(self) -> int:
+        return sum(self._batch.release().values())
 
 
 def _ours() -> Contestant:
     from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
 
     def make(client: redis.Redis, name: str) -> AnyLock:
         lock: AnyLock = client.lock(name, timeout=LEASE_S, lock_class=Lock)
         return lock
 
-    return Contestant(OURS, __version__, make, str)
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = client.lock(name, timeout=LEASE_S, lock_class=AsyncLock)
+        return lock
+
+    return Contestant(
+        OURS,
+        __version__,
+        make,
+        str,
+        make_async,
+        _OurBatch if hasattr(__import__("redislock_fast"), "Locker") else None,
+    )
 
 
 def _python_redis_lock() -> Contestant:
@@ -119,14 +210,17 @@ _FACTORIES: dict[str, tuple[str, Callable[[], Contestant]]] = {
 PEERS = tuple(name for name in _FACTORIES if name not in (REDIS_PY, OURS))
 
 
-def find(name: str) -> Contestant | None:
-    """The contestant of that name, or None where its library is not installed.
+def find(name: str) -> Contestant:
+    """The contestant of that name.
 
     Raises:
+        AbsentError: where its library is not installed.
         ImportError: where it is installed and cannot be imported.
     """
     package, make = _FACTORIES[name]
-    return make() if find_spec(package) else None
+    if not find_spec(package):
+        raise AbsentError("not installed")
+    return make()
 
 
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-_WIDTH_WITHOUT_TERMINAL = 110
+_WIDTH_WITHOUT_TERMINAL = 150
 
 
 class Step(Protocol):

@@ -11,8 +11,13 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Any
+
+import redis
 
 from bench import report
 from bench.contestants import REDIS_PY, CheckFailedError
@@ -23,18 +28,41 @@ TWO_ROUND_TRIPS = "two round trips"
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One measurement.
+class Scene:
+    """Where a race takes place.
 
     Attributes:
-        pairs_per_s: of all threads together.
-        latencies_s: of every single pair, where they are taken.
-        connections: how many the contestant has to the server, where they are counted.
+        url: the server's.
+        prefix: a name that nobody else on the server uses, for locks, and for what others begin with it.
+        witness: a plain client that no contestant uses.
+        folder: for files; it goes when the race is over.
+        closing: what is to be closed then.
+    """
+
+    url: str
+    prefix: str
+    witness: redis.Redis
+    folder: Path
+    closing: ExitStack
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement; what is not measured in a workload is None, or empty.
+
+    Attributes:
+        pairs_per_s: of all threads, tasks or names together.
+        latencies_s: of every single operation: an acquire or a release, of one lock or of a batch.
+        connections: how many the contestant has to the server.
+        client_cpu_us: microseconds of this process's CPU time per pair.
+        server_cpu_us: the same of the server's.
     """
 
     pairs_per_s: float
     latencies_s: Sequence[float] = ()
     connections: int | None = None
+    client_cpu_us: float | None = None
+    server_cpu_us: float | None = None
 
 
 @dataclass
@@ -44,10 +72,11 @@ class Entrant:
     Attributes:
         contestant: its name in `--only` and in the JSON file.
         title: its name in the table.
-        workload: what each thread does.
+        workload: what is done; the ratio to redis-py is taken in the same.
         measure: measures for so many seconds.
         check: raises `CheckFailedError` unless its lock is one.
-        threads: how many do it at a time.
+        count: how many threads, tasks or names there are at a time.
+        limit: the contestant that shows how much there is to be reached at all.
         samples: one per counted round.
     """
 
@@ -56,7 +85,8 @@ class Entrant:
     workload: str
     measure: Callable[[float], Sample]
     check: Callable[[], None]
-    threads: int = 1
+    count: int = 1
+    limit: str | None = None
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -95,33 +125,39 @@ def _sample(entrant: Entrant, seconds: float) -> Sample:
 
 
 def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
-    """What there is to say about every row, as it is saved.
+    """What there is to say about every row, as it is saved; None for what is not measured.
 
     Args:
         entrant: whose row it is.
         entrants: all of the race, for the ratios.
     """
-
-    def find(name: str, workload: str) -> Entrant | None:
-        wanted = (name, workload, entrant.threads)
-        return next((e for e in entrants if (e.contestant, e.workload, e.threads) == wanted), None)
-
     workload = REUSED if entrant.workload == TWO_ROUND_TRIPS else entrant.workload
-    to_redis_py = _ratios(entrant, find(REDIS_PY, workload))
-    to_floor = _ratios(entrant, find("floor", TWO_ROUND_TRIPS))
+    redis_py = next((e for e in entrants if (e.contestant, e.workload) == (REDIS_PY, workload)), None)
+    limit = next((e for e in entrants if e.contestant == entrant.limit), None)
+    to_redis_py = _ratios(entrant, redis_py)
+    to_limit = _ratios(entrant, limit)
+    samples = entrant.samples
+    latencies_s = list(chain.from_iterable(sample.latencies_s for sample in samples))
+    percentiles_s = statistics.quantiles(latencies_s, n=100) if latencies_s else None
     return {
         "contestant": entrant.contestant,
         "title": entrant.title,
         "workload": entrant.workload,
-        "threads": entrant.threads,
+        "count": entrant.count,
         "pairs_per_s": entrant.rates,
         "median": statistics.median(entrant.rates),
         "min": min(entrant.rates),
         "max": max(entrant.rates),
         "ratios_to_redis_py": to_redis_py,
-        "ratio_to_redis_py": to_redis_py and statistics.median(to_redis_py),
-        "ratios_to_floor": to_floor,
-        "ratio_to_floor": to_floor and statistics.median(to_floor),
+        "ratio_to_redis_py": _median(to_redis_py),
+        "limit": limit and limit.contestant,
+        "ratios_to_limit": to_limit,
+        "ratio_to_limit": _median(to_limit),
+        "latency_p50_ms": percentiles_s and 1000 * percentiles_s[49],
+        "latency_p99_ms": percentiles_s and 1000 * percentiles_s[98],
+        "client_cpu_us": _median([sample.client_cpu_us for sample in samples]),
+        "server_cpu_us": _median([sample.server_cpu_us for sample in samples]),
+        "connections": max((sample.connections for sample in samples if sample.connections is not None), default=None),
     }
 
 
@@ -129,3 +165,8 @@ def _ratios(entrant: Entrant, base: Entrant | None) -> list[float] | None:
     if base is None:
         return None
     return [rate / other for rate, other in zip(entrant.rates, base.rates, strict=True)]
+
+
+def _median(figures: Sequence[float | None] | None) -> float | None:
+    known = [figure for figure in figures or () if figure is not None]
+    return statistics.median(known) if known else None

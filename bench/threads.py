@@ -1,24 +1,25 @@
 """The workload of `python -m bench throughput --mode threads`: many threads on one client.
 
 Rules: each thread has a lock of its own name, so none ever waits for another's lock, only for the
-client, the interpreter and the server; all start at once; what one thread has under way when time
-is up counts for the latencies, not for the rate. Must not know: rounds, or how a contestant works.
+client, the interpreter and the server; all start at once; what a thread has under way when time is
+up is finished and counts, and so does the time that it takes. Must not know: rounds, or how a
+contestant works.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import redis
 
 from bench.contestants import AnyLock, CheckFailedError, Contestant
-from bench.rounds import REUSED, Entrant, Sample
+from bench.costs import Meter
+from bench.rounds import Entrant, Sample, Scene
 
 COUNTS = (4, 16, 64)
 """How many threads there are, in one row each."""
@@ -26,36 +27,14 @@ COUNTS = (4, 16, 64)
 _T = TypeVar("_T")
 
 
-def lock_names(prefix: str) -> list[str]:
-    """The names of all the locks."""
-    return [f"{prefix}:{index}" for index in range(max(COUNTS))]
-
-
-def entrants_of(contestant: Contestant, url: str, prefix: str, witness: redis.Redis) -> list[Entrant]:
-    """A contestant's rows, one for each count of threads.
-
-    Args:
-        contestant: the library.
-        url: the server's.
-        prefix: of the locks' names, and of the names by which the server knows the clients.
-        witness: a plain client that no contestant uses.
-    """
+def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = COUNTS) -> list[Entrant]:
+    """A contestant's rows, one for each count of threads."""
 
     def entrant(count: int) -> Entrant:
-        crew = _Crew(contestant, url, prefix, count, witness)
-        return Entrant(contestant.name, contestant.name, REUSED, crew.measure, crew.check, count)
+        crew = _Crew(contestant, scene, count)
+        return Entrant(contestant.name, contestant.name, f"{count} threads", crew.measure, crew.check, count)
 
-    return [entrant(count) for count in COUNTS]
-
-
-def extra_summary(entrant: Entrant) -> dict[str, Any]:
-    """What there is to say about a row beside its rates, over all of its rounds."""
-    percentiles_s = statistics.quantiles(chain.from_iterable(sample.latencies_s for sample in entrant.samples), n=100)
-    return {
-        "latency_p50_ms": 1000 * percentiles_s[49],
-        "latency_p99_ms": 1000 * percentiles_s[98],
-        "connections": max(sample.connections or 0 for sample in entrant.samples),
-    }
+    return [entrant(count) for count in counts]
 
 
 class _Crew:
@@ -64,42 +43,50 @@ class _Crew:
     The client is the crew's own: what it has connected, this count of threads made it connect.
     """
 
-    def __init__(self, contestant: Contestant, url: str, prefix: str, count: int, witness: redis.Redis) -> None:
-        names = lock_names(prefix)[:count]
-        self._client_name = f"{prefix}:{contestant.name}:{count}"
-        client = redis.Redis.from_url(url, client_name=self._client_name, max_connections=count)
+    def __init__(self, contestant: Contestant, scene: Scene, count: int) -> None:
+        names = [f"{scene.prefix}:{index}" for index in range(count)]
+        self._client_name = f"{scene.prefix}:{contestant.name}:{count}"
+        client = redis.Redis.from_url(scene.url, client_name=self._client_name, max_connections=count)
         self._locks = [contestant.make(client, name) for name in names]
         self._keys = [contestant.key_of(name) for name in names]
-        self._witness = witness
+        self._witness = scene.witness
 
     def measure(self, seconds: float) -> Sample:
         """Take and give back the locks, for so long after the last thread is ready."""
-        deadline = 0.0
+        meter = Meter(self._witness)
+        latencies_s = array("d")
+        began_all = deadline = 0.0
 
         def start() -> None:
-            nonlocal deadline
-            deadline = time.perf_counter() + seconds
+            nonlocal began_all, deadline
+            meter.start()
+            began_all = time.perf_counter()
+            deadline = began_all + seconds
 
         ready = threading.Barrier(len(self._locks), action=start)
 
-        def work(lock: AnyLock) -> list[float]:
+        def work(lock: AnyLock) -> tuple[int, float]:
             acquire, release = lock.acquire, lock.release
-            latencies_s: list[float] = []
+            pairs = 0
             ready.wait()
-            began = time.perf_counter()
-            while True:
+            now = time.perf_counter()
+            while now < deadline:
+                began = now
                 if not acquire():
                     raise CheckFailedError("a free lock was not acquired")
+                acquired = time.perf_counter()
                 release()
                 now = time.perf_counter()
-                latencies_s.append(now - began)
-                if now >= deadline:
-                    return latencies_s
-                began = now
+                latencies_s.append(acquired - began)
+                latencies_s.append(now - acquired)
+                pairs += 1
+            return pairs, now
 
-        latencies_s = _each(self._locks, work)
-        in_time = sum(len(of_thread) - 1 for of_thread in latencies_s)
-        return Sample(in_time / seconds, list(chain.from_iterable(latencies_s)), self._connections())
+        done = _each(self._locks, work)
+        pairs = sum(of_thread for of_thread, _ in done)
+        client_cpu_us, server_cpu_us = meter.read(pairs)
+        seconds_taken = max(ended for _, ended in done) - began_all
+        return Sample(pairs / seconds_taken, latencies_s, self._connections(), client_cpu_us, server_cpu_us)
 
     def check(self) -> None:
         """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.

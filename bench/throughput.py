@@ -1,34 +1,57 @@
 """`python -m bench throughput`: how many uncontended acquire+release pairs a process reaches.
 
-Two modes: one thread, where the C floor and the other libraries take part, and many threads, where
-only redis-py and the package do. Must not know: how a contestant works.
+Each mode is a race of some workloads: one thread, where the C floor and the other libraries take part; many threads,
+many tasks, many names at a time, where only redis-py and the package do, and the server's own limit; and the main rows
+of all of them. Must not know: how a contestant works, or what a workload does.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import secrets
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
+import redis.asyncio
 
 import redislock_fast
-from bench import contestants, floor, report, rounds, servers, threads
-from bench.contestants import OURS, REDIS_PY, AnyLock, CheckFailedError, Contestant
+from bench import batches, contestants, floor, report, rounds, server_limit, servers, single, tasks, threads
+from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant
+from bench.costs import bytes_per_lock
 from bench.import_cost import import_costs_ms
-from bench.rounds import ANEW, REUSED, TWO_ROUND_TRIPS, Entrant, Sample
+from bench.rounds import ANEW, Entrant, Scene
+from bench.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUMNS, Column, print_rows
 
-HELP = "uncontended acquire+release pairs per second, in one thread or many"
+HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
 
-_PAIRS_PER_LOOK = 10  # pairs between two looks at the clock
 _IMPORTS = 15
+_OPEN_FILES = 4096  # 1,000 connections of a client and as many of the server, and those of the other rows
+_BOTH = (REDIS_PY, OURS)
+_YARDSTICKS: dict[str, Callable[[Scene], Entrant]] = {
+    **{name: partial(floor.entrant, name) for name in floor.NAMES},
+    server_limit.NAME: server_limit.entrant,
+}
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """Rows that are measured soon after one another.
+
+    Attributes:
+        entrants_of: answers a contestant's rows.
+        yardsticks: what takes part beside the contestants.
+    """
+
+    entrants_of: Callable[[Contestant, Scene], list[Entrant]]
+    yardsticks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,25 +59,73 @@ class _Mode:
     """What `--mode` chooses.
 
     Attributes:
-        names: who takes part.
+        about: what it measures.
+        workloads: what is done.
+        columns: of the table.
+        peers: who takes part beside redis-py and the package.
         rounds: how many, unless the user says otherwise.
         seconds: how long each is, unless the user says otherwise.
     """
 
-    names: tuple[str, ...]
-    rounds: int
-    seconds: float
+    about: str
+    workloads: tuple[_Workload, ...]
+    columns: Sequence[Column]
+    peers: tuple[str, ...] = ()
+    rounds: int = 10
+    seconds: float = 0.5
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who takes part."""
+        return (*_BOTH, *(name for workload in self.workloads for name in workload.yardsticks), *self.peers)
 
 
 _MODES = {
-    "single": _Mode((REDIS_PY, OURS, *floor.NAMES, *contestants.PEERS), 24, 0.12),
-    "threads": _Mode((REDIS_PY, OURS), 10, 0.5),
+    "single": _Mode(
+        "one lock in one thread",
+        (_Workload(single.entrants_of, tuple(floor.NAMES)),),
+        SINGLE_COLUMNS,
+        contestants.PEERS,
+        rounds=24,
+        seconds=0.12,
+    ),
+    "threads": _Mode(
+        f"{', '.join(map(str, threads.COUNTS))} threads on one client",
+        (_Workload(threads.entrants_of),),
+        MANY_COLUMNS,
+    ),
+    "asyncio": _Mode(
+        f"{', '.join(map(str, tasks.COUNTS))} tasks on one client",
+        (_Workload(partial(tasks.entrants_of, loop="asyncio")),),
+        MANY_COLUMNS,
+    ),
+    "uvloop": _Mode(
+        "the same on uvloop",
+        (_Workload(partial(tasks.entrants_of, loop="uvloop")),),
+        MANY_COLUMNS,
+    ),
+    "batch": _Mode(
+        f"batches of {', '.join(map(str, batches.COUNTS))} names",
+        (_Workload(batches.entrants_of, (server_limit.NAME,)),),
+        BATCH_COLUMNS,
+    ),
+    "main": _Mode(
+        "the main rows of all these",
+        (
+            _Workload(single.entrants_of, (floor.BLOCKING,)),
+            _Workload(partial(threads.entrants_of, counts=(16,))),
+            _Workload(partial(tasks.entrants_of, loop="asyncio", counts=(100,))),
+            _Workload(partial(tasks.entrants_of, loop="uvloop", counts=(100,))),
+            _Workload(partial(batches.entrants_of, counts=(1000,)), (server_limit.NAME,)),
+        ),
+        MAIN_COLUMNS,
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    names = _MODES["single"].names
+    names = tuple(dict.fromkeys(name for mode in _MODES.values() for name in mode.names))
 
     def some_of(text: str) -> list[str]:
         chosen = text.split(",")
@@ -72,7 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=_MODES,
         default="single",
-        help=f"one thread, or {', '.join(map(str, threads.COUNTS))} threads on one client (default: %(default)s)",
+        help="; ".join(f"{name}: {mode.about}" for name, mode in _MODES.items()) + " (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=_positive(int), help=f"default: {_defaults('rounds')}")
     parser.add_argument(
@@ -90,9 +161,10 @@ def run(options: argparse.Namespace) -> int:
     options.rounds = options.rounds or mode.rounds
     options.seconds = options.seconds or mode.seconds
     options.only = options.only or list(mode.names)
+    _allow_open_files()
     try:
-        with servers.open_server(options.server) as server, _lock_name(server.url) as name:
-            result = _run_on(server, name, options)
+        with servers.open_server(options.server) as server, _scene(server.url) as scene:
+            result = _run_on(server, scene, options)
     except CheckFailedError as error:
         report.say(f"CHECK FAILED: {error}")
         return 1
@@ -104,40 +176,111 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_on(server: servers.RunningServer, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        entrants, versions, absent = _enter(server.url, name, options, Path(folder))
-        rounds.race(entrants, options.rounds, options.seconds)
+def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
+    mode = _MODES[options.mode]
+    field, entrants, absent = _enter(scene, mode, options.only)
+    rounds.race(entrants, options.rounds, options.seconds)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     title = f"{server.name}; {options.rounds} rounds of {options.seconds} s; {OURS} is {redislock_fast.implementation}"
-    costs: dict[str, Any] = {}
-    if options.mode == "threads":
-        rows = [row | threads.extra_summary(entrant) for row, entrant in zip(rows, entrants, strict=True)]
-        _print_threads(title, rows, absent)
-    else:
-        costs_ms = import_costs_ms(_IMPORTS)
-        cost_ms = statistics.median(costs_ms)
-        costs = {"import_cost_ms": cost_ms, "import_costs_ms": costs_ms}
-        _print_single(title, rows, absent)
-        print(f"import redislock_fast over import redis: {cost_ms:+.1f} ms (median of {_IMPORTS} fresh interpreters)")
+    print_rows(title, mode.columns, rows, absent)
+    memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in field}
+    for kind in ("sync", "asyncio"):
+        sizes = [f"{name} {of_kind[kind]:,.0f}" for name, of_kind in memory.items() if kind in of_kind]
+        print(f"bytes for each {kind} lock object: {', '.join(sizes)}")
+    costs_ms = import_costs_ms(_IMPORTS)
+    cost_ms = statistics.median(costs_ms)
+    print(f"import redislock_fast over import redis: {cost_ms:+.1f} ms (median of {_IMPORTS} fresh interpreters)")
     return {
         "command": "throughput",
         "mode": options.mode,
         "server": server.name,
         **report.environment(),
         "redislock_fast.implementation": redislock_fast.implementation,
-        "versions": versions,
+        "versions": {contestant.name: contestant.version for contestant in field},
         "not_measured": absent,
         "rounds": options.rounds,
         "seconds": options.seconds,
         "lease_s": contestants.LEASE_S,
         "results": rows,
-        **costs,
+        "bytes_for_each_lock": memory,
+        "import_cost_ms": cost_ms,
+        "import_costs_ms": costs_ms,
     }
 
 
+def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestant], list[Entrant], dict[str, str]]:
+    """Who takes part, the rows to measure, and why others are not among them."""
+    absent: dict[str, str] = {}
+    field: list[Contestant] = []
+    for name in wanted:
+        if name not in mode.names:
+            absent[name] = "not in this mode"
+        elif name not in _YARDSTICKS:
+            with _noted(absent, name):
+                field.append(contestants.find(name))
+    entrants: list[Entrant] = []
+    for workload in mode.workloads:
+        together: list[Entrant] = []
+        for contestant in field:
+            with _noted(absent, contestant.name):
+                together += workload.entrants_of(contestant, scene)
+        for name in workload.yardsticks:
+            if name in wanted:
+                with _noted(absent, name):
+                    together.append(_YARDSTICKS[name](scene))
+        # Those whose ratios are taken are measured soon after one another.
+        entrants += sorted(together, key=lambda entrant: (entrant.workload == ANEW, entrant.count))
+    return field, entrants, absent
+
+
+@contextmanager
+def _noted(absent: dict[str, str], name: str) -> Iterator[None]:
+    """Whoever cannot take part is left out, with the reason."""
+    try:
+        yield
+    except AbsentError as reason:
+        absent[name] = str(reason)
+
+
+def _lock_bytes(contestant: Contestant, scene: Scene) -> dict[str, float]:
+    """What a lock object takes, by the kind of lock."""
+    client = redis.Redis.from_url(scene.url)
+    sizes = {"sync": bytes_per_lock(partial(contestant.make, client))}
+    if contestant.make_async:
+        sizes["asyncio"] = bytes_per_lock(partial(contestant.make_async, redis.asyncio.Redis.from_url(scene.url)))
+    return sizes
+
+
+@contextmanager
+def _scene(url: str) -> Iterator[Scene]:
+    """Names that nobody uses on the server, and no keys of them left behind."""
+    prefix = f"bench:{secrets.token_hex(4)}"
+    most = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
+    with (
+        redis.Redis.from_url(url) as witness,
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        ExitStack() as closing,
+    ):
+        closing.callback(
+            witness.delete,
+            *(begin + prefix for begin in ("", "lock:", "lock-signal:", "redlock:")),
+            *(f"{prefix}:{index}" for index in range(most)),
+        )
+        yield Scene(url, prefix, witness, Path(folder), closing)
+
+
+def _allow_open_files() -> None:
+    """Let this process, and the server that it starts, have the connections of all the rows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+        allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def _defaults(setting: str) -> str:
-    return ", ".join(f"{getattr(mode, setting)} in mode {name}" for name, mode in _MODES.items())
+    usual = getattr(_Mode, setting)
+    others = {name: getattr(mode, setting) for name, mode in _MODES.items() if getattr(mode, setting) != usual}
+    return ", ".join((f"{usual}", *(f"{other} in mode {name}" for name, other in others.items())))
 
 
 def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
@@ -148,134 +291,3 @@ def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
         return value
 
     return parse
-
-
-@contextmanager
-def _lock_name(url: str) -> Iterator[str]:
-    """A lock name that nobody uses on the server, and no keys of it left behind, nor of those that it begins."""
-    name = f"bench:{secrets.token_hex(4)}"
-    with redis.Redis.from_url(url) as client:
-        try:
-            yield name
-        finally:
-            client.delete(name, f"lock:{name}", f"lock-signal:{name}", f"redlock:{name}", *threads.lock_names(name))
-
-
-def _enter(
-    url: str, name: str, options: argparse.Namespace, folder: Path
-) -> tuple[list[Entrant], dict[str, str], dict[str, str]]:
-    """The rows to measure, the contestants' versions, and why others are not among them."""
-    entrants: list[Entrant] = []
-    versions: dict[str, str] = {}
-    absent: dict[str, str] = {}
-    witness = redis.Redis.from_url(url)
-    entrants_of = threads.entrants_of if options.mode == "threads" else _entrants_of
-    for wanted in options.only:
-        if wanted not in _MODES[options.mode].names:
-            absent[wanted] = "one thread only"
-        elif wanted in floor.NAMES:
-            try:
-                entrants.append(_floor_entrant(wanted, name, witness, folder))
-            except floor.NoFloorError as reason:
-                absent[wanted] = str(reason)
-        elif (contestant := contestants.find(wanted)) is None:
-            absent[wanted] = "not installed"
-        else:
-            versions[wanted] = contestant.version
-            entrants += entrants_of(contestant, url, name, witness)
-    # Those whose ratios are taken are measured soon after one another.
-    entrants.sort(key=lambda entrant: (entrant.workload == ANEW, entrant.threads))
-    return entrants, versions, absent
-
-
-def _entrants_of(contestant: Contestant, url: str, name: str, witness: redis.Redis) -> list[Entrant]:
-    client, rival_client = redis.Redis.from_url(url), redis.Redis.from_url(url)
-    reused, rival = contestant.make(client, name), contestant.make(rival_client, name)
-    key = contestant.key_of(name)
-
-    def anew() -> AnyLock:
-        return contestant.make(client, name)
-
-    def entrant(workload: str, measure: Callable[[float], Sample], holder: Callable[[], AnyLock]) -> Entrant:
-        return Entrant(
-            contestant.name,
-            contestant.name,
-            workload,
-            measure,
-            lambda: contestants.check(key, holder(), rival, witness),
-        )
-
-    return [
-        entrant(REUSED, lambda seconds: _pairs_reused(reused, seconds), lambda: reused),
-        entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
-    ]
-
-
-def _floor_entrant(wanted: str, name: str, witness: redis.Redis, folder: Path) -> Entrant:
-    program = floor.Floor(witness, name, folder)
-    waiting = floor.NAMES[wanted]
-    holder, rival = floor.FloorLock(program), floor.FloorLock(program)
-    return Entrant(
-        wanted,
-        f"C floor ({waiting})",
-        TWO_ROUND_TRIPS,
-        lambda seconds: Sample(program.run(seconds, waiting)),
-        lambda: contestants.check(name, holder, rival, witness),
-    )
-
-
-def _pairs_reused(lock: AnyLock, seconds: float) -> Sample:
-    acquire, release = lock.acquire, lock.release
-    pairs = 0
-    began = now = time.perf_counter()
-    while now < began + seconds:
-        for _ in range(_PAIRS_PER_LOOK):
-            if not acquire():
-                raise CheckFailedError("a free lock was not acquired")
-            release()
-        pairs += _PAIRS_PER_LOOK
-        now = time.perf_counter()
-    return Sample(pairs / (now - began))
-
-
-def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> Sample:
-    pairs = 0
-    began = now = time.perf_counter()
-    while now < began + seconds:
-        for _ in range(_PAIRS_PER_LOOK):
-            with make():
-                pass
-        pairs += _PAIRS_PER_LOOK
-        now = time.perf_counter()
-    return Sample(pairs / (now - began))
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _rate_cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    return f"{row['median']:,.0f}", f"{row['min']:,.0f} - {row['max']:,.0f}", _ratio(row["ratio_to_redis_py"])
-
-
-def _print_single(title: str, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
-    cells = [(row["title"], row["workload"], *_rate_cells(row), _ratio(row["ratio_to_floor"])) for row in rows]
-    cells += [(name, reason, "-", "-", "-", "-") for name, reason in absent.items()]
-    report.table(title, ("contestant", "workload", "pairs/s", "min - max", ": redis-py", ": floor"), cells, words=2)
-
-
-def _print_threads(title: str, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
-    cells = [
-        (
-            row["title"],
-            str(row["threads"]),
-            *_rate_cells(row),
-            f"{row['latency_p50_ms']:.2f}",
-            f"{row['latency_p99_ms']:.2f}",
-            str(row["connections"]),
-        )
-        for row in rows
-    ]
-    cells += [(name, reason, "-", "-", "-", "-", "-", "-") for name, reason in absent.items()]
-    headings = ("contestant", "threads", "pairs/s", "min - max", ": redis-py", "p50 ms", "p99 ms", "connections")
-    report.table(title, headings, cells, words=1)

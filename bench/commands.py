@@ -1,0 +1,161 @@
+"""The bytes of a lock on the wire: the two requests that redislock_fast sends to a server, and the right replies.
+
+Rules: native commands where the server has them, the release script otherwise, as the package decides. Must not know:
+who sends them, or how fast.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import hiredis
+import redis
+
+from bench.contestants import LEASE_S, AbsentError, CheckFailedError
+from redislock_fast._scripts import RELEASE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_TOKEN_BYTES = 36
+_SOCKET_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and the one reply that is right."""
+
+    request: bytes
+    reply: bytes
+
+
+class Commands:
+    """What a server understands, and where it is.
+
+    Args:
+        client: a client of the server.
+
+    Attributes:
+        host: the server's.
+        port: the server's.
+
+    Raises:
+        AbsentError: where the server wants more than plain TCP.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        settings = client.connection_pool.connection_kwargs
+        plain = client.connection_pool.connection_class is redis.Connection
+        if not plain or settings.get("password") or settings.get("db"):
+            raise AbsentError("only over plain TCP, without a password, in database 0")
+        self.host = str(settings.get("host", "localhost"))
+        self.port = int(settings.get("port", 6379))
+        self._release_form = _release_form(client)
+        self._answers_with_holder = _answers_with_holder(client)
+
+    def acquire(self, name: str, token: str) -> tuple[str, ...]:
+        """The words of the acquire."""
+        words = ("SET", name, token, "NX", "PX", str(LEASE_S * 1000))
+        return (*words, "GET") if self._answers_with_holder else words
+
+    def release(self, name: str, token: str) -> tuple[str, ...]:
+        """The words of the release."""
+        head, tail = self._release_form
+        return (*head, name, *tail, token)
+
+    def exchanges(self, name: str, token: str) -> tuple[Exchange, Exchange]:
+        """The acquire of a free lock and the release of the own."""
+        acquired = b"$-1\r\n" if self._answers_with_holder else b"+OK\r\n"
+        return (
+            Exchange(_pack(self.acquire(name, token)), acquired),
+            Exchange(_pack(self.release(name, token)), b":1\r\n"),
+        )
+
+    def is_right(self, exchange: Exchange) -> bool:
+        """Make one exchange on a connection of its own, and say whether the reply was right."""
+        with self.connect() as connection:
+            connection.sendall(exchange.request)
+            with connection.makefile("rb") as replies:
+                return replies.readline() == exchange.reply
+
+    def connect(self) -> socket.socket:
+        """A connection to the server."""
+        return socket.create_connection((self.host, self.port), _SOCKET_TIMEOUT_S)
+
+
+class BareLock:
+    """The bytes as a lock, so that the same check can be made of them.
+
+    Args:
+        commands: those of the server.
+        name: the lock's, which is its key.
+    """
+
+    def __init__(self, commands: Commands, name: str) -> None:
+        self._commands = commands
+        self._acquire, self._release = commands.exchanges(name, new_token())
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Try once: there is no waiting."""
+        if blocking:
+            raise ValueError("bare commands have no waiting")
+        return self._commands.is_right(self._acquire)
+
+    def release(self) -> None:
+        """Give it back.
+
+        Raises:
+            CheckFailedError: where it was not held.
+        """
+        if not self._commands.is_right(self._release):
+            raise CheckFailedError("released a lock that it did not hold")
+
+    def __enter__(self) -> Self:
+        """Take it."""
+        if not self.acquire(blocking=False):
+            raise CheckFailedError("somebody else holds the lock")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give it back."""
+        self.release()
+
+
+def new_token() -> str:
+    """A token as long as the package's."""
+    return secrets.token_hex(_TOKEN_BYTES // 2)
+
+
+def _pack(words: tuple[str, ...]) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # stub: a tuple of one
+    return packed
+
+
+def _release_form(client: redis.Redis) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the release request holds before the name, and between it and the token."""
+    delifeq, delex = client.execute_command("COMMAND INFO", "DELIFEQ", "DELEX")  # type: ignore[no-untyped-call]
+    if delifeq:
+        return ("DELIFEQ",), ()
+    if delex:
+        return ("DELEX",), ("IFEQ",)
+    return ("EVALSHA", client.script_load(RELEASE.text), "1"), ()
+
+
+def _answers_with_holder(client: redis.Redis) -> bool:
+    """Whether the server takes NX and GET together, which it does from Redis 7.0 on."""
+    probe = f"bench:probe:{new_token()}"
+    try:
+        client.execute_command("SET", probe, "probe", "NX", "PX", "1", "GET")  # type: ignore[no-untyped-call]
+    except redis.ResponseError:
+        return False
+    client.delete(probe)
+    return True

@@ -1,0 +1,88 @@
+"""The server's own limit: the two commands of a lock, pipelined by the server's own load generator.
+
+Rules: the commands are those that redislock_fast sends, all for one name: but for the first, an acquire finds the lock
+held and a release finds it gone. Both cost the server less than taking and giving back, so the limit is an upper one.
+Must not know: the contestants.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+from pathlib import Path
+
+from bench import contestants
+from bench.commands import BareLock, Commands, new_token
+from bench.contestants import AbsentError, CheckFailedError
+from bench.rounds import Entrant, Sample, Scene
+from redislock_fast.server import find_binary
+
+NAME = "redis-benchmark"
+"""What `--only` calls it."""
+
+_DEPTH = 64  # requests under way on each of its connections
+_CONNECTIONS = 50  # its default
+_REQUESTS_PER_S = 400_000  # of the time to measure, for each of the two commands
+_PROGRAMS = ("valkey-benchmark", "redis-benchmark")
+_TIMEOUT_S = 60
+
+
+def entrant(scene: Scene) -> Entrant:
+    """The row of the limit.
+
+    Raises:
+        AbsentError: without a load generator, or where the server wants more than plain TCP.
+    """
+    program = _find_program()
+    commands = Commands(scene.witness)
+    name = f"{scene.prefix}:limit"
+    scene.closing.callback(scene.witness.delete, name)
+    holder, rival = BareLock(commands, name), BareLock(commands, name)
+    return Entrant(
+        NAME,
+        f"{program.name} -P {_DEPTH}",
+        "SET, then release",
+        lambda seconds: _measure(program, commands, name, scene, seconds),
+        lambda: contestants.check(name, holder, rival, scene.witness),
+        _CONNECTIONS * _DEPTH,
+        limit=NAME,
+    )
+
+
+def _find_program() -> Path:
+    """The load generator on the PATH, or beside one of the server binaries that Python packages bring."""
+    for name in _PROGRAMS:
+        if on_path := shutil.which(name):
+            return Path(on_path)
+        for kind in ("valkey", "redis-6.2"):
+            server = find_binary(kind)
+            if server and (beside := server.with_name(name)).exists():
+                return beside
+    raise AbsentError("not installed")
+
+
+def _measure(program: Path, commands: Commands, name: str, scene: Scene, seconds: float) -> Sample:
+    """Measure both commands one after the other, and say what both together allow."""
+    token = new_token()
+    requests = max(1, int(seconds * _REQUESTS_PER_S))
+    acquires_per_s = _run(program, commands, requests, commands.acquire(name, token))
+    if scene.witness.get(name) != token.encode():
+        raise CheckFailedError("no request took the lock")
+    releases_per_s = _run(program, commands, requests, commands.release(name, token))
+    if scene.witness.exists(name):
+        raise CheckFailedError("no request released the lock")
+    return Sample(1 / (1 / acquires_per_s + 1 / releases_per_s))
+
+
+def _run(program: Path, commands: Commands, requests: int, words: tuple[str, ...]) -> float:
+    """Requests per second."""
+    where = ["-h", commands.host, "-p", str(commands.port)]
+    what = ["-c", str(_CONNECTIONS), "-P", str(_DEPTH), "-n", str(requests), "--csv"]
+    done = subprocess.run(
+        [str(program), *where, *what, *words], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+    )
+    rows = list(csv.reader(done.stdout.splitlines()))
+    if done.returncode or not rows:
+        raise CheckFailedError(f"{program.name}: {done.stderr.strip() or done.stdout.strip()}")
+    return float(rows[-1][1])

@@ -1,0 +1,69 @@
+"""The workload of `python -m bench throughput --mode single`: one lock in one thread.
+
+Rules: the lock is reused, or made anew for each pair. Must not know: rounds, or how a contestant works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import redis
+
+from bench import contestants, floor
+from bench.contestants import AnyLock, CheckFailedError, Contestant
+from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
+
+_PAIRS_PER_LOOK = 10  # pairs between two looks at the clock
+
+
+def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
+    """A contestant's rows, one for each way to use a lock."""
+    client, rival_client = redis.Redis.from_url(scene.url), redis.Redis.from_url(scene.url)
+    name = scene.prefix
+    reused, rival = contestant.make(client, name), contestant.make(rival_client, name)
+    key = contestant.key_of(name)
+
+    def anew() -> AnyLock:
+        return contestant.make(client, name)
+
+    def entrant(workload: str, measure: Callable[[float], Sample], holder: Callable[[], AnyLock]) -> Entrant:
+        return Entrant(
+            contestant.name,
+            contestant.name,
+            workload,
+            measure,
+            lambda: contestants.check(key, holder(), rival, scene.witness),
+            limit=floor.BLOCKING,
+        )
+
+    return [
+        entrant(REUSED, lambda seconds: _pairs_reused(reused, seconds), lambda: reused),
+        entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
+    ]
+
+
+def _pairs_reused(lock: AnyLock, seconds: float) -> Sample:
+    acquire, release = lock.acquire, lock.release
+    pairs = 0
+    began = now = time.perf_counter()
+    while now < began + seconds:
+        for _ in range(_PAIRS_PER_LOOK):
+            if not acquire():
+                raise CheckFailedError("a free lock was not acquired")
+            release()
+        pairs += _PAIRS_PER_LOOK
+        now = time.perf_counter()
+    return Sample(pairs / (now - began))
+
+
+def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> Sample:
+    pairs = 0
+    began = now = time.perf_counter()
+    while now < began + seconds:
+        for _ in range(_PAIRS_PER_LOOK):
+            with make():
+                pass
+        pairs += _PAIRS_PER_LOOK
+        now = time.perf_counter()
+    return Sample(pairs / (now - began))

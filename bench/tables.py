@@ -1,0 +1,73 @@
+"""The tables of `python -m bench throughput`: which columns a mode has, and how a row's figures are written.
+
+Rules: what a row has no figure for is a dash. Must not know: how the figures came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench import report
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        heading: what stands above it.
+        cell: what it says of a row that has all its figures.
+        figures: what of the row it needs.
+    """
+
+    heading: str
+    cell: Callable[..., str]
+    figures: tuple[str, ...]
+
+    def of(self, row: Mapping[str, Any]) -> str:
+        """What it says of a row."""
+        values = [row[figure] for figure in self.figures]
+        return "-" if None in values else self.cell(*values)
+
+
+_CONTESTANT = Column("contestant", str, ("title",))
+_WORKLOAD = Column("workload", str, ("workload",))
+_RATE = Column("pairs/s", "{:,.0f}".format, ("median",))
+_SPREAD = Column("min - max", "{:,.0f} - {:,.0f}".format, ("min", "max"))
+_TO_REDIS_PY = Column(":\nredis-py", "{:.2f}".format, ("ratio_to_redis_py",))
+_COSTS = (
+    Column("p50 ms\nan op", "{:.2f}".format, ("latency_p50_ms",)),
+    Column("p99 ms\nan op", "{:.2f}".format, ("latency_p99_ms",)),
+    Column("client\nus/pair", "{:.1f}".format, ("client_cpu_us",)),
+    Column("server\nus/pair", "{:.1f}".format, ("server_cpu_us",)),
+    Column("conn.", str, ("connections",)),
+)
+
+
+def _to_limit(limit: str) -> Column:
+    return Column(f":\n{limit}", "{:.2f}".format, ("ratio_to_limit",))
+
+
+SINGLE_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
+MANY_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
+BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
+MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"), *_COSTS)
+
+
+def print_rows(
+    title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], absent: Mapping[str, str]
+) -> None:
+    """Print a table, and below it who is not in it.
+
+    Args:
+        title: what stands above it.
+        columns: contestant and workload, then figures.
+        rows: as `bench.rounds.summary` makes them.
+        absent: who is not among them, and why.
+    """
+    cells = [[column.of(row) for column in columns] for row in rows]
+    report.table(title, [column.heading for column in columns], cells, words=2)
+    for name, reason in absent.items():
+        print(f"{name}: {reason}")

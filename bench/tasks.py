@@ -1,0 +1,163 @@
+"""The workload of `python -m bench throughput --mode asyncio` and `uvloop`: many tasks on one client.
+
+Rules: each task has a lock of its own name, so none ever waits for another's lock, only for the client, the loop and
+the server; the loop and its connections stay from round to round, and each task has connected before the clock starts;
+what a task has under way when time is up is finished and counts, and so does the time that it takes. Must not know:
+rounds, or how a contestant works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar, cast
+
+import redis.asyncio
+
+from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant
+from bench.costs import Meter
+from bench.rounds import Entrant, Sample, Scene
+
+COUNTS = (1, 10, 100, 1000)
+"""How many tasks there are, in one row each."""
+
+_T = TypeVar("_T")
+
+
+def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = COUNTS) -> list[Entrant]:
+    """A contestant's rows, one for each count of tasks.
+
+    Args:
+        contestant: the library.
+        scene: where to measure.
+        loop: the module whose `new_event_loop` makes the loop, "asyncio" or "uvloop".
+        counts: how many tasks.
+
+    Raises:
+        AbsentError: where there is no such module, or the contestant has no locks for asyncio.
+    """
+    try:
+        new_loop = importlib.import_module(loop).new_event_loop
+    except ModuleNotFoundError:
+        raise AbsentError(f"{loop} is not installed") from None
+
+    def entrant(count: int) -> Entrant:
+        crew = _Crew(contestant, scene, new_loop(), count)
+        scene.closing.callback(crew.close)
+        workload = f"{count:,} task{'s' * (count > 1)}, {loop}"
+        return Entrant(contestant.name, contestant.name, workload, crew.measure, crew.check, count)
+
+    return [entrant(count) for count in counts]
+
+
+class _Crew:
+    """So many tasks, each with its own lock, on one client in one loop.
+
+    The client is the crew's own: what it has connected, this count of tasks made it connect.
+    """
+
+    def __init__(self, contestant: Contestant, scene: Scene, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        if contestant.make_async is None:
+            raise AbsentError("no locks for asyncio")
+        names = [f"{scene.prefix}:{index}" for index in range(count)]
+        self._loop = loop
+        self._client_name = f"{scene.prefix}:{contestant.name}:{type(loop).__module__}:{count}"
+        # redis-py's own limit of 100 connections would make the hundred-and-first of its tasks fail.
+        self._client = redis.asyncio.Redis.from_url(scene.url, client_name=self._client_name, max_connections=count)
+        self._locks = [contestant.make_async(self._client, name) for name in names]
+        self._keys = [contestant.key_of(name) for name in names]
+        self._witness = scene.witness
+
+    def measure(self, seconds: float) -> Sample:
+        """Take and give back the locks, for so long."""
+        return self._loop.run_until_complete(self._measure(seconds))
+
+    def check(self) -> None:
+        """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.
+
+        Raises:
+            CheckFailedError: unless there is a key for each, with a token of its own.
+        """
+        self._loop.run_until_complete(self._check())
+
+    def close(self) -> None:
+        """Close the client and the loop, and end what an interrupted race has left in it."""
+        self._loop.run_until_complete(self._end())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _measure(self, seconds: float) -> Sample:
+        meter = Meter(self._witness)
+        latencies_s = array("d")
+
+        async def work(lock: AnyAsyncLock) -> int:
+            acquire, release = lock.acquire, lock.release
+            pairs = 0
+            now = time.perf_counter()
+            while now < deadline:
+                began = now
+                if not await acquire():
+                    raise CheckFailedError("a free lock was not acquired")
+                acquired = time.perf_counter()
+                await release()
+                now = time.perf_counter()
+                latencies_s.append(acquired - began)
+                latencies_s.append(now - acquired)
+                pairs += 1
+            return pairs
+
+        meter.start()
+        began_all = time.perf_counter()
+        deadline = began_all + seconds
+        pairs = sum(await _each(self._locks, work))
+        seconds_taken = time.perf_counter() - began_all
+        client_cpu_us, server_cpu_us = meter.read(pairs)
+        return Sample(pairs / seconds_taken, latencies_s, self._connections(), client_cpu_us, server_cpu_us)
+
+    async def _check(self) -> None:
+        tokens: set[bytes | str | None] = set()
+        to_arrive = len(self._locks)
+        all_hold = asyncio.Event()
+
+        async def hold(lock: AnyAsyncLock) -> None:
+            nonlocal to_arrive
+            try:
+                if not await lock.acquire(blocking=False):
+                    raise CheckFailedError("a free lock could not be acquired")
+            finally:  # failed or not: the others wait for this task
+                to_arrive -= 1
+                if not to_arrive:
+                    tokens.update(self._witness.mget(self._keys))
+                    all_hold.set()
+            await all_hold.wait()
+            await lock.release()
+
+        if self._witness.exists(*self._keys):
+            raise CheckFailedError("keys were left behind")
+        await _each(self._locks, hold)
+        if len(tokens - {None}) != len(self._keys):
+            raise CheckFailedError(f"{len(self._keys)} tasks hold a lock, with {len(tokens - {None})} tokens")
+        if self._witness.exists(*self._keys):
+            raise CheckFailedError("released, but keys are still there")
+
+    def _connections(self) -> int:
+        return sum(client["name"] == self._client_name for client in self._witness.client_list())
+
+
+async def _each(locks: Sequence[AnyAsyncLock], work: Callable[[AnyAsyncLock], Awaitable[_T]]) -> list[_T]:
+    """Do the work with every lock, all at a time, each in a task of its own; all have ended when this ends."""
+    results = await asyncio.gather(*map(work, locks), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[_T]", results)
