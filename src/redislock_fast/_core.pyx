@@ -659,13 +659,16 @@ cdef class Pipe:
         try:
             self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
             self.consumed = self.landed
-            while True:
+            # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
+            # an array has no data left either.
+            self.between = False
+            while not self.between:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
-                    self.between = not self.parser.has_data()
                     return 0
                 if type(reply) is not PushNotification:
                     self._complete(reply)
+                self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
         finally:
