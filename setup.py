@@ -31,22 +31,26 @@ if SANITIZE:
     compile_args += flags
     link_args += flags
 
-core = Extension(
-    "redislock_fast._core",
-    ["src/redislock_fast/_core.pyx"],
-    extra_compile_args=compile_args,
-    extra_link_args=link_args,
-    define_macros=macros,
-    # The pure-Python twin serves where there is no compiler; a wheel must have the core.
-    optional=os.environ.get("CIBUILDWHEEL") != "1" and os.environ.get("REDISLOCK_FAST_IMPLEMENTATION") != "compiled",
-)
+extensions = [
+    Extension(
+        f"redislock_fast.{name}",
+        [f"src/redislock_fast/{name}.pyx"],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+        define_macros=macros,
+        # The pure-Python twins serve where there is no compiler; a wheel must have the core.
+        optional=os.environ.get("CIBUILDWHEEL") != "1"
+        and os.environ.get("REDISLOCK_FAST_IMPLEMENTATION") != "compiled",
+    )
+    for name in ("_core", "_core_loop", "_core_resp")
+]
 
 setup(
     # The core reads file descriptors with POSIX calls; elsewhere the pure-Python twin does the work.
     ext_modules=[]
     if sys.platform == "win32"
     else cythonize(
-        [core],
+        extensions,
         compiler_directives={
             "language_level": 3,
             "freethreading_compatible": True,

@@ -17,12 +17,14 @@ from typing import Any, Protocol
 
 import pytest
 import redis
+import redis.asyncio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from redislock_fast.server import KINDS, Server, find_binary, free_port
+from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
 from tests.proxy import Proxy
 
@@ -165,6 +167,53 @@ def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
     monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
     return fake
+
+
+@pytest.fixture
+def loop_kind() -> str:
+    """The kind of event loop that an asyncio test runs in; a module that asks for `each_loop_kind` runs in each."""
+    return LOOP_KINDS[0]
+
+
+@pytest.fixture(params=LOOP_KINDS)
+def each_loop_kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of event loop in turn."""
+    kind: str = request.param
+    if kind != LOOP_KINDS[0]:
+        pytest.importorskip(kind)
+    return kind
+
+
+@pytest.fixture
+def async_connect() -> AsyncClients:
+    """Makes asyncio clients with any options; `in_loop` closes them in the test's loop."""
+    return AsyncClients()
+
+
+@pytest.fixture
+def async_client(server: Server, async_connect: AsyncClients) -> redis.asyncio.Redis:
+    """A fresh asyncio client of each kind of server in turn; `client` looks at the same server from outside."""
+    return async_connect(server.port)
+
+
+@pytest.fixture
+def async_valkey_client(valkey: Server, async_connect: AsyncClients) -> redis.asyncio.Redis:
+    """A fresh asyncio client of Valkey."""
+    return async_connect(valkey.port)
+
+
+@pytest.fixture
+def async_lock_class(lock_class_id: str) -> AsyncLockClass:
+    """redis-py's asyncio Lock and ours, in turn."""
+    return ASYNC_CLASSES[lock_class_id]
+
+
+@pytest.fixture
+def fake_async_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """A clock in place of the one that the asyncio lock class sleeps by."""
+    clock = FakeTime()
+    monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))
+    return clock
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from redislock_fast import Lock, _connect, _core_py, _implementation, _transport
 from redislock_fast._connect import RetryPolicy
-from redislock_fast._transport import Channel, transport_of
+from redislock_fast._transport import ThreadChannel, transport_of
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, few, in_fork, in_thread, once, start, wait_until
@@ -51,9 +51,9 @@ def valkey_proxy(valkey: Server) -> Iterator[Proxy]:
         yield running
 
 
-def channel_of(client: redis.Redis) -> Channel:
+def channel_of(client: redis.Redis) -> ThreadChannel:
     channel = transport_of(client)
-    assert isinstance(channel, Channel)
+    assert isinstance(channel, ThreadChannel)
     return channel
 
 
@@ -155,7 +155,7 @@ def test_the_pipe_is_the_one_for_the_socket(pipe: type, valkey: Server, connect:
 
 
 def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: Server) -> None:
-    def use() -> weakref.ref[Channel]:
+    def use() -> weakref.ref[ThreadChannel]:
         client = redis.Redis(port=server.port, client_name=name)
         with Lock(client, "name", timeout=10):
             assert connections(server, name)
@@ -163,19 +163,19 @@ def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: 
 
     use()
     gc.collect()
-    registered, before = len(_transport._registry), open_files()
+    registered, before = len(_transport._channels._transports), open_files()
     channels = [use() for _ in range(5)]
     gc.collect()
     assert [channel() for channel in channels] == [None] * 5
-    assert len(_transport._registry) == registered
+    assert len(_transport._channels._transports) == registered
     assert open_files() == before
     wait_until(lambda: not connections(server, name), "the server sees them closed")
 
 
 def test_a_channel_goes_with_the_pool_though_an_undo_is_pending(valkey_proxy: Proxy) -> None:
-    def use() -> weakref.ref[Channel]:
+    def use() -> weakref.ref[ThreadChannel]:
         with redis.Redis(port=valkey_proxy.port) as client:
-            channel_of(client).undo(b"name", b"token")
+            channel_of(client).undo([(b"name", b"token")])
             return weakref.ref(channel_of(client))
 
     valkey_proxy.refuse()
@@ -247,7 +247,7 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
 def test_forget_drops_the_parents_unfinished_business(valkey_proxy: Proxy, connect: Connect) -> None:
     channel = channel_of(client := connect(valkey_proxy.port, retry=once()))
     valkey_proxy.refuse()
-    channel.undo(b"name", b"token")
+    channel.undo([(b"name", b"token")])
     assert in_fork(lambda: str(len(channel._undone))) == "0"
     assert len(channel._undone) == 1
     valkey_proxy.accept()

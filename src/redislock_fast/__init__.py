@@ -3,7 +3,8 @@
     from redislock_fast import Lock              # was: from redis.lock import Lock
     client.lock("name", timeout=10, lock_class=Lock)
 
-or, without touching a caller, `redislock_fast.patch()`.
+or, without touching a caller, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
+`Locker` takes many locks in one round.
 
 `implementation` says whether the compiled core is at work ("compiled") or its pure-Python twin ("python").
 """
@@ -14,5 +15,16 @@ from redislock_fast._implementation import implementation
 from redislock_fast._patch import patch, unpatch
 from redislock_fast._version import __version__
 from redislock_fast.lock import Lock
+from redislock_fast.locker import Batch, Locker
 
-__all__ = ["Lock", "LockError", "LockNotOwnedError", "__version__", "implementation", "patch", "unpatch"]
+__all__ = [
+    "Batch",
+    "Lock",
+    "LockError",
+    "LockNotOwnedError",
+    "Locker",
+    "__version__",
+    "implementation",
+    "patch",
+    "unpatch",
+]

@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 import redis
+import redis.asyncio
 
 __all__ = ["client_from", "recipe_of"]
 
@@ -43,7 +44,7 @@ def recipe_of(client: Any) -> Any:
 
     if not type(client).__module__.startswith("redis."):
         return client
-    if not isinstance(client, redis.Redis):
+    if not isinstance(client, (redis.Redis, redis.asyncio.Redis)):
         raise pickle.PicklingError("a cluster client cannot be pickled: make the lock anew in the other process")
     pool = client.connection_pool
     settings = {

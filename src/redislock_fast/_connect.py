@@ -23,7 +23,7 @@ from redislock_fast import _core_py, _protocol
 from redislock_fast._implementation import compiled
 from redislock_fast._wire import Pipe
 
-__all__ = ["Link", "RetryPolicy", "open_link", "redis_error"]
+__all__ = ["Link", "RetryPolicy", "open_link", "redis_error", "settings_of"]
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -90,6 +90,13 @@ def redis_error(text: str) -> RedisError:
     return error
 
 
+def settings_of(pool: Any) -> dict[str, Any]:
+    """What to make a connection of our own with. Whoever calls decides whether to try again, and adds `retry`."""
+    settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _POOL_ONLY}
+    settings["retry_on_error"] = []
+    return settings
+
+
 def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
     """Connect to a pool's server and find out what it understands.
 
@@ -102,9 +109,8 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
         Lost: the connection broke while it was asked.
         NoReply: the server did not answer in time.
     """
-    settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _POOL_ONLY}
-    settings["retry"] = Retry(NoBackoff(), 0)  # whoever called decides whether to try again
-    settings["retry_on_error"] = []
+    settings = settings_of(pool)
+    settings["retry"] = Retry(NoBackoff(), 0)
     if limit_s is not None:
         for name in ("socket_timeout", "socket_connect_timeout"):
             own = settings.get(name)

@@ -1,4 +1,4 @@
-"""Table of contents of the compiled core: one connection, many callers.
+"""Table of contents of the compiled pipe of threads: one connection, many callers.
 
 Who may touch what is written beside each field. "mutex" is Pipe.mutex; "reader" is the one thread for which
 Pipe.reading was set (under the mutex) and which alone drives the socket until it hands that right on; "owner" is the
@@ -10,6 +10,8 @@ waits for the GIL.
 cimport cython
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_type_lock
+
+from redislock_fast._core_resp cimport Buffer, Plain
 
 
 cdef enum SlotState:
@@ -26,14 +28,6 @@ cdef enum Place:         # what became of a request
     FOLLOWING = 1        # somebody else reads
     READING = 2          # the caller reads
     ALONE = 3            # and nothing else is under way
-
-
-cdef enum Plain:         # the replies that need no parser
-    NOT_PLAIN = 0        # the reply is an object
-    NIL = 1
-    ZERO = 2
-    ONE = 3
-    OK = 4
 
 
 cdef enum Outcome:       # what _drive and _turn return besides a number of received bytes
@@ -68,12 +62,6 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     bint spin            # before the next blocking read
 
 
-cdef struct Buffer:
-    char* data
-    Py_ssize_t used
-    Py_ssize_t room
-
-
 cdef class Pipe:
     cdef cython.pymutex mutex
     cdef object owner              # fixed; the redis-py connection, which closes the descriptor
@@ -104,7 +92,7 @@ cdef class Pipe:
     cdef int error                 # reader; errno of the last failed turn
     cdef double heard              # reader; CLOCK_MONOTONIC of the last byte received; read by anybody as a hint
 
-    cdef Slot* _queue(self, tuple args, list requests, SlotState state, Place* place) except NULL
+    cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL
     cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil
     cdef object _wait(self, Slot* slot, Place place, double timeout_s)
     cdef int _begin(self, Wait* wait) except -1
@@ -137,9 +125,3 @@ cdef void wake_all(Slot* slot) noexcept nogil
 cdef void free_slot(Slot* slot) noexcept nogil
 cdef void drop_slot(Slot* slot) noexcept
 cdef object take_reply(Slot* slot)
-cdef Plain plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* length) noexcept nogil
-cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil
-cdef Py_ssize_t request_size(tuple args) except -1
-cdef Py_ssize_t requests_size(list requests) except -1
-cdef char* write_request(char* at, tuple args) except NULL
-cdef char* write_requests(char* at, list requests) except NULL

@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True
-"""The compiled core: requests encoded into one buffer, replies matched to callers first in, first out.
+"""The compiled pipe of threads: requests sent from one buffer, replies matched to callers first in, first out.
 
 One `Pipe` drives one plain TCP or unix socket for many threads, without a thread of its own:
 
@@ -18,11 +18,9 @@ Must not know: commands, locks, redis-py, reconnection.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.long cimport PyLong_CheckExact
-from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc
 from cpython.object cimport PyObject
 from cpython.pythread cimport (
     PY_LOCK_ACQUIRED,
@@ -33,19 +31,26 @@ from cpython.pythread cimport (
     WAIT_LOCK,
 )
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from cpython.unicode cimport PyUnicode_CheckExact
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.string cimport memcmp, memcpy, strerror
+from libc.string cimport memcpy, strerror
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec, timeval
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
+from redislock_fast._core_resp cimport (
+    NOT_PLAIN,
+    Plain,
+    plain_object,
+    plain_reply,
+    request_size,
+    requests_size,
+    reserve,
+    write_request,
+    write_requests,
+)
 
-cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
 
 cdef extern from "pythread.h":
     ctypedef long long PY_TIMEOUT_T
@@ -101,127 +106,6 @@ cdef enum:
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
 cdef object PushNotification = hiredis.PushNotification
-
-
-# ---- requests ----
-
-def encode(tuple args not None):
-    """The bytes of one request.
-
-    Args:
-        args: the command's words: bytes, str (sent as UTF-8) or int (sent in decimal).
-
-    Returns:
-        A RESP array of bulk strings.
-
-    Raises:
-        TypeError: for a word of another type.
-    """
-    cdef Py_ssize_t size = request_size(args)
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, size)
-    write_request(PyBytes_AS_STRING(out), args)
-    return out
-
-
-cdef inline int digits(unsigned long long number) noexcept nogil:
-    cdef int count = 1
-    while number >= 10:
-        number //= 10
-        count += 1
-    return count
-
-
-cdef inline char* write_number(char* at, unsigned long long number) noexcept nogil:
-    cdef int count = digits(number)
-    cdef int place = count
-    while place:
-        place -= 1
-        at[place] = <char>(48 + number % 10)
-        number //= 10
-    return at + count
-
-
-cdef inline char* write_header(char* at, char kind, unsigned long long number) noexcept nogil:
-    at[0] = kind
-    at = write_number(at + 1, number)
-    at[0] = 13
-    at[1] = 10
-    return at + 2
-
-
-cdef inline unsigned long long magnitude(long long number) noexcept nogil:
-    # Through unsigned arithmetic: the most negative number has no positive twin.
-    return <unsigned long long>number if number >= 0 else 0 - <unsigned long long>number
-
-
-cdef Py_ssize_t request_size(tuple args) except -1:
-    """How many bytes write_request will write; raises TypeError before anything is written."""
-    cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
-    cdef Py_ssize_t size = 3 + digits(count)
-    cdef Py_ssize_t length = 0
-    cdef long long number
-    cdef object word
-    for i in range(count):
-        word = <object>PyTuple_GET_ITEM(args, i)
-        if PyBytes_CheckExact(word):
-            length = PyBytes_GET_SIZE(word)
-        elif PyLong_CheckExact(word):
-            number = word
-            length = digits(magnitude(number)) + (number < 0)
-        elif PyUnicode_CheckExact(word):
-            PyUnicode_AsUTF8AndSize(word, &length)
-        else:
-            raise TypeError(f"a request is made of bytes, str and int, not {type(word).__name__}")
-        size += 5 + digits(length) + length
-    return size
-
-
-cdef char* write_request(char* at, tuple args) except NULL:
-    """Write the request; returns where it ends. The words have passed request_size."""
-    cdef Py_ssize_t length = 0
-    cdef long long number
-    cdef const char* text
-    cdef object word
-    at = write_header(at, 42, PyTuple_GET_SIZE(args))
-    for i in range(PyTuple_GET_SIZE(args)):
-        word = <object>PyTuple_GET_ITEM(args, i)
-        if PyLong_CheckExact(word):
-            number = word
-            at = write_header(at, 36, digits(magnitude(number)) + (number < 0))
-            if number < 0:
-                at[0] = 45
-                at += 1
-            at = write_number(at, magnitude(number))
-        else:
-            if PyBytes_CheckExact(word):
-                text = PyBytes_AS_STRING(word)
-                length = PyBytes_GET_SIZE(word)
-            else:
-                text = PyUnicode_AsUTF8AndSize(word, &length)
-            at = write_header(at, 36, length)
-            memcpy(at, text, length)
-            at += length
-        at[0] = 13
-        at[1] = 10
-        at += 2
-    return at
-
-
-cdef Py_ssize_t requests_size(list requests) except -1:
-    """How many bytes write_requests will write."""
-    cdef Py_ssize_t size = 0
-    cdef object args
-    for args in requests:
-        size += request_size(args)
-    return size
-
-
-cdef char* write_requests(char* at, list requests) except NULL:
-    """Write one request after another; returns where they end."""
-    cdef object args
-    for args in requests:
-        at = write_request(at, args)
-    return at
 
 
 # ---- time ----
@@ -290,13 +174,10 @@ cdef class Pipe:
         cdef Slot* slot = self._queue(args, None, WAITING, &place)
         return self._wait(slot, place, timeout_s)
 
-    def call_many(self, list requests not None, double timeout_s):
+    def call_many(self, requests, double timeout_s):
         """Send requests in one piece and wait for all their replies."""
         cdef Place place
-        cdef Slot* slot
-        if not requests:
-            return []
-        slot = self._queue(None, requests, WAITING, &place)
+        cdef Slot* slot = self._queue(None, requests, WAITING, &place)
         return self._wait(slot, place, timeout_s)
 
     def post(self, tuple args not None):
@@ -320,7 +201,7 @@ cdef class Pipe:
         elif not self.dead:
             c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
 
-    cdef Slot* _queue(self, tuple args, list requests, SlotState state, Place* place) except NULL:
+    cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL:
         """Queue one request (args), or many. The slot of a post is another's at once."""
         cdef char scratch[SCRATCH_BYTES]
         cdef char* data = scratch
@@ -336,8 +217,8 @@ cdef class Pipe:
                 replies = []
                 Py_INCREF(replies)
                 slot.replies = <PyObject*>replies
-                slot.wanted = len(requests) - 1
-                size = requests_size(requests)
+                size = requests_size(requests, &slot.wanted)
+                slot.wanted -= 1
             else:
                 size = request_size(args)
             if size > SCRATCH_BYTES:
@@ -654,9 +535,19 @@ cdef class Pipe:
     cdef int _deliver_rest(self) except -1:
         """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
         cdef object reply
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
         if self.consumed == self.landed:
             return 0
         try:
+            while self.between and self.consumed < self.landed:
+                plain = plain_reply(self.landing + self.consumed, self.landed - self.consumed, &length)
+                if plain == NOT_PLAIN:
+                    break
+                self.consumed += length
+                self._complete(plain_object(plain))
+            if self.consumed == self.landed:
+                return 0
             self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
             self.consumed = self.landed
             # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
@@ -814,44 +705,6 @@ cdef void drop_slot(Slot* slot) noexcept:
 
 cdef object take_reply(Slot* slot):
     """The reply of a slot that is DONE."""
-    if slot.plain == NIL:
-        return None
-    if slot.plain == ZERO:
-        return 0
-    if slot.plain == ONE:
-        return 1
-    if slot.plain == OK:
-        return b"OK"
+    if slot.plain != NOT_PLAIN:
+        return plain_object(slot.plain)
     return <object>slot.reply if slot.replies == NULL else <object>slot.replies
-
-
-cdef Plain plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* length) noexcept nogil:
-    """Which of the five replies that an uncontended lock gets the data begins with, and how long that is."""
-    if size >= 3 and memcmp(data, b"_\r\n", 3) == 0:
-        length[0] = 3
-        return NIL
-    if size >= 4 and data[0] == 58 and data[2] == 13 and data[3] == 10 and (data[1] == 48 or data[1] == 49):
-        length[0] = 4
-        return ONE if data[1] == 49 else ZERO
-    if size >= 5 and memcmp(data, b"$-1\r\n", 5) == 0:
-        length[0] = 5
-        return NIL
-    if size >= 5 and memcmp(data, b"+OK\r\n", 5) == 0:
-        length[0] = 5
-        return OK
-    return NOT_PLAIN
-
-
-cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil:
-    """Make room for so many bytes more. Returns -1 when there is no memory."""
-    cdef Py_ssize_t room = buffer.room
-    cdef char* data
-    if buffer.used + more <= room:
-        return 0
-    room = max(1024, 2 * room, buffer.used + more)
-    data = <char*>PyMem_RawRealloc(buffer.data, room)
-    if data == NULL:
-        return -1
-    buffer.data = data
-    buffer.room = room
-    return 0

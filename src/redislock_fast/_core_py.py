@@ -25,7 +25,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Args, Lost, NoReply, Reply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, Reply, new_reader
 
 __all__ = ["Pipe", "encode"]
 
@@ -127,11 +127,11 @@ class Pipe:
         self._run(encode(args), slot, timeout_s)
         return slot.replies[0]
 
-    def call_many(self, requests: list[Args], timeout_s: float) -> list[Reply]:
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies."""
-        slot = _Slot(_State.WAITING, len(requests))
-        if requests:
-            self._run(b"".join(map(encode, requests)), slot, timeout_s)
+        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+        slot = _Slot(_State.WAITING, len(one_by_one))
+        self._run(b"".join(map(encode, one_by_one)), slot, timeout_s)
         return slot.replies
 
     def _run(self, request: bytes, slot: _Slot, timeout_s: float) -> None:

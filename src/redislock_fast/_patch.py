@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import redis.asyncio.client
+import redis.asyncio.cluster
+import redis.asyncio.lock
 import redis.client
 import redis.cluster
 import redis.lock
@@ -15,22 +18,31 @@ from redislock_fast.lock import Lock
 
 __all__ = ["patch", "unpatch"]
 
-# Where redis-py's own code looks the class up, each under the name "Lock".
+# Where redis-py's own code looks the classes up, each under the name "Lock".
 _PLACES: tuple[Any, ...] = (redis.lock, redis.client, redis.cluster)
+_ASYNC_PLACES: tuple[Any, ...] = (redis.asyncio.lock, redis.asyncio.client, redis.asyncio.cluster)
 _ORIGINAL = redis.lock.Lock
+_ASYNC_ORIGINAL = redis.asyncio.lock.Lock
 
 
 def patch() -> None:
-    """Let `client.lock()` of `redis.Redis` and `redis.RedisCluster` return `redislock_fast.Lock`.
+    """Let `client.lock()` of redis-py's clients return `redislock_fast.Lock`, or `redislock_fast.asyncio.Lock`.
 
-    `redis.lock.Lock` is ours then, too, for imports that come later. A `lock_class` that a caller gives still counts.
-    Calling it twice does no harm.
+    `redis.lock.Lock` and `redis.asyncio.lock.Lock` are ours then, too, for imports that come later. A `lock_class` that
+    a caller gives still counts. Calling it twice does no harm.
     """
-    for place in _PLACES:
-        place.Lock = Lock
+    from redislock_fast import asyncio  # noqa: PLC0415  # a third of the import time, for those who need it
+
+    _put(_PLACES, Lock)
+    _put(_ASYNC_PLACES, asyncio.Lock)
 
 
 def unpatch() -> None:
     """Take `patch` back. Locks that were made meanwhile go on as they are."""
-    for place in _PLACES:
-        place.Lock = _ORIGINAL
+    _put(_PLACES, _ORIGINAL)
+    _put(_ASYNC_PLACES, _ASYNC_ORIGINAL)
+
+
+def _put(places: tuple[Any, ...], lock_class: type) -> None:
+    for place in places:
+        place.Lock = lock_class

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import hiredis
 
@@ -96,18 +96,22 @@ class Operation(Protocol):
 
     Attributes:
         key: the lock's name on the wire.
+        many: whether `request` gives a list of requests and `feed` wants the list of their replies.
         unsettled: True once a request may have been, or may yet be, executed without our knowing.
         result: what came of it, once finished; False until then.
     """
 
-    key: bytes
+    many: bool
     unsettled: bool
     result: bool
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    @property
+    def key(self) -> bytes: ...
+
+    def request(self, dialect: Dialect, now: float) -> Any:
         """What to send next. `now` is read just before the first byte leaves."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Any, dialect: Dialect) -> bool:
         """Take the reply to the last request. True: finished. False: ask for the next request.
 
         Raises:
@@ -119,6 +123,9 @@ class Operation(Protocol):
     def lost(self, sent: bool) -> None:
         """The connection broke, or the time was up, before the reply came."""
 
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
+        """The keys and tokens that may be set on the server without being held: `failed` if the caller got an error."""
+
 
 class _Base:
     """What every operation on one token shares.
@@ -126,6 +133,7 @@ class _Base:
     The defaults stand on the classes: an operation is made for every acquire and release, and assigns what differs.
     """
 
+    many = False
     unsettled = False
     result = False
     with_text = False
@@ -136,6 +144,9 @@ class _Base:
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
+        return []
 
     def _script(self, script: Script, *args: bytes | int) -> Args:
         if self.with_text:
@@ -179,7 +190,7 @@ class Acquire(_Base):
     holder: bytes | None = None
     sent_at = 0.0
     _looking = False
-    _with_get = False  # the form of the request under way: the dialect may fall before its reply is here
+    with_get = False  # the form of the request under way: the dialect may fall before its reply is here
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
         self.key = key
@@ -191,26 +202,30 @@ class Acquire(_Base):
             self.sent_at = now
         if self._looking:
             return (b"GET", self.key)
-        self._with_get = dialect.set_get
+        self.with_get = dialect.set_get
         if self.ttl_ms is None:
-            if self._with_get:
+            if self.with_get:
                 return (b"SET", self.key, self.token, b"NX", b"GET")
             return (b"SET", self.key, self.token, b"NX")
-        if self._with_get:
+        if self.with_get:
             return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms, b"GET")
         return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms)
+
+    def plain_replies(self) -> tuple[Reply, type | None]:
+        """The reply to the request under way that means "ours", and the type of those that mean "another's"."""
+        return (None, bytes) if self.with_get else (b"OK", None)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if reply is None:
             if self._looking:  # freed since the SET failed: held by nobody, and not by us
                 return True
-            if self._with_get:
+            if self.with_get:
                 self.result = True
                 return True
             self._looking = True
             return False
         if type(reply) is bytes:
-            if reply == b"OK" and not self._looking and not self._with_get:
+            if reply == b"OK" and not self._looking and not self.with_get:
                 self.result = True
             else:
                 self.holder = reply
@@ -218,13 +233,17 @@ class Acquire(_Base):
             return True
         return self._refused(reply, dialect)
 
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        # Finished without the lock, an earlier attempt may still be under way.
+        return [(self.key, self.token)] if self.unsettled and not self.result else []
+
     def _refused(self, reply: Reply, dialect: Dialect) -> bool:
         text = str(reply)
         if isinstance(reply, hiredis.ReplyError):
             code = self._error(reply)
             if self._looking and code == "NOPERM" and not self.unsettled:
                 return True  # may not read: held by somebody
-            if self._with_get and not self._looking and _syntax_or_permission(code, text):
+            if self.with_get and not self._looking and _syntax_or_permission(code, text):
                 dialect.set_get = False
                 return False
         raise Refused(text)
@@ -284,6 +303,10 @@ class Release(_NativeOrScript):
             return (b"DELEX", self.key, b"IFEQ", self.token)
         self._native = False
         return self._script(RELEASE)
+
+    def plain_replies(self) -> tuple[Reply, type | None]:
+        """The reply that means "it was ours", and the type of those that mean "it was not"."""
+        return 1, None if self.unsettled else int
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if type(reply) is int:

@@ -5,14 +5,27 @@ Must not know: locks, redis-py, clocks.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
-__all__ = ["Args", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
+__all__ = ["Args", "Bulk", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
 
 Args: TypeAlias = tuple["bytes | str | int", ...]
 """One command: its words in order. A str goes out as UTF-8, an int in decimal."""
+
+
+class Bulk(NamedTuple):
+    """Many commands that differ in one word: written ten times as fast as one by one."""
+
+    before: Args
+    words: list[bytes]
+    after: Args
+
+    def requests(self) -> list[Args]:
+        """The commands one by one."""
+        return [(*self.before, word, *self.after) for word in self.words]
+
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
@@ -62,10 +75,11 @@ class Pipe(Protocol):
             KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
         """
 
-    def call_many(self, requests: list[Args], timeout_s: float) -> list[Reply]:
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies, which come in the same order.
 
-        All of the requests and of the replies are held in memory: how many that is, is the caller's affair. As `call`
+        All of the requests and of the replies are held in memory: how many that is, is the caller's affair; one at
+        least. As `call`
         otherwise; if it raises, each of the requests may have been executed.
         """
 

@@ -1,0 +1,245 @@
+"""Many locks held, prolonged and given back together: what `Batch` is made of, for threads and for asyncio.
+
+Each operation is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
+what it raises. So the logic is written once, and an error or a cancel arrives where it must be dealt with. How locks
+are acquired stands in `_acquiring.py`.
+
+One token for the whole batch: a key's value tells who holds it, and no two batches have the same.
+
+Must not know: sockets, threads, event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast import _process
+from redislock_fast._many import Many, ReleaseMany
+from redislock_fast._protocol import Extend, Operation, Reacquire
+from redislock_fast._times import positive_ms
+from redislock_fast._tokens import new_token
+
+__all__ = ["BatchBase", "Execute", "Group", "Hold", "Name", "Plan", "Sleep", "Split", "Steps", "Undo"]
+
+Name: TypeAlias = "str | bytes"
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Drive the operation to its end, within so many seconds."""
+
+    operation: Operation
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Do nothing for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Send back the keys' indexes, those together that one server has."""
+
+    keys: list[bytes]
+
+
+@dataclass(frozen=True)
+class Undo:
+    """Delete these locks if they hold these tokens, without waiting."""
+
+    entries: list[tuple[bytes, bytes]]
+
+
+Steps: TypeAlias = Generator["Execute | Sleep | Split | Undo", Any, Any]
+
+
+class Plan:
+    """What to acquire, checked.
+
+    Args:
+        names: of the locks.
+        key_of: a name's key.
+        timeout: the ttl in seconds; None or 0: they do not expire.
+        blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
+        sleep: how long to sleep between two rounds, in seconds.
+        all_or_nothing: whether to take all or none.
+
+    Raises:
+        TypeError: `names` is one str or bytes.
+        ValueError: a name comes twice; or a time that can be none.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[Name],
+        key_of: Callable[[object], bytes],
+        timeout: float | None,
+        blocking_timeout: float | None,
+        sleep: float,
+        all_or_nothing: bool,
+    ) -> None:
+        if isinstance(names, (str, bytes)):
+            raise TypeError("names is an iterable of names, not a single one")
+        self.names = list(names)
+        self.keys = [key_of(name) for name in self.names]
+        if len(set(self.keys)) != len(self.keys):
+            seen: set[bytes] = set()
+            again = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise ValueError(f"{again!r} is among the names more than once")
+        self.timeout = timeout
+        self.ttl_ms = None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+        if not sleep >= 0:  # nor is NaN
+            raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
+        self.sleep = sleep
+        if blocking_timeout is not None and blocking_timeout != blocking_timeout:  # noqa: PLR0124  # NaN
+            raise ValueError("blocking_timeout must be a number of seconds, not NaN")
+        self.blocking_timeout = blocking_timeout
+        self.all_or_nothing = all_or_nothing
+
+
+@dataclass
+class Group:
+    """Locks of one server that are held, at most a window of them.
+
+    Attributes:
+        indexes: which of the batch's names they are.
+        expires_at: until when all their leases are certainly valid, in the clock's seconds; None: they do not expire.
+        doubtful: whether a release of unknown outcome left while they were valid.
+    """
+
+    indexes: list[int]
+    expires_at: float | None
+    doubtful: bool = False
+
+
+class Hold:
+    """What a batch holds: its token, and groups of locks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.token = new_token()
+        self.groups: list[Group] = []
+        self._generation = _process.generation
+
+    def live_groups(self) -> list[Group]:
+        """The groups; none in a forked child, which holds nothing of its parent's."""
+        if self._generation != _process.generation:
+            self.groups = []
+        return self.groups
+
+    def keys_of(self, indexes: list[int]) -> list[bytes]:
+        """The locks' keys."""
+        return list(map(self.plan.keys.__getitem__, indexes))
+
+    def undo(self) -> Undo:
+        """Give back everything, in the background."""
+        keys = self.plan.keys
+        return Undo([(keys[index], self.token) for group in self.live_groups() for index in group.indexes])
+
+    def forget(self, group: Group, results: list[bool]) -> None:
+        """Drop the locks of a group that were lost."""
+        group.indexes = [index for index, held in zip(group.indexes, results, strict=True) if held]
+        if not group.indexes:
+            self.groups.remove(group)
+
+
+class BatchBase:
+    """Locks that are held together under one token. To be used by one thread or task at a time.
+
+    Attributes:
+        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        missed: names of those that were not.
+    """
+
+    def __init__(self, hold: Hold, missed: list[int]) -> None:
+        self._hold = hold
+        names = hold.plan.names
+        gone = set(missed)
+        self.missed: list[Name] = [names[index] for index in sorted(gone)]
+        self.acquired: list[Name] = []
+        if hold.groups:
+            self.acquired = [name for index, name in enumerate(names) if index not in gone] if gone else names[:]
+
+    def _result(self, verdicts: list[tuple[list[int], list[bool]]]) -> dict[Name, bool]:
+        """By name, in the order given."""
+        pairs = [pair for indexes, results in verdicts for pair in zip(indexes, results, strict=True)]
+        if len(verdicts) > 1:
+            pairs.sort()
+        names = self._hold.plan.names
+        return {names[index]: result for index, result in pairs}
+
+    def _check_entry(self) -> None:
+        if self._hold.plan.all_or_nothing and self.missed:
+            raise LockError("Unable to acquire all locks within the time specified", lock_name=str(self.missed[0]))
+
+    def _check_exit(self, results: dict[Name, bool]) -> None:
+        lost = [name for name, released in results.items() if not released]
+        if lost:
+            message = f"Cannot release {len(lost)} locks that are no longer owned, {lost[0]!r} among them"
+            raise LockNotOwnedError(message, lock_name=str(lost[0]))
+
+    # ---- steps ----
+
+    def _releasing(self) -> Steps:
+        verdicts: list[tuple[list[int], list[bool]]] = []
+        groups = self._hold.live_groups()
+        while groups:
+            group = groups[0]
+            operation = ReleaseMany(
+                self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful
+            )
+            try:
+                yield Execute(operation)
+            except GeneratorExit:
+                raise
+            except Exception:
+                group.doubtful = operation.unsettled and operation.valid
+                raise
+            except BaseException:  # cancelled: a release once called runs to its end
+                for each in groups:
+                    each.doubtful = True
+                yield self._hold.undo()
+                raise
+            del groups[0]
+            verdicts.append((group.indexes, operation.results))
+        return self._result(verdicts)
+
+    def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
+        if self._hold.plan.ttl_ms is None:
+            raise LockError(f"Cannot {verb} a batch of locks with no timeout")
+        verdicts: list[tuple[list[int], list[bool]]] = []
+        for group in list(self._hold.live_groups()):
+            operations = [operation_of(key, group) for key in self._hold.keys_of(group.indexes)]
+            operation = Many(operations)
+            try:
+                yield Execute(operation)
+            except BaseException:
+                if operation.unsettled and isinstance(operations[0], Reacquire) and group.expires_at is not None:
+                    group.expires_at = min(group.expires_at, operations[0].sent_at + self._hold.plan.ttl_ms / 1000)
+                raise
+            verdicts.append((group.indexes, operation.results))
+            ends = [
+                one.expires_at if isinstance(one, Extend) else one.sent_at + self._hold.plan.ttl_ms / 1000
+                for one, held in zip(operations, operation.results, strict=True)
+                if held
+            ]
+            group.expires_at = min((end for end in ends if end is not None), default=None)
+            self._hold.forget(group, operation.results)
+        return self._result(verdicts)
+
+    def _extending(self, additional_time: float) -> Steps:
+        add_ms = 0 if additional_time == 0 else positive_ms(additional_time, "additional_time")
+        return self._prolonging(
+            "extend", lambda key, group: Extend(key, self._hold.token, add_ms, False, group.expires_at)
+        )
+
+    def _reacquiring(self) -> Steps:
+        ttl_ms = self._hold.plan.ttl_ms or 0
+        return self._prolonging("reacquire", lambda key, _: Reacquire(key, self._hold.token, ttl_ms))

@@ -1,0 +1,255 @@
+"""What the transports for threads and for asyncio share: whom they serve, when they try again, what must be undone.
+
+Nothing here waits, sends or receives. Must not know: threads, event loops, the API of Lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast import _process
+from redislock_fast._connect import RetryPolicy, redis_error
+from redislock_fast._many import Many
+from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Release, undo_request
+from redislock_fast._wire import Args, Lost, NoReply
+
+__all__ = ["FOREVER_S", "MOVES", "Channel", "Encoding", "Registry", "is_cluster"]
+
+GRACE_S = 0.1
+"""A request that is under way when the caller's time ends may still take so long: cut off sooner, no answer that a
+far server gives could ever count."""
+
+FOREVER_S = 1e9
+"""Longer than this is no limit: clocks and locks overflow beyond."""
+
+MOVES = 5
+"""As redis-py: a slot that moves more often within one request is an error."""
+
+UNDO_LIMIT_S = 1.0
+UNDO_FIRST_S = 0.05
+UNDO_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
+
+_UNDO_AT_ONCE = 1000
+_MAX_UNDONE = 200_000
+
+
+class Encoding:
+    """The client's encoder.
+
+    Args:
+        owner: whatever has redis-py's `get_encoder`.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._encoder = owner.get_encoder()
+        self._utf8 = (self._encoder.encoding, self._encoder.encoding_errors) == ("utf-8", "strict")
+
+    def encode(self, value: object) -> bytes:
+        """A name or token as bytes, as the client's own encoder has it."""
+        if type(value) is bytes:
+            return value
+        if type(value) is str and self._utf8:  # as the encoder does, in a tenth of the time
+            return value.encode()
+        return bytes(self._encoder.encode(value))
+
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as its key, as the client's own commands have it."""
+        return self.encode(name)
+
+
+class _Pipe(Protocol):
+    @property
+    def silence_s(self) -> float: ...
+
+    def post(self, args: Args) -> None: ...
+
+
+class _Link(Protocol):
+    @property
+    def pipe(self) -> _Pipe: ...
+
+    dialect: Dialect
+
+    def close(self) -> None: ...
+
+
+LinkType = TypeVar("LinkType", bound=_Link)
+
+
+class Channel(Encoding, Generic[LinkType]):
+    """All that goes to one server: the part of it that waits for nothing.
+
+    Args:
+        pool: the connection pool whose server it is. Only a weak reference is kept, so a pool ends when its clients do.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool)
+        self._pool = weakref.ref(pool)
+        self._retry = RetryPolicy(pool.connection_kwargs.get("retry"))
+        timeout_s = pool.connection_kwargs.get("socket_timeout")
+        self._timeout_s = -1.0 if timeout_s is None else float(timeout_s)
+        self.link: LinkType | None = None
+        self._undone: list[tuple[bytes, bytes]] = []
+
+    def _live_pool(self) -> Any:
+        pool = self._pool()
+        if pool is None:
+            raise ConnectionError("the client's connection pool is gone")
+        return pool
+
+    # ---- trying again ----
+
+    def _bounded_s(self, left_s: float) -> float:
+        """How long to wait for a reply when the caller's time ends in so many seconds."""
+        bounded_s = max(left_s, 0.0) + GRACE_S
+        return bounded_s if self._timeout_s < 0 else min(self._timeout_s, bounded_s)
+
+    def _drop(self, link: LinkType | None) -> None:
+        if link is not None:
+            if self.link is link:
+                self.link = None
+            link.close()
+
+    def _trouble(
+        self, link: LinkType | None, operation: Operation, trouble: Exception, loose: list[LinkType]
+    ) -> Exception:
+        """Note what happened, and leave the link if it is of no more use. Returns the error as redis-py has it."""
+        if isinstance(trouble, Lost):
+            operation.lost(trouble.sent)
+            self._drop(link)
+            return ConnectionError(f"connection lost: {trouble}")
+        if isinstance(trouble, NoReply):
+            operation.lost(True)
+            if link is not None:
+                loose.append(link)
+                # The caller's own limit says nothing about the connection; silence for the pool's timeout does. It is
+                # left, not closed: an undoing must go behind what it undoes, and the last to leave lets it close.
+                if 0 <= self._timeout_s <= link.pipe.silence_s and self.link is link:
+                    self.link = None
+            return TimeoutError(str(trouble))
+        if isinstance(trouble, NotExecuted):
+            if trouble.code == "READONLY":  # a demoted primary: look for the new one
+                self._drop(link)
+            return redis_error(str(trouble))
+        # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
+        return trouble.with_traceback(None)
+
+    def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:
+        """How long to wait before the next attempt; None to give up."""
+        # A server that answers "later" is asked until the caller's time ends, if it has an end.
+        retries = -1 if deadline is not None and isinstance(trouble, NotExecuted) else self._retry.retries
+        delay_s = self._retry.delay_s(failures)
+        if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline):
+            return None
+        return delay_s
+
+    # ---- undoing ----
+
+    def tidy(self, operation: Operation, loose: list[LinkType], failed: bool) -> None:
+        """Undo an acquire that failed although the server may have, or may yet, execute it.
+
+        On each connection the undoing goes behind the attempt, so that in whatever order the connections are read, the
+        last word on each is the undoing.
+        """
+        entries = operation.to_undo(failed)
+        if entries:
+            for link in loose:
+                with contextlib.suppress(Lost):
+                    for key, token in entries:
+                        link.pipe.post(undo_request(link.dialect, key, token))
+            self.undo(entries)
+
+    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
+        self._undone += entries
+        del self._undone[:-_MAX_UNDONE]
+        self._start_undoing()
+
+    def _start_undoing(self) -> None:
+        raise NotImplementedError
+
+    def _post_undone(self, link: LinkType) -> None:
+        """On a new connection, what waits to be undone goes first."""
+        for key, token in list(self._undone):
+            link.pipe.post(undo_request(link.dialect, key, token))
+
+    def _next_undoing(self) -> Many:
+        return Many([Release(key, token, None) for key, token in self._undone[:_UNDO_AT_ONCE]])
+
+    def _spare(self, operation: Acquire) -> None:
+        """A caller's own token may come back: what waits to be undone under it must not hit the new attempt."""
+        mine = (operation.key, operation.token)
+        self._undone[:] = [entry for entry in self._undone if entry != mine]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be undone, or nothing can be, because the pool is gone."""
+        return not self._undone or self._pool() is None
+
+
+Transport = TypeVar("Transport")
+
+
+class Registry(Generic[Transport]):
+    """One transport per owner: a connection pool, or a cluster client.
+
+    By the owner's id: a tenth of the time of a WeakKeyDictionary, which every lock that is made would pay. An entry
+    goes when its owner does. `get` is dict.get, which is atomic; `add` fills under the lock, which a finalizer may
+    enter again.
+    """
+
+    def __init__(self) -> None:
+        self._transports: dict[int, Transport] = {}
+        self.get: Callable[[int], Transport | None] = self._transports.get
+        self._new_lock()
+        _process.on_fork(self._new_lock)  # another thread may have held it at the fork
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def add(self, owner: Any, make: Callable[[Any], Transport]) -> Transport:
+        """The owner's transport, made now unless another thread was faster."""
+        with self._lock:
+            transport = self._transports.get(id(owner))
+            if transport is None:
+                transport = self._transports[id(owner)] = make(owner)
+                weakref.finalize(owner, self._transports.pop, id(owner), None).atexit = False
+        return transport
+
+
+def is_cluster(client: Any, for_asyncio: bool) -> bool:
+    """Whether this is redis-py's cluster client.
+
+    Args:
+        client: what a lock was given.
+        for_asyncio: whether the lock is an asyncio lock.
+
+    Raises:
+        TypeError: for a pipeline, for a client of the other world, and for what is no client.
+    """
+    kind = type(client)
+    names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in kind.__mro__}
+    plain = {name.removeprefix("asyncio.") for name in names}
+    if plain & {"client.Pipeline", "cluster.ClusterPipeline"}:
+        raise TypeError("a pipeline cannot take a lock: its commands are executed later. Use the client itself")
+    is_asyncio = any(name.startswith("asyncio.") for name in names)
+    if is_asyncio and not for_asyncio:
+        raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
+    if for_asyncio and not is_asyncio and any(base.__module__.startswith("redis.") for base in kind.__mro__):
+        raise TypeError("an asyncio lock needs an asyncio client, from redis.asyncio: this client blocks")
+    if "cluster.RedisCluster" in plain:
+        return True
+    if not hasattr(client, "connection_pool"):
+        where = "redis.asyncio" if for_asyncio else "redis"
+        raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {kind.__name__}")
+    return False

@@ -1,0 +1,61 @@
+"""Table of contents of the compiled pipe of an event loop.
+
+Everything here belongs to the loop's thread, with and without the GIL: no field is shared.
+"""
+
+from redislock_fast._core_resp cimport Buffer
+
+
+cdef enum State:
+    WAITING = 0
+    DONE = 1       # outcome is the reply
+    FAILED = 2     # outcome is the exception
+    CANCELLED = 3  # outcome is the message, or None
+    DROPPED = 4    # nobody ever waited
+
+
+cdef class Waiter:
+    cdef object loop
+    cdef object callback           # the task's wake-up, and the context it runs in; None before it waits
+    cdef object context
+    cdef object outcome
+    cdef State state
+    cdef list replies              # what has come of many replies; None where one is wanted
+    cdef Py_ssize_t wanted         # how many are still to come, the last one not counted
+    cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
+    cdef Waiter next
+    cdef public bint _asyncio_future_blocking
+
+    cdef int _schedule(self) except -1
+    cdef int _end(self, State state, object outcome) except -1
+
+
+cdef class LoopPipe:
+    cdef object __weakref__
+    cdef readonly object transport
+    cdef readonly object closed    # a future: the transport is gone
+    cdef readonly bint broken
+    cdef object loop
+    cdef object owner
+    cdef object parser
+    cdef bytearray inbox
+    cdef object view               # a memoryview of the inbox
+    cdef char* landing             # the inbox's bytes
+    cdef bint between              # the parser holds no part of a reply
+    cdef Waiter head
+    cdef Waiter tail
+    cdef Buffer queued             # what leaves with the next flush
+    cdef Py_ssize_t queued_count   # how many of the last waiters are in it
+    cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
+    cdef bint flushing             # a flush is scheduled
+    cdef bint paused               # the transport has enough to send
+    cdef object timer
+    cdef double timer_at           # when it rings; NEVER without
+    cdef double heard              # when the last byte came
+
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
+    cdef int _watch(self, double deadline) except -1
+    cdef int _write(self) except -1
+    cdef int _deliver(self, Py_ssize_t received, bint direct) except -1
+    cdef int _complete(self, object reply, bint direct) except -1
+    cdef int _fail(self, str cause) except -1

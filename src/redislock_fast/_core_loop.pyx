@@ -1,0 +1,385 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The compiled pipe of an event loop: `_async_pipe.AsyncPipe`, which is its readable twin, and its contract.
+
+Clever in two places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
+
+- `Waiter` is what a task awaits: a future whose task is stepped right where its reply is parsed, not by `call_soon` in
+  the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
+  call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
+- What the stepped tasks send leaves in one write when the whole buffer is done.
+
+Must not know: commands, locks, redis-py, reconnection.
+"""
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
+from cpython.mem cimport PyMem_RawFree
+from libc.math cimport INFINITY
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+import asyncio
+
+import hiredis
+
+from redislock_fast._core_resp cimport (
+    NOT_PLAIN,
+    Plain,
+    plain_object,
+    plain_reply,
+    request_size,
+    requests_size,
+    reserve,
+    write_request,
+    write_requests,
+)
+
+from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
+
+cdef enum:
+    INBOX_BYTES = 65536
+
+cdef double NEVER = INFINITY
+cdef object PushNotification = hiredis.PushNotification
+cdef object current_task = asyncio.current_task
+
+
+cdef inline double monotonic() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Waiter:
+    """What a task awaits: as much of a future as `asyncio.Task` uses. Awaited once, by the caller that got it."""
+
+    def __await__(self):
+        return self
+
+    __iter__ = __await__
+
+    def __next__(self):
+        if self.state == WAITING:
+            self._asyncio_future_blocking = True
+            return self
+        raise StopIteration(self.result())
+
+    def get_loop(self):
+        """The loop that it belongs to."""
+        return self.loop
+
+    def add_done_callback(self, callback, *, context=None):
+        """Called by the task that waits."""
+        self.callback = callback
+        self.context = context
+        if self.state != WAITING:
+            self._schedule()
+
+    def done(self):
+        """Whether there is an outcome."""
+        return self.state != WAITING
+
+    def cancelled(self):
+        """Whether the wait was cancelled."""
+        return self.state == CANCELLED
+
+    def cancel(self, msg=None):
+        """End the wait. The reply will be dropped when it comes."""
+        if self.state != WAITING:
+            return False
+        self._end(CANCELLED, msg)
+        return True
+
+    def result(self):
+        """The reply.
+
+        Raises:
+            Lost: and whatever else has ended the wait.
+        """
+        if self.state == DONE:
+            return self.outcome
+        if self.state == FAILED:
+            raise self.outcome
+        if self.state == CANCELLED:
+            raise asyncio.CancelledError() if self.outcome is None else asyncio.CancelledError(self.outcome)
+        raise asyncio.InvalidStateError("the reply has not come")
+
+    cdef int _end(self, State state, object outcome) except -1:
+        """End the wait; the task runs in the loop's next iteration."""
+        self.state = state
+        self.outcome = outcome
+        self._schedule()
+        return 0
+
+    cdef int _schedule(self) except -1:
+        callback, self.callback = self.callback, None
+        context, self.context = self.context, None
+        if callback is not None:
+            self.loop.call_soon(callback, self, context=context)
+        return 0
+
+
+cdef class LoopPipe:
+    """One connection that many tasks call; `_async_pipe.AsyncPipe` says what each method does.
+
+    To be derived from, together with `asyncio.BufferedProtocol`.
+    """
+
+    def __cinit__(self, transport, owner, received=b""):
+        self.transport = transport
+        self.owner = owner
+        self.loop = asyncio.get_running_loop()
+        self.closed = self.loop.create_future()
+        self.parser = new_reader()
+        self.inbox = bytearray(INBOX_BYTES)
+        self.view = memoryview(self.inbox)
+        self.landing = PyByteArray_AS_STRING(self.inbox)
+        self.between = True
+        self.timer_at = NEVER
+        self.heard = monotonic()
+
+    def __init__(self, transport, owner, received=b""):
+        transport.set_protocol(self)
+        if not transport.is_reading():
+            transport.resume_reading()
+        if received:
+            self.between = False
+            self.parser.feed(received)
+            self._deliver(0, False)
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.queued.data)
+
+    @property
+    def silence_s(self):
+        """For how long requests have been under way without a byte coming back."""
+        return monotonic() - self.heard
+
+    # ---- callers ----
+
+    def call(self, tuple args not None, double timeout_s):
+        """Send one request; await the result."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        self._enlist(args, None, request_size(args), waiter, timeout_s)
+        return waiter
+
+    def call_many(self, requests, double timeout_s):
+        """Send requests in one piece; await the result."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        cdef Py_ssize_t size = requests_size(requests, &waiter.wanted)
+        waiter.wanted -= 1
+        waiter.replies = []
+        self._enlist(None, requests, size, waiter, timeout_s)
+        return waiter
+
+    def post(self, tuple args not None):
+        """Send one request behind all that were sent before, and drop its reply."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.state = DROPPED
+        self._enlist(args, None, request_size(args), waiter, -1)
+        self._write()
+
+    def close(self):
+        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+        if not self.broken:
+            self._write()
+            self._fail("the connection was closed")
+            self.transport.close()
+
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1:
+        """Queue one request (args), or many."""
+        cdef double now = monotonic()
+        if self.broken:
+            raise Lost(False, "the connection is closed")
+        if reserve(&self.queued, size) < 0:
+            raise MemoryError
+        waiter.loop = self.loop
+        waiter.deadline = NEVER
+        if timeout_s >= 0:
+            waiter.deadline = now + timeout_s
+            if waiter.deadline < self.timer_at:
+                self._watch(waiter.deadline)
+        if requests is None:
+            write_request(self.queued.data + self.queued.used, args)
+        else:
+            write_requests(self.queued.data + self.queued.used, requests)
+        self.queued.used += size
+        self.queued_count += 1
+        if self.tail is None:
+            self.head = self.tail = waiter
+            self.heard = now
+            if not self.delivering:
+                self._write()
+        else:
+            self.tail.next = waiter
+            self.tail = waiter
+            if not self.delivering and not self.flushing:
+                self.flushing = True
+                self.loop.call_soon(self._flush)
+        return 0
+
+    def _flush(self):
+        self.flushing = False
+        self._write()
+
+    cdef int _write(self) except -1:
+        """Send what is queued, unless the transport has enough."""
+        cdef object data
+        if self.queued.used and not self.paused and not self.broken:
+            data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
+            self.queued.used = 0
+            self.queued_count = 0
+            self.transport.write(data)
+        return 0
+
+    # ---- time ----
+
+    cdef int _watch(self, double deadline) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer_at = deadline
+        self.timer = self.loop.call_later(max(deadline - monotonic(), 0), self._on_timer)
+        return 0
+
+    def _on_timer(self):
+        """End the waits whose time is up, and come again for the next. The waiters stay, for their replies."""
+        cdef double now = monotonic()
+        cdef double next_deadline = NEVER
+        cdef Waiter waiter = self.head
+        self.timer = None
+        self.timer_at = NEVER
+        while waiter is not None:
+            if waiter.state == WAITING:
+                if waiter.deadline <= now:
+                    waiter._end(FAILED, NoReply("no reply in time"))
+                elif waiter.deadline < next_deadline:
+                    next_deadline = waiter.deadline
+            waiter = waiter.next
+        if next_deadline < NEVER:
+            self._watch(next_deadline)
+
+    # ---- the transport's calls ----
+
+    def get_buffer(self, sizehint):
+        """Where to receive into."""
+        return self.view
+
+    def buffer_updated(self, Py_ssize_t received):
+        """Complete the waiters whose replies have come."""
+        if self.broken:
+            return
+        self.heard = monotonic()
+        self.delivering = True
+        try:
+            self._deliver(received, current_task(self.loop) is None)
+        finally:
+            self.delivering = False
+            self._write()
+
+    cdef int _deliver(self, Py_ssize_t received, bint direct) except -1:
+        cdef object reply
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t at = 0
+        try:
+            while self.between and at < received and not self.broken:
+                plain = plain_reply(self.landing + at, received - at, &length)
+                if plain == NOT_PLAIN:
+                    break
+                at += length
+                self._complete(plain_object(plain), direct)
+            if at < received:
+                self.parser.feed(self.inbox, at, received - at)
+                # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header
+                # of an array has no data left either.
+                self.between = False
+            while not self.between and not self.broken:
+                reply = self.parser.gets()
+                if reply is NOT_ENOUGH:
+                    return 0
+                if type(reply) is not PushNotification:
+                    self._complete(reply, direct)
+                self.between = not self.parser.has_data()
+        except hiredis.ProtocolError as error:
+            self._fail(f"the server broke the protocol: {error}")
+            self.transport.abort()
+        return 0
+
+    cdef int _complete(self, object reply, bint direct) except -1:
+        """Give the oldest waiter its reply, or one of its replies. Direct: its task runs now."""
+        cdef Waiter waiter = self.head
+        cdef object callback
+        cdef object context
+        if waiter is None:
+            raise hiredis.ProtocolError("a reply that nobody asked for")
+        if waiter.replies is not None:
+            waiter.replies.append(reply)
+            if waiter.wanted:
+                waiter.wanted -= 1
+                return 0
+            reply = waiter.replies
+        self.head = waiter.next
+        if self.head is None:
+            self.tail = None
+        waiter.next = None
+        if waiter.state != WAITING:
+            return 0
+        if not direct or waiter.context is None:
+            waiter._end(DONE, reply)
+            return 0
+        waiter.state = DONE
+        waiter.outcome = reply
+        callback, waiter.callback = waiter.callback, None
+        context, waiter.context = waiter.context, None
+        PyContext_Enter(context)
+        try:
+            callback(waiter)
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    def eof_received(self):
+        """The transport closes itself."""
+
+    def pause_writing(self):
+        """Keep what callers send until the transport has room."""
+        self.paused = True
+
+    def resume_writing(self):
+        """Send it."""
+        self.paused = False
+        self._write()
+
+    def connection_lost(self, error):
+        """Fail every waiter."""
+        self._fail("the connection broke" if error is None else str(error))
+        self.owner = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    cdef int _fail(self, str cause) except -1:
+        """Fail every waiter, each with what is known of it."""
+        cdef Waiter waiter = self.head
+        cdef Waiter following
+        cdef Py_ssize_t count = 0
+        if self.broken:
+            return 0
+        self.broken = True
+        self.head = self.tail = None
+        if self.timer is not None:
+            self.timer.cancel()
+        following = waiter
+        while following is not None:
+            count += 1
+            following = following.next
+        while waiter is not None:
+            if waiter.state == WAITING:
+                waiter._end(FAILED, Lost(count > self.queued_count, cause))
+            count -= 1
+            following = waiter.next
+            waiter.next = None
+            waiter = following
+        return 0

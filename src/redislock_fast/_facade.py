@@ -1,0 +1,265 @@
+"""What `Lock` and `asyncio.Lock` share: redis-py's attributes, which may be changed at any time, and its hooks.
+
+Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loops.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast import _clients, _process, _scripts
+from redislock_fast._ownership import Holding, SharedHolding
+from redislock_fast._times import positive_ms
+from redislock_fast._tokens import new_token
+
+__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "LockBase", "LockerBase"]
+
+NOT_ENTERED = "Unable to acquire lock within the time specified"
+
+
+class _LuaScript:
+    """A script as redis-py's `Script` is called, without a client of its own to keep alive."""
+
+    def __init__(self, text: str) -> None:
+        self.script = text
+        self.sha = ""
+
+    def __call__(self, keys: Any, args: Any, client: Any) -> Any:
+        script = client.register_script(self.script)
+        self.sha = script.sha
+        return script(keys=keys, args=args, client=client)
+
+
+def _script_object(text: str, ours: _LuaScript) -> _LuaScript:
+    return ours if text is ours.script else _LuaScript(text)
+
+
+def _ttl_ms(timeout: float | None) -> int | None:
+    # 0 is redis-py's other way to say that the lock does not expire.
+    return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+
+
+RELEASE = _LuaScript(_scripts.RELEASE.text.decode())
+EXTEND = _LuaScript(_scripts.EXTEND.text.decode())
+REACQUIRE = _LuaScript(_scripts.REACQUIRE.text.decode())
+
+
+class LockBase:
+    """The settings of a lock, and whose token is whose. The parameters stand on the classes that users name."""
+
+    lua_release: Any = None
+    lua_extend: Any = None
+    lua_reacquire: Any = None
+
+    LUA_RELEASE_SCRIPT: str = RELEASE.script
+    LUA_EXTEND_SCRIPT: str = EXTEND.script
+    LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
+
+    local: Any
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        # Not through the properties: a lock is often made for one use.
+        self._redis = redis
+        self._transport = transport = self._transport_of(redis)
+        self._name = name
+        self._key = transport.key_of(name)
+        self._timeout = timeout
+        self._ttl_ms = None if timeout is None else _ttl_ms(timeout)
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self._own_nothing()
+        self.register_scripts()
+
+    # ---- settings, which may be changed at any time as redis-py's may ----
+
+    @staticmethod
+    @abstractmethod
+    def _transport_of(client: Any) -> Any:
+        """The transport that serves this client."""
+
+    @abstractmethod
+    def _new_holding(self) -> Any:
+        """What `local` is where `thread_local` is true."""
+
+    @property
+    def redis(self) -> Any:
+        """The client."""
+        return self._redis
+
+    @redis.setter
+    def redis(self, client: Any) -> None:
+        self._transport = self._transport_of(client)
+        self._redis = client
+
+    @property
+    def name(self) -> Any:
+        """The key."""
+        return self._name
+
+    @name.setter
+    def name(self, name: Any) -> None:
+        self._key = self._transport.key_of(name)
+        self._name = name
+
+    @property
+    def timeout(self) -> float | None:
+        """The ttl in seconds."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        self._ttl_ms = _ttl_ms(timeout)
+        self._timeout = timeout
+
+    def _own_nothing(self) -> None:
+        self._generation = _process.generation
+        self.local = self._new_holding() if self.thread_local else SharedHolding()
+
+    def _held(self) -> Holding:
+        """What the caller holds and may release. A forked child has nothing of its parent's."""
+        if self._generation != _process.generation:
+            self._own_nothing()
+        holding: Holding = self.local.held()
+        return holding
+
+    def _held_with_ttl(self, verb: str) -> Holding:
+        """What the caller holds.
+
+        Raises:
+            redis.exceptions.LockError: he holds nothing, or what does not expire.
+        """
+        held = self._held()
+        if held.token is None:
+            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+        if not self.timeout:
+            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
+        return held
+
+    def _lost(self, verb: str) -> LockNotOwnedError:
+        return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
+
+    def _added_ms(self, additional_time: float, replace_ttl: bool) -> int:
+        """What `extend` adds. Adding nothing is allowed; a new ttl of nothing would delete the lock."""
+        return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
+
+    def _next_token(self, token: Any, local: Holding) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one."""
+        if token is None:
+            return new_token()
+        local.attempt = None  # which may have had the same token
+        encoded: bytes = self._transport.encode(token)
+        return encoded
+
+    def _poll_s(self, sleep: float | None) -> float:
+        """How long to sleep between two attempts."""
+        sleep = self.sleep if sleep is None else sleep
+        if not sleep >= 0:  # nor is NaN
+            raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
+        return sleep
+
+    def _refuse_to_wait_for_itself(self, local: Holding) -> None:
+        attempt = local.attempt  # None where an overridden do_acquire made it
+        if (
+            self.thread_local
+            and self._ttl_ms is None
+            and attempt is not None
+            and attempt.holder is not None
+            and attempt.holder == local.token
+        ):
+            raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
+
+    def _undo_unnoticed(self, local: Holding, token: bytes) -> None:
+        """An interrupt came between the server's reply and the line that notes it."""
+        attempt = local.attempt
+        if attempt is not None and attempt.token is token and attempt.result and local.token != token:
+            self._transport.undo([(self._key, token)])
+
+    def register_scripts(self) -> None:
+        """Make the class's script objects; may be overridden.
+
+        A class with scripts of its own, by `LUA_*_SCRIPT` or `lua_*`, has those executed and no native commands.
+        """
+        cls = type(self)
+        if cls.lua_release is None:
+            cls.lua_release = _script_object(cls.LUA_RELEASE_SCRIPT, RELEASE)
+        if cls.lua_extend is None:
+            cls.lua_extend = _script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
+        if cls.lua_reacquire is None:
+            cls.lua_reacquire = _script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
+
+    # ---- copying and pickling ----
+
+    def __copy__(self) -> Any:
+        """A second handle: same client, same token."""
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings and a recipe for the client; never a token or a credential."""
+        state = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
+        state["_redis"] = _clients.recipe_of(self._redis)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """An unowned lock with the same settings."""
+        state = dict(state)
+        client = _clients.client_from(state.pop("_redis"))
+        vars(self).update(state)
+        self.redis = client
+        self._own_nothing()
+        self.register_scripts()
+
+
+_NOT_PICKLED = {"local", "_transport", "_generation"}
+
+
+_AnyLock = TypeVar("_AnyLock", bound=LockBase)
+
+
+class LockerBase(Generic[_AnyLock]):
+    """What the two `Locker`s share. The parameters stand on the classes that users name."""
+
+    _lock_class: type[_AnyLock]
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
+
+    def lock(
+        self,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> _AnyLock:
+        """A lock on this client; the parameters are those of `Lock`."""
+        return self._lock_class(
+            self._client,
+            name,
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+        )

@@ -1,0 +1,518 @@
+"""`Lock` and `Locker` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport, and many locks in one round.
+
+    from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
+
+Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that `docs/differences.md` lists. The
+class derives from the original, so that whatever asks for one takes ours.
+
+Cancellation, at whichever await: a cancelled acquire does not hold the lock, and is undone; a cancelled release goes on
+in the background; a cancelled extend or reacquire may or may not have been executed, and the lease is believed to end
+no later than either way.
+
+Must not know: bytes on the wire, sockets, transports of asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Literal
+
+import redis.asyncio.lock
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast import _process, _protocol
+from redislock_fast._acquiring import acquiring
+from redislock_fast._async_transport import Transport, transport_of
+from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase, LockerBase
+from redislock_fast._ownership import Holding, TaskHoldings
+from redislock_fast._times import wait_seconds
+
+__all__ = ["Batch", "Lock", "Locker"]
+
+logger = logging.getLogger(__name__)
+
+_acting: ContextVar[tuple[Lock | None, Holding | None]] = ContextVar("_acting", default=(None, None))
+
+
+class Lock(LockBase, redis.asyncio.lock.Lock):
+    """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
+
+    The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
+    what is not guaranteed stands in the README.
+
+    Args:
+        redis: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+        name: the key, bytes or str.
+        timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the lock does not expire.
+        sleep: how long a waiter sleeps between two attempts, in seconds.
+        blocking: whether `acquire` waits.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        thread_local: whether the token belongs to the task that acquired, or to every task with this object.
+        raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks, or a `timeout` that is no number.
+        ValueError: for a `timeout` that is negative, NaN or infinite.
+        redis.exceptions.DataError: for a `name` that redis-py cannot encode.
+    """
+
+    _transport: Transport
+
+    @staticmethod
+    def _transport_of(client: Any) -> Transport:
+        return transport_of(client)
+
+    def _new_holding(self) -> TaskHoldings:
+        return TaskHoldings()
+
+    # ---- whose holding it is ----
+
+    # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
+    # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
+    # methods, and handed to the coroutines.
+
+    def _mine(self) -> Holding:
+        """The calling task's holding. A forked child has nothing of its parent's."""
+        if self._generation != _process.generation:
+            self._own_nothing()
+        holding: Holding = self.local.mine()
+        return holding
+
+    def _acting(self) -> Holding | None:
+        """For whom an overridden hook calls the original."""
+        lock, holding = _acting.get()
+        return holding if lock is self else None
+
+    async def _hooked(self, local: Holding, hook: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Call an overridden hook, for this holding."""
+        before = _acting.set((self, local))
+        try:
+            return await hook(*args)
+        finally:
+            _acting.reset(before)
+
+    # ---- acquire ----
+
+    def acquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
+    ) -> Coroutine[Any, Any, bool]:
+        """Take the lock.
+
+        Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
+        `GET name`, once per attempt. If it raises or is cancelled, the lock is not held, and an attempt of unknown
+        outcome is undone.
+
+        Args:
+            blocking: whether to wait, instead of the lock's own setting.
+            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end may take 0.1 s more.
+                0 or less makes one attempt.
+            token: the token to use, bytes or str; by default a random one.
+
+        Returns:
+            An awaitable: True once the lock is held, False when it was not to be had in time.
+
+        Raises:
+            redis.exceptions.LockError: this task holds the lock itself, without a ttl, and would wait for ever.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+            ValueError: the lock's `sleep` is negative, or a time is NaN.
+        """
+        return self._acquire(self._mine(), blocking, blocking_timeout, token)
+
+    async def _acquire(self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any) -> bool:
+        sleep = self._poll_s(None)
+        token = self._next_token(token, local)
+        blocking = self.blocking if blocking is None else blocking
+        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        stop_trying_at = None
+        if blocking_timeout is not None:
+            wait_s = wait_seconds(blocking_timeout, "blocking_timeout")
+            stop_trying_at = asyncio.get_running_loop().time() + wait_s
+        bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
+        hook = self.do_acquire
+        overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
+        try:
+            while True:
+                if overridden:
+                    acquired = bool(await self._hooked(local, hook, token))
+                else:
+                    limit_s = None
+                    if bounded and stop_trying_at is not None:
+                        limit_s = max(stop_trying_at - asyncio.get_running_loop().time(), 0.0)
+                    attempt = self._new_attempt(token, local)
+                    await self._transport.execute(attempt, limit_s)
+                    acquired = self._note(attempt, local)
+                if acquired:
+                    local.token = token
+                    return True
+                if not blocking or (
+                    stop_trying_at is not None and asyncio.get_running_loop().time() + sleep > stop_trying_at
+                ):
+                    return False
+                if stop_trying_at is None:
+                    self._refuse_to_wait_for_itself(local)
+                await asyncio.sleep(sleep)
+        except Exception:
+            raise
+        except BaseException:  # a cancel, while an overridden do_acquire still did something after it had the lock
+            self._undo_unnoticed(local, token)
+            raise
+
+    async def do_acquire(self, token: Any) -> bool:
+        """Make one attempt; may be overridden. Returns True when the lock is held."""
+        local = self._acting() or self._mine()
+        attempt = self._new_attempt(token if type(token) is bytes else self._transport.encode(token), local)
+        await self._transport.execute(attempt)
+        return self._note(attempt, local)
+
+    def _new_attempt(self, token: bytes, local: Holding) -> _protocol.Acquire:
+        local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+        return attempt
+
+    def _note(self, attempt: _protocol.Acquire, local: Holding) -> bool:
+        """Keep what the attempt has got; True when that is the lock."""
+        if attempt.result:
+            ttl_ms = attempt.ttl_ms
+            local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+        return attempt.result
+
+    # ---- look ----
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
+        look = _protocol.Look(self._key)
+        await self._transport.execute(look)
+        return look.result
+
+    def owned(self) -> Coroutine[Any, Any, bool]:
+        """Whether this task holds the lock, by the server's word. Sends `GET name`, always to the primary."""
+        return self._owned(self._held())
+
+    async def _owned(self, local: Holding) -> bool:
+        token = local.token
+        look = _protocol.Look(self._key)
+        await self._transport.execute(look)
+        return token is not None and look.holder == token
+
+    # ---- release, extend, reacquire ----
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """Give the lock back.
+
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. The token is forgotten only after the
+        server's verdict: when this raises a connection error, it can be called again. Cancelled, it goes on in the
+        background.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock expired, or was deleted or taken by another.
+            redis.exceptions.LockError: this task holds no lock.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        return self._release_held(self._held())
+
+    async def _release_held(self, local: Holding) -> None:
+        token = local.token
+        if token is None:
+            raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+        try:
+            hook = self.do_release
+            if getattr(hook, "__func__", None) is not Lock.do_release:
+                await self._hooked(local, hook, token)
+            elif not await self._release(token, local):
+                raise self._lost("release")
+        except LockNotOwnedError:
+            local.token = None
+            raise
+        if local.token == token:  # where the token is shared, another task may have acquired meanwhile
+            local.token = None
+
+    async def do_release(self, expected_token: Any) -> None:
+        """Release by token; may be overridden."""
+        if not await self._release(expected_token, self._acting() or self._held()):
+            raise self._lost("release")
+
+    async def _release(self, expected_token: Any, local: Holding) -> bool:
+        if self.lua_release is not RELEASE and self.lua_release is not None:
+            return bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
+        token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
+        operation = _protocol.Release(self._key, token, local.expires_at(token), local.releasing == token)
+        try:
+            await self._transport.execute(operation)
+        except BaseException as error:
+            local.releasing = token if operation.unsettled and operation.valid else None
+            if isinstance(error, asyncio.CancelledError):
+                # Even if nothing has left yet: a release once called runs to its end. A second call finds it done.
+                local.releasing = token
+                self._transport.undo([(self._key, token)])
+            raise
+        if operation.unsettled:
+            local.releasing = None
+        return operation.result
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
+        """Prolong the lease.
+
+        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. Sent again
+        after a lost reply, it still adds only once. The LockErrors are raised by the call, the others by awaiting it.
+
+        Args:
+            additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
+            replace_ttl: let `additional_time` be the new ttl instead.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more, or has no ttl on the server.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        local = self._held_with_ttl("extend")
+        return self._hooked(local, self.do_extend, additional_time, replace_ttl)
+
+    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Extend by the caller's token; may be overridden."""
+        add_ms = self._added_ms(additional_time, replace_ttl)
+        local = self._acting() or self._held()
+        token = self._transport.encode(local.token)
+        if self.lua_extend not in (EXTEND, None):
+            args = [token, add_ms, "1" if replace_ttl else "0"]
+            extended = bool(await self.lua_extend(keys=[self.name], args=args, client=self.redis))
+        else:
+            operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, local.expires_at(token))
+            try:
+                await self._transport.execute(operation)
+            except BaseException:
+                if replace_ttl and operation.unsettled:
+                    local.shorten(token, operation.sent_at + add_ms / 1000)
+                raise
+            extended = operation.result
+            if extended:
+                local.lease = (token, operation.expires_at)
+        if not extended:
+            raise self._lost("extend")
+        return True
+
+    def reacquire(self) -> Awaitable[Literal[True]]:
+        """Set the lease back to the lock's whole `timeout`.
+
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors are raised by the
+        call, the others by awaiting it.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        local = self._held_with_ttl("reacquire")
+        return self._hooked(local, self.do_reacquire)
+
+    async def do_reacquire(self) -> Literal[True]:
+        """Reacquire by the caller's token; may be overridden."""
+        ttl_ms = self._ttl_ms
+        assert ttl_ms is not None
+        local = self._acting() or self._held()
+        token = self._transport.encode(local.token)
+        if self.lua_reacquire not in (REACQUIRE, None):
+            held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
+        else:
+            operation = _protocol.Reacquire(self._key, token, ttl_ms)
+            try:
+                await self._transport.execute(operation)
+            except BaseException:
+                if operation.unsettled:
+                    local.shorten(token, operation.sent_at + ttl_ms / 1000)
+                raise
+            held = operation.result
+            if held:
+                local.lease = (token, operation.sent_at + ttl_ms / 1000)
+        if not held:
+            raise self._lost("reacquire")
+        return True
+
+    # ---- async with ----
+
+    async def __aenter__(self) -> Lock:
+        """Acquire.
+
+        Raises:
+            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+        """
+        if await self.acquire():
+            return self
+        raise LockError(NOT_ENTERED, lock_name=self.name)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        try:
+            await self.release()
+        except LockError:
+            if self.raise_on_release_error and exc_type is None:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Lock could not be released when exiting context manager: %r", error)
+
+
+async def _drive(transport: Transport, steps: Steps) -> Any:
+    """Do what the steps say. Returns what they return."""
+    try:
+        step = next(steps)
+        while True:
+            answer: Any = None
+            try:
+                if isinstance(step, Execute):
+                    await transport.execute(step.operation, step.limit_s)
+                elif isinstance(step, Sleep):
+                    await asyncio.sleep(step.seconds)
+                elif isinstance(step, Split):
+                    answer = await transport.split(step.keys)
+                else:
+                    transport.undo(step.entries)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+class Batch(BatchBase):
+    """Locks that were acquired together, under one token. To be used by one task at a time.
+
+    Attributes:
+        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        missed: names of those that were not.
+    """
+
+    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+        super().__init__(hold, missed)
+        self._transport = transport
+
+    async def release(self) -> dict[Name, bool]:
+        """Give back the locks that are still held; see `redislock_fast.Batch.release`.
+
+        Cancelled, it goes on in the background.
+        """
+        results: dict[Name, bool] = await _drive(self._transport, self._releasing())
+        return results
+
+    async def extend(self, additional_time: float) -> dict[Name, bool]:
+        """Prolong the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
+        results: dict[Name, bool] = await _drive(self._transport, self._extending(additional_time))
+        return results
+
+    async def reacquire(self) -> dict[Name, bool]:
+        """Set the leases of the locks that are held back to the whole `timeout`."""
+        results: dict[Name, bool] = await _drive(self._transport, self._reacquiring())
+        return results
+
+    async def __aenter__(self) -> Batch:
+        """Nothing is sent.
+
+        Raises:
+            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+        """
+        self._check_entry()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+        """
+        try:
+            self._check_exit(await self.release())
+        except LockError as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks were no longer owned when exiting context manager: %s", error)
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks could not be released when exiting context manager: %r", error)
+
+
+class _Acquiring:
+    """`await` it for the batch, or enter it by `async with`, which releases the batch on leaving."""
+
+    def __init__(self, transport: Transport, plan: Plan) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._batch: Batch | None = None
+
+    async def _acquire(self) -> Batch:
+        hold = Hold(self._plan)
+        return Batch(self._transport, hold, await _drive(self._transport, acquiring(hold)))
+
+    def __await__(self) -> Generator[Any, Any, Batch]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Batch:
+        self._batch = await self._acquire()
+        return await self._batch.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._batch is not None
+        await self._batch.__aexit__(exc_type, exc_value, traceback)
+
+
+class Locker(LockerBase[Lock]):
+    """Makes locks, and takes many at once.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks.
+    """
+
+    _lock_class = Lock
+
+    def acquire_many(
+        self,
+        names: Iterable[Name],
+        timeout: float | None = None,
+        blocking_timeout: float | None = 0,
+        *,
+        sleep: float = 0.1,
+        all_or_nothing: bool = False,
+    ) -> _Acquiring:
+        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
+
+        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
+        Cancelled, nothing is held, and attempts of unknown outcome are undone.
+        """
+        plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        return _Acquiring(self._transport, plan)

@@ -1,0 +1,184 @@
+"""`Locker` and `Batch`: many locks taken and given back in one round.
+
+    locker = Locker(client)
+    with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
+        work_on(batch.acquired)
+
+Must not know: bytes on the wire, sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from redis.exceptions import LockError
+
+from redislock_fast._acquiring import acquiring
+from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
+from redislock_fast._facade import LockerBase
+from redislock_fast._transport import Transport
+from redislock_fast.lock import Lock
+
+__all__ = ["Batch", "Locker"]
+
+logger = logging.getLogger(__name__)
+
+
+def _drive(transport: Transport, steps: Steps) -> Any:
+    """Do what the steps say. Returns what they return."""
+    try:
+        step = next(steps)
+        while True:
+            answer: Any = None
+            try:
+                if isinstance(step, Execute):
+                    transport.execute(step.operation, step.limit_s)
+                elif isinstance(step, Sleep):
+                    time.sleep(step.seconds)
+                elif isinstance(step, Split):
+                    answer = transport.split(step.keys)
+                else:
+                    transport.undo(step.entries)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+class Batch(BatchBase):
+    """Locks that were acquired together, under one token. To be used by one thread at a time.
+
+    Attributes:
+        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        missed: names of those that were not.
+    """
+
+    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+        super().__init__(hold, missed)
+        self._transport = transport
+
+    def release(self) -> dict[Name, bool]:
+        """Give back the locks that are still held.
+
+        Sends what `Lock.release` sends, for all locks in one round per server.
+
+        Returns:
+            For each name that was still held whether the lock was still ours. Nothing is held any more.
+
+        Raises:
+            redis.exceptions.ConnectionError: no connection, after the client's retries. What the server gave no verdict
+                on is still held: it can be released again.
+            redis.exceptions.TimeoutError: no reply in time; likewise.
+        """
+        results: dict[Name, bool] = _drive(self._transport, self._releasing())
+        return results
+
+    def extend(self, additional_time: float) -> dict[Name, bool]:
+        """Prolong the leases of the locks that are held; sends what `Lock.extend` sends, in one round per server.
+
+        Args:
+            additional_time: seconds to add to each remaining ttl, rounded up to whole milliseconds.
+
+        Returns:
+            For each name that was held whether the lock was still ours. What was not leaves the batch.
+
+        Raises:
+            redis.exceptions.LockError: the locks do not expire.
+            ValueError: a time that is negative, NaN or infinite. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        results: dict[Name, bool] = _drive(self._transport, self._extending(additional_time))
+        return results
+
+    def reacquire(self) -> dict[Name, bool]:
+        """Set the leases of the locks that are held back to the whole `timeout`; as `extend` otherwise."""
+        results: dict[Name, bool] = _drive(self._transport, self._reacquiring())
+        return results
+
+    def __enter__(self) -> Batch:
+        """Nothing is sent.
+
+        Raises:
+            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+        """
+        self._check_entry()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+        """
+        try:
+            self._check_exit(self.release())
+        except LockError as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks were no longer owned when exiting context manager: %s", error)
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks could not be released when exiting context manager: %r", error)
+
+
+class Locker(LockerBase[Lock]):
+    """Makes locks, and takes many at once.
+
+    Args:
+        client: a `redis.Redis` or `redis.RedisCluster` of any kind; its settings are used, its connections are not.
+
+    Raises:
+        TypeError: for a pipeline or an asyncio client.
+    """
+
+    _lock_class = Lock
+
+    def acquire_many(
+        self,
+        names: Iterable[Name],
+        timeout: float | None = None,
+        blocking_timeout: float | None = 0,
+        *,
+        sleep: float = 0.1,
+        all_or_nothing: bool = False,
+    ) -> Batch:
+        """Take the locks that are free, or all.
+
+        Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
+        If it raises, nothing is held, and attempts of unknown outcome are undone.
+
+        Args:
+            names: of the locks, each bytes or str.
+            timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
+            blocking_timeout: seconds to wait at most for what is missed. None: for ever. 0 or less makes one round.
+            sleep: seconds between two rounds. Leases that age meanwhile are prolonged.
+            all_or_nothing: where one is missed, give back the rest. While it waits, it holds only the locks whose keys
+                come before the one that it waits for, so that batches do not wait for one another in a circle.
+
+        Returns:
+            What was acquired, and what was missed.
+
+        Raises:
+            TypeError: `names` is a single name.
+            ValueError: a name comes twice, or a time that can be none. Nothing was sent.
+            redis.exceptions.DataError: a name that redis-py cannot encode. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+        """
+        plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        hold = Hold(plan)
+        return Batch(self._transport, hold, _drive(self._transport, acquiring(hold)))
