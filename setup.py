@@ -42,7 +42,7 @@ extensions = [
         optional=os.environ.get("CIBUILDWHEEL") != "1"
         and os.environ.get("REDISLOCK_FAST_IMPLEMENTATION") != "compiled",
     )
-    for name in ("_core", "_core_loop")
+    for name in ("_core", "_core_loop", "_core_resp")
 ]
 
 setup(

@@ -1,44 +1,65 @@
-"""Table of contents of the compiled core: one connection, many callers.
+"""Table of contents of the compiled pipe of threads: one connection, many callers.
 
 Who may touch what is written beside each field. "mutex" is Pipe.mutex; "reader" is the one thread for which
-Pipe.reading was set (under the mutex) and which alone drives the socket until it hands that right on. The rules are
-the same with and without the GIL: nothing here relies on it.
+Pipe.reading was set (under the mutex) and which alone drives the socket until it hands that right on; "owner" is the
+thread that called. The rules are the same with and without the GIL: nothing here relies on it, and reading, completing
+plain replies and handing over are done without it. So under the mutex nothing of Python's is touched: its holder never
+waits for the GIL.
 """
 
 cimport cython
+from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_type_lock
+
+from redislock_fast._core_resp cimport Buffer, Plain
 
 
 cdef enum SlotState:
     WAITING = 0    # its reply has not come
-    DONE = 1       # reply is set
+    DONE = 1       # its reply is there
     LOST = 2       # the connection broke after its first byte may have left
     UNSENT = 3     # the connection broke before
     LEAD = 4       # still waiting, and its owner is to become the reader
-    ABANDONED = 5  # nobody waits: the reply will be dropped
+    ABANDONED = 5  # nobody waits: the reply will be dropped, and the slot freed by who unlinks it
 
 
-cdef enum Turn:          # what _turn returns besides a number of received bytes
-    TURN_EOF = 0
-    TURN_TIMEOUT = -1
-    TURN_SIGNAL = -2
-    TURN_ERROR = -3      # errno is in Pipe.error
+cdef enum Place:         # what became of a request
+    REFUSED = 0          # the pipe is dead, or there is no memory
+    FOLLOWING = 1        # somebody else reads
+    READING = 2          # the caller reads
+    ALONE = 3            # and nothing else is under way
 
 
-cdef class Slot:
-    cdef Slot next                 # mutex; the FIFO's link
-    cdef object reply              # reader until state is DONE, then the slot's owner
-    cdef list replies              # likewise: what has come of many replies; None where one is wanted
-    cdef Py_ssize_t wanted         # reader, once queued: how many replies are still to come, the last one not counted
-    cdef SlotState state           # mutex
-    cdef PyThread_type_lock wake   # made by the owner before the slot is queued; released to wake the owner
-    cdef unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
+cdef enum Outcome:       # what _drive and _turn return besides a number of received bytes
+    OUTCOME_EOF = 0
+    OUTCOME_TIMEOUT = -1
+    OUTCOME_SIGNAL = -2
+    OUTCOME_ERROR = -3     # errno is in Pipe.error
+    OUTCOME_COMPLETE = -4  # the slot is neither WAITING nor its owner the reader any more
 
 
-cdef struct Buffer:
-    char* data
-    Py_ssize_t used
-    Py_ssize_t room
+cdef struct Slot:
+    Slot* next                 # mutex; the link of the FIFO, then of the slots to be woken
+    PyObject* reply            # reader until state is DONE, then the owner; NULL unless plain is NOT_PLAIN
+    PyObject* replies          # likewise: the list of what has come of many replies; NULL where one is wanted
+    Py_ssize_t wanted          # reader, once queued: how many replies are still to come, the last one not counted
+    unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
+    SlotState state            # mutex; the reader reads its own slot's without, since it alone changes that
+    Plain plain                # as reply
+    # Made under the mutex when the slot is queued; the owner's from then on, NULL while it is the reader. Who takes the
+    # state away from WAITING (the owner itself aside) releases it once, after the mutex; the owner lets go of the slot
+    # only when that has come.
+    PyThread_type_lock wake
+
+
+cdef struct Wait:        # one caller's way through the pipe, on its own stack
+    Slot* slot
+    double timeout_s     # below 0: for ever
+    double deadline      # CLOCK_MONOTONIC; 0: not looked at the clock yet
+    double began         # CLOCK_MONOTONIC before a lone call that is a sample for _learn; else 0
+    bint lead            # it is the reader
+    bint woken           # it has taken what wake was released for
+    bint spin            # before the next blocking read
 
 
 cdef class Pipe:
@@ -48,9 +69,13 @@ cdef class Pipe:
     cdef int fd                    # fixed
     cdef bytearray inbox           # reader; what recv fills and the parser copies
     cdef char* landing             # fixed; the inbox's bytes (it is never resized)
+    cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
+    cdef Py_ssize_t consumed       # reader; and how many of them were plain replies
     cdef bint between              # reader; the parser holds no part of a reply
-    cdef Slot head                 # mutex; the oldest request without a reply
-    cdef Slot tail                 # mutex
+    cdef Slot* head                # mutex; the oldest request without a reply
+    cdef Slot* tail                # mutex
+    cdef Slot* ready               # mutex; slots whose owners are to be woken, oldest first
+    cdef Slot* ready_tail          # mutex
     cdef bint reading              # mutex; somebody is the reader
     cdef bint dead                 # mutex; read without it as a hint
     cdef Buffer queued             # mutex; requests that nobody has begun to send
@@ -67,29 +92,36 @@ cdef class Pipe:
     cdef int error                 # reader; errno of the last failed turn
     cdef double heard              # reader; CLOCK_MONOTONIC of the last byte received; read by anybody as a hint
 
-    cdef bint _queue(self, tuple args, object requests, Py_ssize_t size, Slot slot) except -1
-    cdef object _lead(self, Slot slot, double timeout_s)
-    cdef object _follow(self, Slot slot, double timeout_s)
+    cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL
+    cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil
+    cdef object _wait(self, Slot* slot, Place place, double timeout_s)
+    cdef int _begin(self, Wait* wait) except -1
+    cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
+    cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
+    cdef bint _leave(self, Wait* wait) noexcept nogil
     cdef bint _choose_to_spin(self) noexcept
-    cdef void _learn(self, double took_s) noexcept
-    cdef int _take_queue(self) noexcept
+    cdef void _learn(self, double took_s) noexcept nogil
+    cdef void _take_queue(self) noexcept nogil
     cdef Py_ssize_t _send(self) noexcept nogil
     cdef Py_ssize_t _receive(self) noexcept nogil
     cdef Py_ssize_t _spin(self) noexcept nogil
-    cdef Py_ssize_t _turn(self, double* deadline, double timeout_s, bint spin) noexcept nogil
+    cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil
     cdef int _look_for_eof(self) except -1
-    cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil
+    cdef int _deliver_rest(self) except -1
     cdef int _complete(self, object reply) except -1
-    cdef int _give_up(self, Slot slot) except -1
-    cdef int _hand_over(self) except -1
+    cdef Slot* _oldest(self) noexcept nogil
+    cdef Slot* _unlink_oldest(self) noexcept nogil
+    cdef Slot* _unlink(self) noexcept nogil
+    cdef void _make_ready(self, Slot* slot) noexcept nogil
+    cdef Slot* _take_ready(self) noexcept nogil
+    cdef void _wake_ready(self) noexcept nogil
+    cdef void _hand_over(self) noexcept nogil
     cdef int _fail(self, str cause) except -1
+    cdef void _fail_slots(self) noexcept
 
 
-cdef object plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* used)
-cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept
-cdef Py_ssize_t request_size(tuple args) except -1
-cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1
-cdef char* write_request(char* at, tuple args) except NULL
-cdef char* write_requests(char* at, object requests) except NULL
-cdef Py_ssize_t words_size(tuple args) except -1
-cdef char* write_words(char* at, tuple args) except NULL
+cdef void wake_all(Slot* slot) noexcept nogil
+cdef void free_slot(Slot* slot) noexcept nogil
+cdef void drop_slot(Slot* slot) noexcept
+cdef object take_reply(Slot* slot)

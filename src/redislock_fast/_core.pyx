@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True
-"""The compiled core: requests encoded into one buffer, replies matched to callers first in, first out.
+"""The compiled pipe of threads: requests sent from one buffer, replies matched to callers first in, first out.
 
 One `Pipe` drives one plain TCP or unix socket for many threads, without a thread of its own:
 
@@ -9,48 +9,58 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
 3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
 4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so nobody ever gets another's.
 
-The descriptor is read and written with the GIL released. Replies are parsed by hiredis. Errors and signals:
-`_wire.py`. Field by field, who may touch what: `_core.pxd`. The readable twin: `_core_py.py`.
+The reader works without the GIL, from its being woken to its handing over: the callers that it wakes want the GIL, and
+would fight for it with the reader while the server waits (bench, 16 threads: 1.4 times the pairs/s). It takes the GIL
+only for replies that hiredis must parse and for what ends a wait otherwise. Errors and signals: `_wire.py`. Field by
+field, who may touch what: `_core.pxd`. The readable twin: `_core_py.py`.
 
 Must not know: commands, locks, redis-py, reconnection.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.long cimport PyLong_CheckExact
-from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc
+from cpython.object cimport PyObject
 from cpython.pythread cimport (
     PY_LOCK_ACQUIRED,
     PY_LOCK_INTR,
     NOWAIT_LOCK,
     PyLockStatus,
-    PyThread_acquire_lock,
-    PyThread_allocate_lock,
-    PyThread_free_lock,
-    PyThread_release_lock,
     PyThread_type_lock,
+    WAIT_LOCK,
 )
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from cpython.unicode cimport PyUnicode_CheckExact
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.string cimport memcmp, memcpy, strerror
+from libc.string cimport memcpy, strerror
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec, timeval
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Bulk, Lost, NoReply, new_reader
+from redislock_fast._core_resp cimport (
+    NOT_PLAIN,
+    Plain,
+    plain_object,
+    plain_reply,
+    request_size,
+    requests_size,
+    reserve,
+    write_request,
+    write_requests,
+)
 
-cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
 
 cdef extern from "pythread.h":
     ctypedef long long PY_TIMEOUT_T
     PyLockStatus PyThread_acquire_lock_timed(
         PyThread_type_lock lock, PY_TIMEOUT_T microseconds, int intr_flag
     ) noexcept nogil
+    PyThread_type_lock PyThread_allocate_lock() noexcept nogil
+    int PyThread_acquire_lock(PyThread_type_lock lock, int mode) noexcept nogil
+    void PyThread_release_lock(PyThread_type_lock lock) noexcept nogil
+    void PyThread_free_lock(PyThread_type_lock lock) noexcept nogil
 
 cdef extern from "<sys/socket.h>" nogil:
     const int MSG_DONTWAIT
@@ -89,183 +99,13 @@ cdef extern from *:
 
 cdef enum:
     INBOX_BYTES = 65536
+    SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SAMPLE_EVERY = 1024       # lone calls, of which the first SAMPLES wait the other way, so that both are known.
     SAMPLES = 16              # In a row: a CPU that has just slept is slow to answer, however it is then waited for.
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
 cdef object PushNotification = hiredis.PushNotification
-
-
-# ---- requests ----
-
-def encode(tuple args not None):
-    """The bytes of one request.
-
-    Args:
-        args: the command's words: bytes, str (sent as UTF-8) or int (sent in decimal).
-
-    Returns:
-        A RESP array of bulk strings.
-
-    Raises:
-        TypeError: for a word of another type.
-    """
-    cdef Py_ssize_t size = request_size(args)
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, size)
-    write_request(PyBytes_AS_STRING(out), args)
-    return out
-
-
-cdef inline int digits(unsigned long long number) noexcept nogil:
-    cdef int count = 1
-    while number >= 10:
-        number //= 10
-        count += 1
-    return count
-
-
-cdef inline char* write_number(char* at, unsigned long long number) noexcept nogil:
-    cdef int count = digits(number)
-    cdef int place = count
-    while place:
-        place -= 1
-        at[place] = <char>(48 + number % 10)
-        number //= 10
-    return at + count
-
-
-cdef inline char* write_header(char* at, char kind, unsigned long long number) noexcept nogil:
-    at[0] = kind
-    at = write_number(at + 1, number)
-    at[0] = 13
-    at[1] = 10
-    return at + 2
-
-
-cdef inline unsigned long long magnitude(long long number) noexcept nogil:
-    # Through unsigned arithmetic: the most negative number has no positive twin.
-    return <unsigned long long>number if number >= 0 else 0 - <unsigned long long>number
-
-
-cdef Py_ssize_t request_size(tuple args) except -1:
-    """How many bytes write_request will write; raises TypeError before anything is written."""
-    return 3 + digits(PyTuple_GET_SIZE(args)) + words_size(args)
-
-
-cdef Py_ssize_t words_size(tuple args) except -1:
-    """How many bytes write_words will write; raises TypeError before anything is written."""
-    cdef Py_ssize_t size = 0
-    cdef Py_ssize_t length = 0
-    cdef long long number
-    cdef object word
-    for i in range(PyTuple_GET_SIZE(args)):
-        word = <object>PyTuple_GET_ITEM(args, i)
-        if PyBytes_CheckExact(word):
-            length = PyBytes_GET_SIZE(word)
-        elif PyLong_CheckExact(word):
-            number = word
-            length = digits(magnitude(number)) + (number < 0)
-        elif PyUnicode_CheckExact(word):
-            PyUnicode_AsUTF8AndSize(word, &length)
-        else:
-            raise TypeError(f"a request is made of bytes, str and int, not {type(word).__name__}")
-        size += 5 + digits(length) + length
-    return size
-
-
-cdef char* write_request(char* at, tuple args) except NULL:
-    """Write the request; returns where it ends. The words have passed request_size."""
-    return write_words(write_header(at, 42, PyTuple_GET_SIZE(args)), args)
-
-
-cdef char* write_words(char* at, tuple args) except NULL:
-    """Write the words as bulk strings; returns where they end. They have passed words_size."""
-    cdef Py_ssize_t length = 0
-    cdef long long number
-    cdef const char* text
-    cdef object word
-    for i in range(PyTuple_GET_SIZE(args)):
-        word = <object>PyTuple_GET_ITEM(args, i)
-        if PyLong_CheckExact(word):
-            number = word
-            at = write_header(at, 36, digits(magnitude(number)) + (number < 0))
-            if number < 0:
-                at[0] = 45
-                at += 1
-            at = write_number(at, magnitude(number))
-        else:
-            if PyBytes_CheckExact(word):
-                text = PyBytes_AS_STRING(word)
-                length = PyBytes_GET_SIZE(word)
-            else:
-                text = PyUnicode_AsUTF8AndSize(word, &length)
-            at = write_header(at, 36, length)
-            memcpy(at, text, length)
-            at += length
-        at[0] = 13
-        at[1] = 10
-        at += 2
-    return at
-
-
-cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
-    """How many bytes write_requests will write, and how many requests they are."""
-    cdef Py_ssize_t size = 0
-    cdef Py_ssize_t length
-    cdef tuple before
-    cdef tuple after
-    cdef object args
-    if type(requests) is Bulk:
-        before, words, after = requests
-        count[0] = len(words)
-        size = 3 + digits(len(before) + 1 + len(after)) + words_size(before) + words_size(after)
-        size *= count[0]
-        for args in words:
-            if not PyBytes_CheckExact(args):
-                raise TypeError(f"a bulk's words are bytes, not {type(args).__name__}")
-            length = PyBytes_GET_SIZE(args)
-            size += 5 + digits(length) + length
-        return size
-    count[0] = len(requests)
-    for args in requests:
-        size += request_size(args)
-    return size
-
-
-cdef char* write_requests(char* at, object requests) except NULL:
-    """Write one request after another; returns where they end."""
-    cdef Py_ssize_t before_size
-    cdef Py_ssize_t after_size
-    cdef Py_ssize_t length
-    cdef bytes head
-    cdef bytes tail
-    cdef tuple before
-    cdef tuple after
-    cdef list words
-    cdef object args
-    if type(requests) is not Bulk:
-        for args in requests:
-            at = write_request(at, args)
-        return at
-    # What the requests have in common is written once and copied: 20 ns a request instead of 250.
-    before, words, after = requests
-    head = PyBytes_FromStringAndSize(NULL, 3 + digits(len(before) + 1 + len(after)) + words_size(before))
-    write_words(write_header(PyBytes_AS_STRING(head), 42, len(before) + 1 + len(after)), before)
-    tail = PyBytes_FromStringAndSize(NULL, words_size(after))
-    write_words(PyBytes_AS_STRING(tail), after)
-    before_size = len(head)
-    after_size = len(tail)
-    for args in words:
-        memcpy(at, PyBytes_AS_STRING(head), before_size)
-        length = PyBytes_GET_SIZE(args)
-        at = write_header(at + before_size, 36, length)
-        memcpy(at, PyBytes_AS_STRING(args), length)
-        at[length] = 13
-        at[length + 1] = 10
-        memcpy(at + length + 2, PyBytes_AS_STRING(tail), after_size)
-        at += length + 2 + after_size
-    return at
 
 
 # ---- time ----
@@ -277,14 +117,6 @@ cdef inline double monotonic() noexcept nogil:
 
 
 # ---- the pipe ----
-
-@cython.final
-@cython.freelist(64)
-cdef class Slot:
-    def __dealloc__(self):
-        if self.wake != NULL:
-            PyThread_free_lock(self.wake)
-
 
 @cython.final
 cdef class Pipe:
@@ -317,6 +149,12 @@ cdef class Pipe:
             raise OSError(errno, strerror(errno).decode())
 
     def __dealloc__(self):
+        cdef Slot* slot = self.head
+        cdef Slot* next_slot
+        while slot != NULL:  # abandoned, all of them: who calls keeps the pipe alive
+            next_slot = slot.next
+            drop_slot(slot)
+            slot = next_slot
         PyMem_RawFree(self.queued.data)
         PyMem_RawFree(self.leaving.data)
 
@@ -332,148 +170,220 @@ cdef class Pipe:
 
     def call(self, tuple args not None, double timeout_s):
         """Send one request and wait for its reply."""
-        cdef Slot slot = Slot.__new__(Slot)
-        if self._queue(args, None, request_size(args), slot):
-            return self._lead(slot, timeout_s)
-        return self._follow(slot, timeout_s)
+        cdef Place place
+        cdef Slot* slot = self._queue(args, None, WAITING, &place)
+        return self._wait(slot, place, timeout_s)
 
     def call_many(self, requests, double timeout_s):
         """Send requests in one piece and wait for all their replies."""
-        cdef Slot slot = Slot.__new__(Slot)
-        cdef Py_ssize_t size = requests_size(requests, &slot.wanted)
-        slot.wanted -= 1
-        slot.replies = []
-        if self._queue(None, requests, size, slot):
-            return self._lead(slot, timeout_s)
-        return self._follow(slot, timeout_s)
+        cdef Place place
+        cdef Slot* slot = self._queue(None, requests, WAITING, &place)
+        return self._wait(slot, place, timeout_s)
 
     def post(self, tuple args not None):
         """Send one request behind all that were sent before, and drop its reply."""
-        cdef Slot slot = Slot.__new__(Slot)
-        slot.state = ABANDONED
-        if self._queue(args, None, request_size(args), slot):
+        cdef Place place
+        self._queue(args, None, ABANDONED, &place)
+        if place != FOLLOWING:
             self._hand_over()
 
     def close(self):
         """Break the pipe: callers that still wait get `Lost`."""
         cdef bint idle
-        with self.mutex:
+        with nogil, self.mutex:
             idle = not self.reading and not self.dead
             if idle:
                 self.reading = True
         if idle:
             self._fail("the connection was closed")
-            with self.mutex:
+            with nogil, self.mutex:
                 self.reading = False
         elif not self.dead:
             c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
 
-    cdef bint _queue(self, tuple args, object requests, Py_ssize_t size, Slot slot) except -1:
-        """Queue one request (args), or many. Returns True when the caller is the reader now."""
-        cdef bint lead = False
-        cdef bint dead = False
-        cdef bint full = False
-        with self.mutex:
-            if self.dead:
-                dead = True
-            elif reserve(&self.queued, size) < 0:
-                full = True
-            else:
-                if requests is None:
-                    write_request(self.queued.data + self.queued.used, args)
-                else:
-                    write_requests(self.queued.data + self.queued.used, requests)
-                self.queued.used += size
-                slot.begins = self.accepted
-                self.accepted += size
-                lead = not self.reading
-                if lead:
-                    self.reading = True
-                elif slot.state == WAITING:
-                    slot.wake = PyThread_allocate_lock()
-                    PyThread_acquire_lock(slot.wake, NOWAIT_LOCK)
-                if self.tail is None:
-                    self.head = slot
-                else:
-                    self.tail.next = slot
-                self.tail = slot
-        if dead:
-            raise Lost(False, "the connection is closed")
-        if full:
+    cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL:
+        """Queue one request (args), or many. The slot of a post is another's at once."""
+        cdef char scratch[SCRATCH_BYTES]
+        cdef char* data = scratch
+        cdef Py_ssize_t size
+        cdef object replies
+        cdef Slot* slot = <Slot*>PyMem_RawCalloc(1, sizeof(Slot))
+        if slot == NULL:
             raise MemoryError
-        return lead
-
-    cdef object _lead(self, Slot slot, double timeout_s):
-        """Drive the socket until the slot is complete, then hand reading on."""
-        cdef double deadline = 0
-        cdef Py_ssize_t got
-        cdef bint alone = self._take_queue()
-        cdef bint sample = alone and slot.replies is None
-        cdef bint spin = False
-        cdef double now = monotonic()
+        slot.state = state
+        place[0] = REFUSED
         try:
-            if sample:
-                spin = self._choose_to_spin()
-            if alone:
-                if now - self.heard > 1e-3 * STALE_AFTER_MS:
-                    self._look_for_eof()
-                self.heard = now
-            while slot.state != DONE:
-                if slot.state == LOST or slot.state == UNSENT:
-                    raise Lost(slot.state == LOST, "the connection broke")
+            if args is None:
+                replies = []
+                Py_INCREF(replies)
+                slot.replies = <PyObject*>replies
+                size = requests_size(requests, &slot.wanted)
+                slot.wanted -= 1
+            else:
+                size = request_size(args)
+            if size > SCRATCH_BYTES:
+                data = <char*>PyMem_RawMalloc(size)
+                if data == NULL:
+                    raise MemoryError
+            if args is None:
+                write_requests(data, requests)
+            else:
+                write_request(data, args)
+            place[0] = self._append(data, size, slot)
+            if place[0] == REFUSED:
+                if self.dead:
+                    raise Lost(False, "the connection is closed")
+                raise MemoryError
+        finally:
+            if data != scratch:
+                PyMem_RawFree(data)
+            if place[0] == REFUSED:
+                drop_slot(slot)
+        return slot
+
+    cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil:
+        """Queue an encoded request."""
+        cdef Place place
+        with self.mutex:
+            if self.dead or reserve(&self.queued, size) < 0:
+                return REFUSED
+            if self.reading:
+                place = FOLLOWING
+                if slot.state == WAITING:
+                    slot.wake = PyThread_allocate_lock()
+                    if slot.wake == NULL:
+                        return REFUSED
+                    PyThread_acquire_lock(slot.wake, NOWAIT_LOCK)
+            else:
+                self.reading = True
+                place = ALONE if self.head == NULL else READING
+            memcpy(self.queued.data + self.queued.used, data, size)
+            self.queued.used += size
+            slot.begins = self.accepted
+            self.accepted += size
+            if self.tail == NULL:
+                self.head = slot
+            else:
+                self.tail.next = slot
+            self.tail = slot
+        return place
+
+    cdef object _wait(self, Slot* slot, Place place, double timeout_s):
+        """Wait until the slot is complete, driving the socket whenever it is this caller's turn to."""
+        cdef Wait wait
+        cdef Py_ssize_t outcome = OUTCOME_SIGNAL
+        wait.slot = slot
+        wait.timeout_s = timeout_s
+        wait.deadline = 0
+        wait.began = 0
+        wait.lead = wait.woken = place != FOLLOWING
+        wait.spin = False
+        try:
+            if place == ALONE:
+                self._begin(&wait)
+            while True:
                 with nogil:
-                    got = self._turn(&deadline, timeout_s, spin)
-                spin = False
-                if got > 0:
-                    self._deliver(got)
-                elif got == TURN_SIGNAL:
+                    outcome = self._drive(&wait)
+                if outcome == OUTCOME_COMPLETE:
+                    if slot.state != DONE:
+                        raise Lost(slot.state == LOST, "the connection broke")
+                    return take_reply(slot)
+                if outcome > 0:
+                    self._deliver_rest()
+                elif outcome == OUTCOME_SIGNAL:
                     PyErr_CheckSignals()
-                elif got == TURN_TIMEOUT:
+                elif outcome == OUTCOME_TIMEOUT:
                     raise NoReply(f"no reply within {timeout_s:g} s")
-                elif got == TURN_EOF:
+                elif outcome == OUTCOME_EOF:
                     self._fail("the server closed the connection")
                 else:
                     self._fail(strerror(self.error).decode())
-                self._take_queue()
-            if sample:
-                self._learn(self.heard - now)
         finally:
-            self._give_up(slot)
-            self._hand_over()
-        return slot.reply
+            if outcome == OUTCOME_COMPLETE or not self._leave(&wait):
+                drop_slot(slot)
 
-    cdef object _follow(self, Slot slot, double timeout_s):
-        """Sleep until another thread has completed the slot, or hands reading over."""
-        cdef double deadline = monotonic() + timeout_s
-        cdef double left
+    cdef int _begin(self, Wait* wait) except -1:
+        """Reader, with nothing under way but its own request, which is not sent yet."""
+        cdef double now = monotonic()
+        if wait.slot.replies == NULL:
+            wait.spin = self._choose_to_spin()
+            wait.began = now
+        if now - self.heard > 1e-3 * STALE_AFTER_MS:
+            self._look_for_eof()
+        self.heard = now
+        return 0
+
+    cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil:
+        """Wait for the reply, as a follower or as the reader, as far as that goes without the GIL.
+
+        Returns OUTCOME_COMPLETE when the slot is complete and reading handed on; a number of bytes when some of them
+        are for the parser; or what keeps the caller from waiting on.
+        """
+        cdef Py_ssize_t got
+        if not wait.lead:
+            got = self._sleep(wait)
+            if not wait.lead:
+                return got
+        while wait.slot.state == WAITING:
+            self._take_queue()
+            got = self._turn(wait)
+            if got <= 0:
+                return got
+            self._deliver_plain(got)
+            if self.consumed < got:
+                return got
+        if wait.began and wait.slot.state == DONE:
+            self._learn(self.heard - wait.began)
+        wait.lead = False
+        self._hand_over()
+        return OUTCOME_COMPLETE
+
+    cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil:
+        """Follower: sleep until the slot is complete, or this caller is to read."""
         cdef PY_TIMEOUT_T wait_us = -1
+        cdef double left_s
+        cdef double now
         cdef PyLockStatus status
-        cdef bint lead = False
-        try:
-            while True:
-                if timeout_s >= 0:
-                    left = deadline - monotonic()
-                    wait_us = <PY_TIMEOUT_T>(left * 1e6) + 1 if left > 0 else 0
-                with nogil:
-                    status = PyThread_acquire_lock_timed(slot.wake, wait_us, 1)
-                if status == PY_LOCK_ACQUIRED:
-                    break
-                if status == PY_LOCK_INTR:
-                    PyErr_CheckSignals()
-                else:
-                    raise NoReply(f"no reply within {timeout_s:g} s")
+        if wait.timeout_s >= 0:
+            now = monotonic()
+            if wait.deadline == 0:
+                wait.deadline = now + wait.timeout_s
+            left_s = wait.deadline - now
+            wait_us = <PY_TIMEOUT_T>(left_s * 1e6) + 1 if left_s > 0 else 0
+        status = PyThread_acquire_lock_timed(wait.slot.wake, wait_us, 1)
+        if status == PY_LOCK_INTR:
+            return OUTCOME_SIGNAL
+        if status != PY_LOCK_ACQUIRED:
+            return OUTCOME_TIMEOUT
+        wait.woken = True
+        with self.mutex:
+            if wait.slot.state == LEAD:
+                wait.slot.state = WAITING
+                wait.lead = True
+        if wait.lead:
+            PyThread_free_lock(wait.slot.wake)
+            wait.slot.wake = NULL
+        return OUTCOME_COMPLETE
+
+    cdef bint _leave(self, Wait* wait) noexcept nogil:
+        """The caller is done, or gives up. Returns whether its slot is abandoned, and no longer its own."""
+        cdef SlotState state
+        with self.mutex:
+            state = wait.slot.state
+            if state == WAITING:
+                wait.slot.state = ABANDONED
+        if state != WAITING and not wait.woken:
+            # Who changed the state is about to release wake, and needs no GIL for it; or it is the reader, which parses
+            # on and has yet to wake all that are ready.
+            self._wake_ready()
+            PyThread_acquire_lock(wait.slot.wake, WAIT_LOCK)
+        if state == LEAD:
+            wait.lead = True
             with self.mutex:
-                lead = slot.state == LEAD
-                if lead:
-                    slot.state = WAITING
-        finally:
-            if not lead and self._give_up(slot) == LEAD:
-                self._hand_over()
-        if lead:
-            return self._lead(slot, max(deadline - monotonic(), 0) if timeout_s >= 0 else -1)
-        if slot.state != DONE:
-            raise Lost(slot.state == LOST, "the connection broke")
-        return slot.reply
+                wait.slot.state = ABANDONED
+        if wait.lead:
+            self._hand_over()
+        return state == WAITING or state == LEAD
 
     cdef bint _choose_to_spin(self) noexcept:
         """Reader, alone: whether to spin for the reply before blocking.
@@ -492,17 +402,16 @@ cdef class Pipe:
                 self.spinning = self.preferred
         return self.spinning
 
-    cdef void _learn(self, double took_s) noexcept:
+    cdef void _learn(self, double took_s) noexcept nogil:
         """Reader, alone: note how long a reply took, smoothed over some eight calls; one outlier counts little."""
         if self.spinning:
             self.spin_s += (min(took_s, 4 * self.spin_s) - self.spin_s) / 8
         else:
             self.block_s += (min(took_s, 4 * self.block_s) - self.block_s) / 8
 
-    cdef int _take_queue(self) noexcept:
-        """Reader: make what is queued what is leaving. Returns 1 when one caller alone has requests under way."""
+    cdef void _take_queue(self) noexcept nogil:
+        """Reader: make what is queued what is leaving."""
         cdef Buffer spare
-        cdef bint alone
         with self.mutex:
             if self.queued.used and self.left == self.leaving.used:
                 spare = self.leaving
@@ -510,11 +419,9 @@ cdef class Pipe:
                 self.left = 0
                 spare.used = 0
                 self.queued = spare
-            alone = self.head is self.tail
-        return alone
 
-    cdef Py_ssize_t _turn(self, double* deadline, double timeout_s, bint spin) noexcept nogil:
-        """Reader: send what is leaving, then receive once. Returns the bytes received, or a Turn."""
+    cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil:
+        """Reader: send what is leaving, then receive once. Returns the bytes received, or an Outcome."""
         cdef Py_ssize_t got
         cdef pollfd watch
         cdef int wait_ms
@@ -524,30 +431,31 @@ cdef class Pipe:
         while True:
             if self.left < self.leaving.used and self._send() < 0 and errno != EAGAIN and errno != EINTR:
                 self.error = errno
-                return TURN_ERROR
-            got = self._spin() if spin else -1
+                return OUTCOME_ERROR
+            got = self._spin() if wait.spin else -1
+            wait.spin = False
             if got < 0:
-                if timeout_s >= 0:
+                if wait.timeout_s >= 0:
                     now = monotonic()
-                    if deadline[0] == 0:
-                        deadline[0] = now + timeout_s
-                    left_s = deadline[0] - now
+                    if wait.deadline == 0:
+                        wait.deadline = now + wait.timeout_s
+                    left_s = wait.deadline - now
                 if self.left == self.leaving.used and left_s > 1e-3 * SIGNAL_CHECK_MS:
                     # One call where poll and recv would be two. The socket's own timeout ends it after SIGNAL_CHECK_MS.
                     got = c_recv(self.fd, self.landing, INBOX_BYTES, 0)
                     if got < 0 and errno == EAGAIN:
-                        return TURN_SIGNAL
+                        return OUTCOME_SIGNAL
                 else:
                     got = self._receive()
             if got >= 0:
                 return got
             if errno == EINTR:
-                return TURN_SIGNAL
+                return OUTCOME_SIGNAL
             if errno != EAGAIN:
                 self.error = errno
-                return TURN_ERROR
+                return OUTCOME_ERROR
             if left_s <= 0:
-                return TURN_TIMEOUT
+                return OUTCOME_TIMEOUT
             wait_ms = SIGNAL_CHECK_MS
             if left_s < 1e-3 * SIGNAL_CHECK_MS:
                 wait_ms = <int>(left_s * 1000) + 1  # rounded up: not before the deadline
@@ -556,8 +464,7 @@ cdef class Pipe:
             watch.revents = 0
             ready = c_poll(&watch, 1, wait_ms)
             if ready <= 0:
-                return TURN_SIGNAL
-            spin = False
+                return OUTCOME_SIGNAL
 
     cdef Py_ssize_t _send(self) noexcept nogil:
         """Reader: send what is leaving, as far as there is room. Returns -1 with errno when nothing could be sent."""
@@ -591,140 +498,213 @@ cdef class Pipe:
         """Reader, before anything was sent after a pause: a connection closed meanwhile executes nothing."""
         cdef Py_ssize_t got = self._receive()
         if got > 0:
-            self._deliver(got)
+            self._deliver_plain(got)
+            self._deliver_rest()
         elif got == 0 or (errno != EAGAIN and errno != EINTR):
             self._fail("the connection was closed while idle")
         return 0
 
-    cdef int _deliver(self, Py_ssize_t received) except -1:
-        """Reader: complete the slots whose replies have come."""
-        cdef object reply
-        cdef Py_ssize_t at = 0
+    cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil:
+        """Reader: complete the slots whose replies have come, up to the first reply that is for the parser.
+
+        The plain ones are what an uncontended lock gets, so its threads are served without the GIL, for which they and
+        the reader would have to fight.
+        """
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Slot* dropped
+        cdef Slot* ready
         self.heard = monotonic()
-        try:
-            while self.between and at < received:
-                reply = plain_reply(self.landing + at, received - at, &at)
-                if reply is NOT_ENOUGH:
+        self.landed = received
+        self.consumed = 0
+        if not self.between:
+            return
+        with self.mutex:
+            while self.consumed < received and self.head != NULL and self.head.replies == NULL:
+                plain = plain_reply(self.landing + self.consumed, received - self.consumed, &length)
+                if plain == NOT_PLAIN:
                     break
-                self._complete(reply)
-            if at == received:
+                self.consumed += length
+                self.head.plain = plain
+                dropped = self._unlink()
+                if dropped != NULL:
+                    free_slot(dropped)  # it holds no objects
+            ready = self._take_ready()
+        wake_all(ready)
+
+    cdef int _deliver_rest(self) except -1:
+        """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
+        cdef object reply
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        if self.consumed == self.landed:
+            return 0
+        try:
+            while self.between and self.consumed < self.landed:
+                plain = plain_reply(self.landing + self.consumed, self.landed - self.consumed, &length)
+                if plain == NOT_PLAIN:
+                    break
+                self.consumed += length
+                self._complete(plain_object(plain))
+            if self.consumed == self.landed:
                 return 0
-            self.parser.feed(self.inbox, at, received - at)
-            while True:
+            self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
+            self.consumed = self.landed
+            # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
+            # an array has no data left either.
+            self.between = False
+            while not self.between:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
-                    self.between = not self.parser.has_data()
                     return 0
                 if type(reply) is not PushNotification:
                     self._complete(reply)
+                self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
+        finally:
+            self._wake_ready()
         return 0
 
     cdef int _complete(self, object reply) except -1:
         """Reader: give the oldest slot its reply, or one of its replies."""
-        cdef Slot slot
-        with self.mutex:
-            slot = self.head
-            if slot is not None and slot.wanted == 0:
-                self.head = slot.next
-                if self.head is None:
-                    self.tail = None
-                slot.next = None
-                if slot.state == WAITING:
-                    if slot.replies is None:
-                        slot.reply = reply
-                    else:
-                        slot.replies.append(reply)
-                        slot.reply = slot.replies
-                    slot.state = DONE
-                    if slot.wake != NULL:
-                        PyThread_release_lock(slot.wake)
-                return 0
-        if slot is None:
+        cdef Slot* slot = self._oldest()
+        if slot == NULL:
             raise hiredis.ProtocolError("a reply that nobody asked for")
-        slot.replies.append(reply)
-        slot.wanted -= 1
+        if slot.replies != NULL:
+            (<list>slot.replies).append(reply)
+            if slot.wanted:
+                slot.wanted -= 1
+                return 0
+        else:
+            Py_INCREF(reply)
+            slot.reply = <PyObject*>reply
+        slot = self._unlink_oldest()
+        if slot != NULL:
+            drop_slot(slot)
         return 0
 
-    cdef int _give_up(self, Slot slot) except -1:
-        """Abandon a slot that is not complete. Returns the state it was in."""
-        cdef SlotState state
+    cdef Slot* _oldest(self) noexcept nogil:
         with self.mutex:
-            state = slot.state
-            if state == WAITING or state == LEAD:
-                slot.state = ABANDONED
-        return state
+            return self.head
 
-    cdef int _hand_over(self) except -1:
+    cdef Slot* _unlink_oldest(self) noexcept nogil:
+        with self.mutex:
+            return self._unlink()
+
+    cdef Slot* _unlink(self) noexcept nogil:
+        """Reader, under the mutex: take the oldest slot, which has its reply. Returns it when nobody waits for that."""
+        cdef Slot* slot = self.head
+        self.head = slot.next
+        if self.head == NULL:
+            self.tail = NULL
+        slot.next = NULL
+        if slot.state == ABANDONED:
+            return slot
+        slot.state = DONE
+        self._make_ready(slot)
+        return NULL
+
+    cdef void _make_ready(self, Slot* slot) noexcept nogil:
+        """Reader, under the mutex: the slot's owner, if another, is to be woken."""
+        if slot.wake != NULL:
+            if self.ready == NULL:
+                self.ready = slot
+            else:
+                self.ready_tail.next = slot
+            self.ready_tail = slot
+
+    cdef Slot* _take_ready(self) noexcept nogil:
+        """Under the mutex: the slots that the caller now has to wake."""
+        cdef Slot* slot = self.ready
+        self.ready = NULL
+        return slot
+
+    cdef void _wake_ready(self) noexcept nogil:
+        cdef Slot* ready
+        with self.mutex:
+            ready = self._take_ready()
+        wake_all(ready)
+
+    cdef void _hand_over(self) noexcept nogil:
         """Reader: give reading to the oldest caller that waits; with nobody waiting, send what is still queued."""
-        cdef Slot slot
+        cdef Slot* slot
         cdef bint stuck = False
+        cdef PyThread_type_lock wake = NULL
         while True:
             with self.mutex:
                 slot = self.head
-                while slot is not None and slot.state != WAITING:
+                while slot != NULL and slot.state != WAITING:
                     slot = slot.next
-                if slot is not None:
+                if slot != NULL:
                     slot.state = LEAD
-                    PyThread_release_lock(slot.wake)
-                    return 0
-                if stuck or self.dead or (self.queued.used == 0 and self.left == self.leaving.used):
+                    wake = slot.wake
+                elif stuck or self.dead or (self.queued.used == 0 and self.left == self.leaving.used):
                     self.reading = False
-                    return 0
+                    return
+            if wake != NULL:
+                PyThread_release_lock(wake)
+                return
             self._take_queue()
             # Without room (or after an error, which the next reader will meet) the bytes wait for the next reader.
             stuck = self._send() < 0
 
     cdef int _fail(self, str cause) except -1:
         """Reader: break the pipe and fail every slot, each with what is known of it."""
-        cdef Slot slot
-        with self.mutex:
-            self.dead = True
-            slot = self.head
-            self.head = None
-            self.tail = None
-        while slot is not None:
-            with self.mutex:
-                if slot.state == WAITING:
-                    slot.state = LOST if slot.begins < self.sent else UNSENT
-                    if slot.wake != NULL:
-                        PyThread_release_lock(slot.wake)
-            slot = slot.next
+        self._fail_slots()
         self.owner.disconnect()
         return 0
 
+    cdef void _fail_slots(self) noexcept:
+        cdef Slot* slot
+        cdef Slot* next_slot
+        cdef Slot* dropped = NULL
+        with nogil, self.mutex:
+            self.dead = True
+            slot = self.head
+            self.head = NULL
+            self.tail = NULL
+            while slot != NULL:
+                next_slot = slot.next
+                slot.next = NULL
+                if slot.state == WAITING:
+                    slot.state = LOST if slot.begins < self.sent else UNSENT
+                    self._make_ready(slot)
+                else:
+                    slot.next = dropped
+                    dropped = slot
+                slot = next_slot
+        self._wake_ready()
+        while dropped != NULL:
+            next_slot = dropped.next
+            drop_slot(dropped)
+            dropped = next_slot
 
-cdef object plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* used):
-    """The reply that the data begins with, if it is one of the five that an uncontended lock gets; else NOT_ENOUGH.
 
-    Clever, for the hot path alone: two calls of hiredis less are 0.6 of 5 us of ours per reply (bench throughput).
-    """
-    if size >= 3 and memcmp(data, b"_\r\n", 3) == 0:
-        used[0] += 3
-        return None
-    if size >= 4 and data[0] == 58 and data[2] == 13 and data[3] == 10 and (data[1] == 48 or data[1] == 49):
-        used[0] += 4
-        return data[1] - 48
-    if size >= 5 and memcmp(data, b"$-1\r\n", 5) == 0:
-        used[0] += 5
-        return None
-    if size >= 5 and memcmp(data, b"+OK\r\n", 5) == 0:
-        used[0] += 5
-        return b"OK"
-    return NOT_ENOUGH
+cdef void wake_all(Slot* slot) noexcept nogil:
+    """Wake the slots' owners: after the mutex, which is what they want first."""
+    cdef PyThread_type_lock wake
+    while slot != NULL:
+        wake = slot.wake
+        slot = slot.next  # before its owner, awake, frees it
+        PyThread_release_lock(wake)
 
 
-cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept:
-    """Make room for so many bytes more. Returns -1 when there is no memory."""
-    cdef Py_ssize_t room = buffer.room
-    cdef char* data
-    if buffer.used + more <= room:
-        return 0
-    room = max(1024, 2 * room, buffer.used + more)
-    data = <char*>PyMem_RawRealloc(buffer.data, room)
-    if data == NULL:
-        return -1
-    buffer.data = data
-    buffer.room = room
-    return 0
+cdef void free_slot(Slot* slot) noexcept nogil:
+    """Free a slot that holds no objects."""
+    if slot.wake != NULL:
+        PyThread_free_lock(slot.wake)
+    PyMem_RawFree(slot)
+
+
+cdef void drop_slot(Slot* slot) noexcept:
+    Py_XDECREF(slot.reply)
+    Py_XDECREF(slot.replies)
+    free_slot(slot)
+
+
+cdef object take_reply(Slot* slot):
+    """The reply of a slot that is DONE."""
+    if slot.plain != NOT_PLAIN:
+        return plain_object(slot.plain)
+    return <object>slot.reply if slot.replies == NULL else <object>slot.replies

@@ -3,7 +3,7 @@
 Everything here belongs to the loop's thread, with and without the GIL: no field is shared.
 """
 
-from redislock_fast._core cimport Buffer
+from redislock_fast._core_resp cimport Buffer
 
 
 cdef enum State:

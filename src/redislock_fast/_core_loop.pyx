@@ -23,7 +23,10 @@ import asyncio
 
 import hiredis
 
-from redislock_fast._core cimport (
+from redislock_fast._core_resp cimport (
+    NOT_PLAIN,
+    Plain,
+    plain_object,
     plain_reply,
     request_size,
     requests_size,
@@ -278,24 +281,28 @@ cdef class LoopPipe:
 
     cdef int _deliver(self, Py_ssize_t received, bint direct) except -1:
         cdef object reply
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
         cdef Py_ssize_t at = 0
         try:
             while self.between and at < received and not self.broken:
-                reply = plain_reply(self.landing + at, received - at, &at)
-                if reply is NOT_ENOUGH:
+                plain = plain_reply(self.landing + at, received - at, &length)
+                if plain == NOT_PLAIN:
                     break
-                self._complete(reply, direct)
+                at += length
+                self._complete(plain_object(plain), direct)
             if at < received:
                 self.parser.feed(self.inbox, at, received - at)
-            elif received:
-                return 0
-            while not self.broken:
+                # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header
+                # of an array has no data left either.
+                self.between = False
+            while not self.between and not self.broken:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
-                    self.between = not self.parser.has_data()
                     return 0
                 if type(reply) is not PushNotification:
                     self._complete(reply, direct)
+                self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()

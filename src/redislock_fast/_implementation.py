@@ -11,16 +11,18 @@ from types import ModuleType
 
 from redislock_fast import _core_py
 
-__all__ = ["compiled", "implementation"]
+__all__ = ["compiled", "encode", "implementation"]
 
 _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
 
 compiled: ModuleType | None = None
+encode = _core_py.encode
 if _wanted != "python":
     try:
         from redislock_fast import _core as compiled
+        from redislock_fast._core_resp import encode
     except ImportError as error:
         if _wanted == "compiled":
             raise ImportError(
@@ -30,4 +32,3 @@ if _wanted != "python":
             ) from error
 
 implementation = "python" if compiled is None else "compiled"
-encode = _core_py.encode if compiled is None else compiled.encode
