@@ -113,7 +113,8 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._queued_slots = 0  # how many of the last slots are in it
         self._paused = False  # the transport has enough to send
         self._flushing = False  # a flush is scheduled
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = _NEVER
         self._heard_s = self._loop.time()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.broken = False
@@ -142,6 +143,8 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         """Send requests in one piece; `_wire.Pipe.call_many` for a loop."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+        if not one_by_one:
+            raise ValueError("no requests")
         self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
         return future
 
@@ -153,6 +156,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
         if not self.broken:
+            self._paused = False  # the transport takes it all now, and sends what it can
             self._flush()
             self._fail("the connection was closed")
             self.transport.close()
@@ -164,7 +168,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         deadline = _NEVER
         if timeout_s >= 0:
             deadline = now + timeout_s
-            if self._timer is None or deadline < self._timer.when():
+            if deadline < self._timer_at:
                 self._watch(deadline)
         if self._slots:
             self._queued.append(data)
@@ -191,11 +195,13 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def _watch(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         """End the waits whose time is up, and come again for the next. The slots stay, for their replies."""
         self._timer = None
+        self._timer_at = _NEVER
         now = self._loop.time()
         next_deadline = _NEVER
         for slot, deadline in zip(self._slots, self._deadlines, strict=True):

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Coroutine
+from copy import copy
 from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
@@ -135,6 +136,9 @@ async def _open_link(pool: Any) -> AsyncLink:
     # redis-py has no public names for them. Without them, it leaves the transport alone.
     reader, writer = connection._reader, connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
+    if reader.at_eof():
+        writer.close()
+        raise ConnectionError("the server closed the connection")
     pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
     end = _attend(_close_at_the_end(pipe))
     timeout_s = settings.get("socket_timeout")
@@ -179,8 +183,6 @@ class LoopChannel(Channel[AsyncLink]):
             asyncio.CancelledError: the caller was cancelled. An acquire is undone.
         """
         tidies = loose is None
-        if loose is None:
-            loose = []
         if self._undone and isinstance(operation, Acquire):
             self._spare(operation)
         now = clock()
@@ -202,11 +204,15 @@ class LoopChannel(Channel[AsyncLink]):
                 except (AuthenticationError, AuthorizationError, Refused, Redirected):
                     raise
                 except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
+                    if loose is None:
+                        loose = []
                     error = self._trouble(link, operation, trouble, loose)
                     failures += 1
                     now = clock()
                     pause_s = self._pause_s(trouble, failures, now, deadline)
                 except BaseException:  # cancelled: the request may be under way
+                    if loose is None:
+                        loose = []
                     if link is not None:
                         operation.lost(True)
                         loose.append(link)
@@ -221,22 +227,23 @@ class LoopChannel(Channel[AsyncLink]):
                 now = clock()
         except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
             if tidies and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.tidy, operation, loose, True)
+                self._loop.call_soon_threadsafe(self.tidy, operation, loose or [], True)
             raise
         except BaseException as error:
             if tidies:
-                self.tidy(operation, loose, failed=True)
+                self.tidy(operation, loose or [], failed=True)
                 if isinstance(error, Redirected | Refused):
                     raise redis_error(str(error)) from None
             raise
         if tidies and operation.unsettled:
-            self.tidy(operation, loose, failed=False)
+            self.tidy(operation, loose or [], failed=False)
 
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""
-        if self._opening is None:
-            self._opening = self._start(self._open())
         opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = self._start(self._open())
+            opening.add_done_callback(self._opened)
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
         await asyncio.wait([opening], timeout=limit_s)
         if not opening.done():
@@ -245,21 +252,21 @@ class LoopChannel(Channel[AsyncLink]):
             raise ConnectionError("connecting was cancelled")
         error = opening.exception()
         if error is not None:
-            raise error.with_traceback(None)
+            # Each who waits gets an error of his own: a shared one would keep the frames of all alive, and their links.
+            raise copy(error).with_traceback(None)
         return opening.result()
 
     async def _open(self) -> AsyncLink:
-        try:
-            link = await _open_link(self._live_pool())
-            self._post_undone(link)
-            self.link = link
-        except BaseException:
-            asyncio.current_task().add_done_callback(_retrieve)  # type: ignore[union-attr]  # a task runs this
-            raise
-        else:
-            return link
-        finally:
+        link = await _open_link(self._live_pool())
+        self._post_undone(link)
+        self.link = link
+        return link
+
+    def _opened(self, opening: asyncio.Task[AsyncLink]) -> None:
+        if self._opening is opening:
             self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # counts as noticed, even where nobody waits any more
 
     def _start_undoing(self) -> None:
         if self._undoer is None or self._undoer.done():
@@ -272,8 +279,19 @@ class LoopChannel(Channel[AsyncLink]):
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _spare(self, operation: Acquire) -> None:
+        if (operation.key, operation.token) in self._undone:
+            if self._undoer is not None:  # which would try again what it has begun
+                self._undoer.cancel()
+                self._undoer = None
+            super()._spare(operation)
+            if self._undone:
+                self._start_undoing()
+
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
+        if not self._undone:
+            return True
         undoing = self._next_undoing()
         entries = self._undone[: len(undoing)]
         try:
@@ -290,12 +308,6 @@ class LoopChannel(Channel[AsyncLink]):
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
         if self.link is not None:
             self.link.pipe.abandon()
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Have an error count as noticed: those who wait for the task have it, if there are any left."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _undo_in_background(channel_ref: weakref.ref[LoopChannel]) -> None:

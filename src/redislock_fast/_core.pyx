@@ -102,6 +102,7 @@ cdef enum:
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SAMPLE_EVERY = 1024       # lone calls, of which the first SAMPLES wait the other way, so that both are known.
     SAMPLES = 16              # In a row: a CPU that has just slept is slow to answer, however it is then waited for.
+    SPIN_FOR = 64             # replies at most: more take longer than a spin
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
@@ -305,7 +306,7 @@ cdef class Pipe:
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet."""
         cdef double now = monotonic()
-        if wait.slot.replies == NULL:
+        if wait.slot.wanted < SPIN_FOR:
             wait.spin = self._choose_to_spin()
             wait.began = now
         if now - self.heard > 1e-3 * STALE_AFTER_MS:

@@ -44,6 +44,8 @@ cdef class LoopPipe:
     cdef bint between              # the parser holds no part of a reply
     cdef Waiter head
     cdef Waiter tail
+    cdef Waiter done_head          # completed, their tasks yet to run
+    cdef Waiter done_tail
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
     cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
@@ -56,6 +58,7 @@ cdef class LoopPipe:
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
     cdef int _watch(self, double deadline) except -1
     cdef int _write(self) except -1
-    cdef int _deliver(self, Py_ssize_t received, bint direct) except -1
-    cdef int _complete(self, object reply, bint direct) except -1
+    cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef int _complete(self, object reply) except -1
+    cdef int _step(self, bint direct) except -1
     cdef int _fail(self, str cause) except -1

@@ -3,7 +3,7 @@
 
 Clever in two places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
 
-- `Waiter` is what a task awaits: a future whose task is stepped right where its reply is parsed, not by `call_soon` in
+- `Waiter` is what a task awaits: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in
   the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
   call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
 - What the stepped tasks send leaves in one write when the whole buffer is done.
@@ -49,6 +49,10 @@ cdef inline double monotonic() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+
+
+def _raise(error):
+    raise error
 
 
 @cython.final
@@ -148,7 +152,7 @@ cdef class LoopPipe:
         if received:
             self.between = False
             self.parser.feed(received)
-            self._deliver(0, False)
+            self._deliver(0)
 
     def __dealloc__(self):
         PyMem_RawFree(self.queued.data)
@@ -185,6 +189,7 @@ cdef class LoopPipe:
     def close(self):
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
         if not self.broken:
+            self.paused = False  # the transport takes it all now, and sends what it can
             self._write()
             self._fail("the connection was closed")
             self.transport.close()
@@ -268,51 +273,50 @@ cdef class LoopPipe:
         return self.view
 
     def buffer_updated(self, Py_ssize_t received):
-        """Complete the waiters whose replies have come."""
+        """Complete the waiters whose replies have come; then their tasks run."""
         if self.broken:
             return
         self.heard = monotonic()
+        self._deliver(received)
         self.delivering = True
         try:
-            self._deliver(received, current_task(self.loop) is None)
+            self._step(current_task(self.loop) is None)
         finally:
             self.delivering = False
             self._write()
 
-    cdef int _deliver(self, Py_ssize_t received, bint direct) except -1:
+    cdef int _deliver(self, Py_ssize_t received) except -1:
         cdef object reply
         cdef Plain plain
         cdef Py_ssize_t length = 0
         cdef Py_ssize_t at = 0
         try:
-            while self.between and at < received and not self.broken:
+            while self.between and at < received:
                 plain = plain_reply(self.landing + at, received - at, &length)
                 if plain == NOT_PLAIN:
                     break
                 at += length
-                self._complete(plain_object(plain), direct)
+                self._complete(plain_object(plain))
             if at < received:
                 self.parser.feed(self.inbox, at, received - at)
                 # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header
                 # of an array has no data left either.
                 self.between = False
-            while not self.between and not self.broken:
+            while not self.between:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
                     return 0
                 if type(reply) is not PushNotification:
-                    self._complete(reply, direct)
+                    self._complete(reply)
                 self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()
         return 0
 
-    cdef int _complete(self, object reply, bint direct) except -1:
-        """Give the oldest waiter its reply, or one of its replies. Direct: its task runs now."""
+    cdef int _complete(self, object reply) except -1:
+        """Give the oldest waiter its reply, or one of its replies."""
         cdef Waiter waiter = self.head
-        cdef object callback
-        cdef object context
         if waiter is None:
             raise hiredis.ProtocolError("a reply that nobody asked for")
         if waiter.replies is not None:
@@ -325,20 +329,40 @@ cdef class LoopPipe:
         if self.head is None:
             self.tail = None
         waiter.next = None
-        if waiter.state != WAITING:
-            return 0
-        if not direct or waiter.context is None:
-            waiter._end(DONE, reply)
-            return 0
-        waiter.state = DONE
-        waiter.outcome = reply
-        callback, waiter.callback = waiter.callback, None
-        context, waiter.context = waiter.context, None
-        PyContext_Enter(context)
-        try:
-            callback(waiter)
-        finally:
-            PyContext_Exit(context)
+        if waiter.state == WAITING:
+            waiter.state = DONE
+            waiter.outcome = reply
+            if self.done_head is None:
+                self.done_head = waiter
+            else:
+                self.done_tail.next = waiter
+            self.done_tail = waiter
+        return 0
+
+    cdef int _step(self, bint direct) except -1:
+        """Let the tasks of completed waiters run: now, or (not direct) in the loop's next iteration."""
+        cdef Waiter waiter
+        cdef object callback
+        cdef object context
+        while self.done_head is not None:
+            waiter = self.done_head
+            self.done_head = waiter.next
+            waiter.next = None
+            if not direct or waiter.context is None:
+                waiter._schedule()
+                continue
+            callback, waiter.callback = waiter.callback, None
+            context, waiter.context = waiter.context, None
+            PyContext_Enter(context)
+            try:
+                callback(waiter)
+            except BaseException as error:
+                # SystemExit or KeyboardInterrupt, which end the loop: from the loop itself, since uvloop lets a
+                # protocol raise nothing.
+                self.loop.call_soon(_raise, error)
+                direct = False
+            finally:
+                PyContext_Exit(context)
         return 0
 
     def eof_received(self):

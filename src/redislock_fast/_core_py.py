@@ -130,6 +130,8 @@ class Pipe:
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies."""
         one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+        if not one_by_one:
+            raise ValueError("no requests")
         slot = _Slot(_State.WAITING, len(one_by_one))
         self._run(b"".join(map(encode, one_by_one)), slot, timeout_s)
         return slot.replies

@@ -139,6 +139,8 @@ cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
     if type(requests) is Bulk:
         before, words, after = requests
         count[0] = len(words)
+        if count[0] == 0:
+            raise ValueError("no requests")
         size = 3 + digits(len(before) + 1 + len(after)) + words_size(before) + words_size(after)
         size *= count[0]
         for args in words:
@@ -148,6 +150,8 @@ cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
             size += 5 + digits(length) + length
         return size
     count[0] = len(requests)
+    if count[0] == 0:
+        raise ValueError("no requests")
     for args in requests:
         size += request_size(args)
     return size

@@ -207,6 +207,8 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
     def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
         with self._undoing:
+            if not self._undone:
+                return True
             undoing = self._next_undoing()
             try:
                 self.run(undoing, UNDO_LIMIT_S, [])

@@ -78,8 +78,8 @@ class Pipe(Protocol):
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies, which come in the same order.
 
-        All of the requests and of the replies are held in memory: how many that is, is the caller's affair; one at
-        least. As `call`
+        All of the requests and of the replies are held in memory: how many that is, is the caller's affair. None at
+        all is a ValueError. As `call`
         otherwise; if it raises, each of the requests may have been executed.
         """
 
