@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/*.py src/redislock_fast/*.pyx src/redislock_fast/*.pxd)
 
+# Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
+IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.py tests/test_core_encoding.py
+
 .PHONY: help bench test test-both coverage lint format wheel test-all clean
 
 help:
@@ -30,7 +33,9 @@ bench: $(VENV)/installed
 
 test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest
+	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q $(IN_PARALLEL)
 	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
+	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q $(IN_PARALLEL)
 
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; a traced core and

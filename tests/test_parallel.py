@@ -1,0 +1,101 @@
+"""What many threads do at once with the same objects, for `pytest --parallel-threads=N` (`make test` runs it so).
+
+Each test runs in N threads at a time on the same client and lock, so it may assume nothing of the server but its own
+keys. Run alone it is an ordinary test. Must not know: how many threads there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis.exceptions import LockError
+
+from redislock_fast import Lock, Locker
+from redislock_fast._protocol import Acquire, Dialect, Release
+from redislock_fast._tokens import new_token
+from redislock_fast.server import Server
+from tests.conftest import Servers
+
+_numbers = itertools.count()  # next() is atomic
+
+
+def _own_name() -> str:
+    return f"parallel:{threading.get_ident()}:{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def server(servers: Servers) -> Iterator[Server]:
+    with servers.start("valkey") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared_lock(client: redis.Redis) -> Lock:
+    return Lock(client, "parallel:shared", timeout=30, sleep=0.001)
+
+
+inside = 0
+
+
+def test_own_locks_are_taken_and_given_back(client: redis.Redis) -> None:
+    lock = Lock(client, _own_name(), timeout=30)
+    for _ in range(20):
+        assert True is lock.acquire(blocking=False)
+        assert True is lock.owned()
+        assert True is lock.extend(1)
+        lock.release()
+    assert False is lock.locked()
+
+
+def test_a_shared_lock_object_has_one_holder_at_a_time(shared_lock: Lock) -> None:
+    global inside  # noqa: PLW0603  # what the lock protects
+    for _ in range(10):
+        with shared_lock:
+            before = inside
+            inside = before + 1
+            assert before + 1 == inside
+            assert True is shared_lock.owned()
+        with pytest.raises(LockError):
+            shared_lock.release()
+
+
+def test_batches_of_own_names_get_all_of_them(client: redis.Redis) -> None:
+    locker = Locker(client)
+    names = [_own_name() for _ in range(50)]
+    for _ in range(5):
+        batch = locker.acquire_many(names, timeout=30)
+        assert (names, []) == (batch.acquired, batch.missed)
+        assert dict.fromkeys(names, True) == batch.release()
+
+
+def test_batches_of_the_same_names_exclude_each_other(client: redis.Redis) -> None:
+    names = [f"parallel:same:{number}" for number in range(8)]
+    with Locker(client).acquire_many(
+        names, timeout=30, blocking_timeout=None, sleep=0.001, all_or_nothing=True
+    ) as batch:
+        assert names == batch.acquired
+        values = client.mget(names)
+        assert 1 == len(set(values))
+
+
+def test_tokens_are_never_drawn_twice() -> None:
+    tokens = [new_token() for _ in range(2000)]
+    assert len(tokens) == len(set(tokens))
+
+
+def test_a_dialect_only_ever_falls() -> None:
+    dialect = Dialect([[b"delifeq"], None, [b"lmpop"]])
+    assert b"DELIFEQ" == Release(b"k", b"t", None).request(dialect, 0.0)[0]
+    dialect.release = None
+    assert b"EVALSHA" == Release(b"k", b"t", None).request(dialect, 0.0)[0]
+    assert b"GET" == Acquire(b"k", b"t", None).request(dialect, 0.0)[-1]
