@@ -25,18 +25,12 @@ _FRESH = 0.75
 
 
 def acquiring(hold: Hold) -> Steps:
-    """Acquire what the plan says. Returns the indexes of what was missed. Whatever it raises, nothing is held then."""
+    """Acquire what the plan says. Returns the indexes of what was missed.
+
+    If it raises, `hold` has all that may be held: whoever drives it undoes that.
+    """
     acquisition = _Acquisition(hold)
-    try:
-        if hold.plan.all_or_nothing:
-            missed = yield from acquisition.all_or_nothing()
-        else:
-            missed = yield from acquisition.what_is_free()
-    except BaseException:
-        yield hold.undo()
-        hold.groups = []
-        raise
-    return missed
+    return acquisition.all_or_nothing() if hold.plan.all_or_nothing else acquisition.what_is_free()
 
 
 class _Acquisition:
@@ -54,13 +48,14 @@ class _Acquisition:
     def what_is_free(self) -> Steps:
         """Take what is free, in rounds."""
         missed = yield from self._round(list(range(len(self._plan.keys))))
+        missed += yield from self._refresh()
         waited = False
         while missed and not self._time_is_up():
             waited = True
-            yield Sleep(self._plan.sleep)
-            missed = yield from self._round(sorted(missed + (yield from self._refresh())))
-        if waited:
+            yield self._pause()
+            missed = yield from self._round(sorted(missed))
             missed += yield from self._refresh()
+        if waited:
             yield from self._regroup()
         return missed
 
@@ -81,7 +76,7 @@ class _Acquisition:
                 if self._time_is_up():
                     yield from self._give_back(set(order))
                     return missed
-                yield Sleep(self._plan.sleep)
+                yield self._pause()
                 missed = yield from self._refresh()
                 if not missed:
                     missed = yield from self._round([order[held]])
@@ -94,6 +89,17 @@ class _Acquisition:
     def _time_is_up(self) -> bool:
         return self._deadline is not None and clock() + self._plan.sleep > self._deadline
 
+    def _pause(self) -> Sleep:
+        """Until the next round, but not so long that what is held meanwhile expires."""
+        ttl_ms = self._plan.ttl_ms
+        if ttl_ms is None or not self._hold.groups:
+            return Sleep(self._plan.sleep)
+        return Sleep(min(self._plan.sleep, ttl_ms / 4000))
+
+    def _limit_s(self) -> float | None:
+        """How long an operation may take."""
+        return max(self._deadline - clock(), 0.0) if self._bounded and self._deadline is not None else None
+
     def _round(self, indexes: list[int]) -> Steps:
         """Ask once for each of these locks. Returns the indexes of those that others hold."""
         missed: list[int] = []
@@ -101,17 +107,13 @@ class _Acquisition:
         for window in (yield from self._windows(indexes)):
             group = Group(window, None)
             operation = AcquireMany(self._hold.keys_of(group.indexes), self._hold.token, ttl_ms)
-            limit_s = None
-            if self._bounded and self._deadline is not None:
-                limit_s = max(self._deadline - clock(), 0.0)
-            yield Execute(operation, limit_s)
+            self._hold.groups.append(group)  # before: whatever happens then, it is undone
+            yield Execute(operation, self._limit_s())
             if ttl_ms is not None:
                 group.expires_at = operation.sent_at + ttl_ms / 1000
             if not all(operation.results):
                 missed += [i for i, ours in zip(window, operation.results, strict=True) if not ours]
-                group.indexes = [i for i, ours in zip(window, operation.results, strict=True) if ours]
-            if group.indexes:
-                self._hold.groups.append(group)
+                self._hold.forget(group, operation.results)
         return missed
 
     def _refresh(self) -> Steps:
@@ -125,7 +127,7 @@ class _Acquisition:
                 continue
             operations = [Reacquire(key, self._hold.token, ttl_ms) for key in self._hold.keys_of(group.indexes)]
             operation = Many(operations)
-            yield Execute(operation)
+            yield Execute(operation, self._limit_s())
             lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
             group.expires_at = min(one.sent_at for one in operations) + ttl_ms / 1000
             self._hold.forget(group, operation.results)
@@ -136,7 +138,8 @@ class _Acquisition:
         for group in list(self._hold.groups):
             given = Group([i for i in group.indexes if i in indexes], group.expires_at)
             if given.indexes:
-                yield Execute(ReleaseMany(self._hold.keys_of(given.indexes), self._hold.token, given.expires_at))
+                keys = self._hold.keys_of(given.indexes)
+                yield Execute(ReleaseMany(keys, self._hold.token, given.expires_at), self._limit_s())
                 self._hold.forget(group, [i not in indexes for i in group.indexes])
 
     def _regroup(self) -> Steps:

@@ -48,7 +48,7 @@ from redislock_fast._channel import (
     is_cluster,
 )
 from redislock_fast._connect import redis_error, settings_of
-from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
@@ -183,7 +183,7 @@ class LoopChannel(Channel[AsyncLink]):
             asyncio.CancelledError: the caller was cancelled. An acquire is undone.
         """
         tidies = loose is None
-        if self._undone and isinstance(operation, Acquire):
+        if self._undone:
             self._spare(operation)
         now = clock()
         deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
@@ -279,14 +279,13 @@ class LoopChannel(Channel[AsyncLink]):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _spare(self, operation: Acquire) -> None:
-        if (operation.key, operation.token) in self._undone:
-            if self._undoer is not None:  # which would try again what it has begun
-                self._undoer.cancel()
-                self._undoer = None
-            super()._spare(operation)
-            if self._undone:
-                self._start_undoing()
+    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+        if self._undoer is not None:  # which would try again what it has begun
+            self._undoer.cancel()
+            self._undoer = None
+        self._undone[:] = [entry for entry in self._undone if entry not in taken]
+        if self._undone:
+            self._start_undoing()
 
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""

@@ -20,10 +20,10 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process
 from redislock_fast._many import Many, ReleaseMany
 from redislock_fast._protocol import Extend, Operation, Reacquire
-from redislock_fast._times import positive_ms
+from redislock_fast._times import clock, positive_ms, wait_seconds
 from redislock_fast._tokens import new_token
 
-__all__ = ["BatchBase", "Execute", "Group", "Hold", "Name", "Plan", "Sleep", "Split", "Steps", "Undo"]
+__all__ = ["BatchBase", "Execute", "Group", "Hold", "Name", "Plan", "Sleep", "Split", "Steps"]
 
 Name: TypeAlias = "str | bytes"
 
@@ -50,14 +50,7 @@ class Split:
     keys: list[bytes]
 
 
-@dataclass(frozen=True)
-class Undo:
-    """Delete these locks if they hold these tokens, without waiting."""
-
-    entries: list[tuple[bytes, bytes]]
-
-
-Steps: TypeAlias = Generator["Execute | Sleep | Split | Undo", Any, Any]
+Steps: TypeAlias = Generator["Execute | Sleep | Split", Any, Any]
 
 
 class Plan:
@@ -98,9 +91,7 @@ class Plan:
         if not sleep >= 0:  # nor is NaN
             raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
         self.sleep = sleep
-        if blocking_timeout is not None and blocking_timeout != blocking_timeout:  # noqa: PLR0124  # NaN
-            raise ValueError("blocking_timeout must be a number of seconds, not NaN")
-        self.blocking_timeout = blocking_timeout
+        self.blocking_timeout = None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout")
         self.all_or_nothing = all_or_nothing
 
 
@@ -138,10 +129,16 @@ class Hold:
         """The locks' keys."""
         return list(map(self.plan.keys.__getitem__, indexes))
 
-    def undo(self) -> Undo:
-        """Give back everything, in the background."""
+    def entries(self) -> list[tuple[bytes, bytes]]:
+        """The keys and the token of all that is held, to be undone."""
         keys = self.plan.keys
-        return Undo([(keys[index], self.token) for group in self.live_groups() for index in group.indexes])
+        return [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
+
+    def doubt(self) -> None:
+        """What is held is being released, without our learning of the verdict."""
+        now = clock()
+        for group in self.live_groups():
+            group.doubtful = group.expires_at is None or now < group.expires_at
 
     def forget(self, group: Group, results: list[bool]) -> None:
         """Drop the locks of a group that were lost."""
@@ -177,13 +174,14 @@ class BatchBase:
 
     def _check_entry(self) -> None:
         if self._hold.plan.all_or_nothing and self.missed:
-            raise LockError("Unable to acquire all locks within the time specified", lock_name=str(self.missed[0]))
+            first: Any = self.missed[0]  # bytes, too, as in the errors of a lock whose name is bytes
+            raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
 
     def _check_exit(self, results: dict[Name, bool]) -> None:
-        lost = [name for name, released in results.items() if not released]
+        lost: list[Any] = [name for name, released in results.items() if not released]
         if lost:
             message = f"Cannot release {len(lost)} locks that are no longer owned, {lost[0]!r} among them"
-            raise LockNotOwnedError(message, lock_name=str(lost[0]))
+            raise LockNotOwnedError(message, lock_name=lost[0])
 
     # ---- steps ----
 
@@ -197,15 +195,9 @@ class BatchBase:
             )
             try:
                 yield Execute(operation)
-            except GeneratorExit:
-                raise
-            except Exception:
+            except BaseException:
                 group.doubtful = operation.unsettled and operation.valid
-                raise
-            except BaseException:  # cancelled: a release once called runs to its end
-                for each in groups:
-                    each.doubtful = True
-                yield self._hold.undo()
+                group.indexes = [group.indexes[i] for i in operation.unfinished]
                 raise
             del groups[0]
             verdicts.append((group.indexes, operation.results))

@@ -19,7 +19,7 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Release, undo_request
+from redislock_fast._protocol import Dialect, NotExecuted, Operation, Release, undo_request
 from redislock_fast._wire import Args, Lost, NoReply
 
 __all__ = ["FOREVER_S", "MOVES", "Channel", "Encoding", "Registry", "is_cluster"]
@@ -172,7 +172,6 @@ class Channel(Encoding, Generic[LinkType]):
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
         self._undone += entries
-        del self._undone[:-_MAX_UNDONE]
         self._start_undoing()
 
     def _start_undoing(self) -> None:
@@ -184,12 +183,19 @@ class Channel(Encoding, Generic[LinkType]):
             link.pipe.post(undo_request(link.dialect, key, token))
 
     def _next_undoing(self) -> Many:
+        """For who alone takes from `_undone` now."""
+        del self._undone[:-_MAX_UNDONE]
         return Many([Release(key, token, None) for key, token in self._undone[:_UNDO_AT_ONCE]])
 
-    def _spare(self, operation: Acquire) -> None:
-        """A caller's own token may come back: what waits to be undone under it must not hit the new attempt."""
-        mine = (operation.key, operation.token)
-        self._undone[:] = [entry for entry in self._undone if entry != mine]
+    def _spare(self, operation: Operation) -> None:
+        """A token may come back: what waits to be undone under it must not hit the new attempt."""
+        taken = set(operation.takes())
+        if not taken.isdisjoint(self._undone):
+            self._stop_undoing(taken)
+
+    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+        """Take these from what waits to be undone, also from what has been begun."""
+        raise NotImplementedError
 
     @property
     def idle(self) -> bool:

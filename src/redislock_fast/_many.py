@@ -4,7 +4,7 @@ The machines of `_protocol.py` decide; nearly every lock of a batch is settled b
 so for `AcquireMany` and `ReleaseMany` those are written and read in bulk, and only what is left gets a machine of its
 own: a third of the time per lock (`python -m bench throughput --mode batch`).
 
-One name's error never keeps the others from their verdicts: it is raised when all replies of its round are read.
+One name's error never keeps the others from their verdicts: it is raised when all the others have theirs.
 
 Must not know: sockets, threads, asyncio, redis-py.
 """
@@ -38,8 +38,13 @@ class Many:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
-        self._open: list[int] = list(range(len(operations)))  # indexes of those without a verdict
-        self.results: list[bool] = [False] * len(operations)
+        self._begin(len(operations))
+
+    def _begin(self, count: int) -> None:
+        self._open = list(range(count))  # indexes of those without a verdict
+        self._refused: list[int] = []  # of those that the server gave an error
+        self._refusal: Refused | None = None  # the first one
+        self.results: list[bool] = [False] * count
 
     def __len__(self) -> int:
         return len(self.results)
@@ -50,9 +55,9 @@ class Many:
         return self._machine(self._open[0] if self._open else 0).key
 
     @property
-    def open(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """Indexes of the locks without a verdict."""
-        return self._open
+        return sorted(self._open + self._refused)
 
     def _machine(self, index: int) -> Operation:
         return self._operations[index]
@@ -68,21 +73,28 @@ class Many:
             try:
                 if machine.feed(reply, dialect):
                     self.results[index] = machine.result
-                    continue
-            except (NotExecuted, Redirected, Refused) as error:
-                # What no retry mends comes first: it ends the operation.
-                if trouble is None or isinstance(error, Refused):
-                    trouble = error
-            still_open.append(index)
+                else:
+                    still_open.append(index)
+            except Refused as refusal:
+                self._refused.append(index)
+                self._refusal = self._refusal or refusal
+            except (NotExecuted, Redirected) as error:
+                trouble = trouble or error
+                still_open.append(index)
         self._open = still_open
         if trouble is not None:
             raise trouble
+        if not still_open and self._refusal is not None:
+            raise self._refusal
         return not still_open
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
         for index in self._open:
             self._machine(index).lost(sent)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return [entry for operation in self._operations for entry in operation.takes()]
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         return [entry for operation in self._operations for entry in operation.to_undo(failed)]
@@ -97,8 +109,7 @@ class _InBulk(Many):
         self._template: Acquire | Release | None = None  # has been asked for its first request
         self._bulk = False  # the request under way is the first one, written in bulk
         self._machines: dict[int, Operation] = {}  # of those that need more than that
-        self._open = list(range(len(keys)))
-        self.results = [False] * len(keys)
+        self._begin(len(keys))
 
     def _new_machine(self, key: bytes) -> Acquire | Release:
         raise NotImplementedError
@@ -110,12 +121,14 @@ class _InBulk(Many):
         return machine
 
     def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
-        self._bulk = self._template is None
-        if not self._bulk:
+        if self._template is not None:
+            self._bulk = False
             return super().request(dialect, now)
-        self._template = self._new_machine(_ANY_KEY)
-        words = self._template.request(dialect, now)
+        template = self._new_machine(_ANY_KEY)
+        words = template.request(dialect, now)
         at = words.index(_ANY_KEY)
+        self._template = template
+        self._bulk = True
         return Bulk(words[:at], self._keys, words[at + 1 :])
 
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
@@ -145,6 +158,12 @@ class _InBulk(Many):
                 self._continue(index)
         super().lost(sent)
 
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets keys
+        return []
+
     def _continue(self, index: int) -> None:
         """Give a lock a machine of its own, in the state that the first request has left it in."""
         assert self._template is not None
@@ -171,6 +190,9 @@ class AcquireMany(_InBulk):
         if not self.sent_at:
             self.sent_at = now
         return super().request(dialect, now)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return [(key, self._token) for key in self._keys]
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         # What is ours, if the caller is told that nothing is, and what an attempt of unknown outcome may make ours.

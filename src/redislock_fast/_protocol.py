@@ -123,6 +123,9 @@ class Operation(Protocol):
     def lost(self, sent: bool) -> None:
         """The connection broke, or the time was up, before the reply came."""
 
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        """The keys and tokens that it is about to set, so that undoing them must stop."""
+
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         """The keys and tokens that may be set on the server without being held: `failed` if the caller got an error."""
 
@@ -144,6 +147,9 @@ class _Base:
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return []
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
         return []
@@ -232,6 +238,9 @@ class Acquire(_Base):
                 self.result = self.unsettled and reply == self.token
             return True
         return self._refused(reply, dialect)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return [(self.key, self.token)]
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
         # Finished without the lock, an earlier attempt may still be under way.

@@ -46,7 +46,7 @@ from redislock_fast._channel import (
     is_cluster,
 )
 from redislock_fast._connect import Link, open_link, redis_error
-from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
@@ -113,7 +113,7 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
         """
         loose: list[Link] = []
-        if self._undone and isinstance(operation, Acquire):
+        if self._undone:
             self._spare(operation)
         try:
             self.run(operation, limit_s, loose)
@@ -219,11 +219,9 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
             del self._undone[: len(undoing)]
             return True
 
-    def _spare(self, operation: Acquire) -> None:
-        # Only who comes back with such a token waits for an undoing that is under way.
-        if (operation.key, operation.token) in self._undone:
-            with self._undoing:
-                super()._spare(operation)
+    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+        with self._undoing:  # only who comes back with such a token waits for an undoing that is under way
+            self._undone[:] = [entry for entry in self._undone if entry not in taken]
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""

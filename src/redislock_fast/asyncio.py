@@ -27,7 +27,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process, _protocol
 from redislock_fast._acquiring import acquiring
 from redislock_fast._async_transport import Transport, transport_of
-from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
+from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Steps
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase, LockerBase
 from redislock_fast._ownership import Holding, TaskHoldings
 from redislock_fast._times import clock, wait_seconds
@@ -394,10 +394,8 @@ async def _drive(transport: Transport, steps: Steps) -> Any:
                     await transport.execute(step.operation, step.limit_s)
                 elif isinstance(step, Sleep):
                     await asyncio.sleep(step.seconds)
-                elif isinstance(step, Split):
-                    answer = await transport.split(step.keys)
                 else:
-                    transport.undo(step.entries)
+                    answer = await transport.split(step.keys)
             except BaseException as error:
                 step = steps.throw(error)
             else:
@@ -423,7 +421,12 @@ class Batch(BatchBase):
 
         Cancelled, it goes on in the background.
         """
-        results: dict[Name, bool] = await _drive(self._transport, self._releasing())
+        try:
+            results: dict[Name, bool] = await _drive(self._transport, self._releasing())
+        except asyncio.CancelledError:
+            self._hold.doubt()
+            self._transport.undo(self._hold.entries())
+            raise
         return results
 
     async def extend(self, additional_time: float) -> dict[Name, bool]:
@@ -478,7 +481,11 @@ class _Acquiring:
 
     async def _acquire(self) -> Batch:
         hold = Hold(self._plan)
-        return Batch(self._transport, hold, await _drive(self._transport, acquiring(hold)))
+        try:
+            return Batch(self._transport, hold, await _drive(self._transport, acquiring(hold)))
+        except BaseException:
+            self._transport.undo(hold.entries())
+            raise
 
     def __await__(self) -> Generator[Any, Any, Batch]:
         return self._acquire().__await__()

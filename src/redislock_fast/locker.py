@@ -18,7 +18,7 @@ from typing import Any
 from redis.exceptions import LockError
 
 from redislock_fast._acquiring import acquiring
-from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Split, Steps
+from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Steps
 from redislock_fast._facade import LockerBase
 from redislock_fast._transport import Transport
 from redislock_fast.lock import Lock
@@ -39,10 +39,8 @@ def _drive(transport: Transport, steps: Steps) -> Any:
                     transport.execute(step.operation, step.limit_s)
                 elif isinstance(step, Sleep):
                     time.sleep(step.seconds)
-                elif isinstance(step, Split):
-                    answer = transport.split(step.keys)
                 else:
-                    transport.undo(step.entries)
+                    answer = transport.split(step.keys)
             except BaseException as error:
                 step = steps.throw(error)
             else:
@@ -76,7 +74,14 @@ class Batch(BatchBase):
                 on is still held: it can be released again.
             redis.exceptions.TimeoutError: no reply in time; likewise.
         """
-        results: dict[Name, bool] = _drive(self._transport, self._releasing())
+        try:
+            results: dict[Name, bool] = _drive(self._transport, self._releasing())
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: a release once called runs to its end
+            self._hold.doubt()
+            self._transport.undo(self._hold.entries())
+            raise
         return results
 
     def extend(self, additional_time: float) -> dict[Name, bool]:
@@ -181,4 +186,8 @@ class Locker(LockerBase[Lock]):
         """
         plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
         hold = Hold(plan)
-        return Batch(self._transport, hold, _drive(self._transport, acquiring(hold)))
+        try:
+            return Batch(self._transport, hold, _drive(self._transport, acquiring(hold)))
+        except BaseException:
+            self._transport.undo(hold.entries())
+            raise
