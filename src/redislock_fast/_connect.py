@@ -10,7 +10,6 @@ Must not know: locks, operations, waiting callers.
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import redis
@@ -21,15 +20,9 @@ from redis.retry import Retry
 
 from redislock_fast import _core_py, _protocol
 from redislock_fast._implementation import compiled
-from redislock_fast._wire import Pipe
+from redislock_fast._wire import SPIN_US, Pipe
 
 __all__ = ["Link", "RetryPolicy", "open_link", "redis_error", "settings_of"]
-
-_usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-SPIN_US = 100 if _usable_cpus > 1 else 0
-"""How long a lone caller spins before it blocks, where that is measured to be faster: a near server's reply comes
-within 30 us or so. With one CPU, spinning would only keep the server from answering."""
 
 # Settings of a pool that make sense for the pool alone: these notices ask a pool to move its connections elsewhere.
 _POOL_ONLY = (

@@ -46,11 +46,21 @@ cdef class LoopPipe:
     cdef Waiter tail
     cdef Waiter done_head          # completed, their tasks yet to run
     cdef Waiter done_tail
+    cdef Py_ssize_t done_count
+    cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
     cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
     cdef bint flushing             # a flush is scheduled
     cdef bint paused               # the transport has enough to send
+    cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
+    cdef bint scheduled            # a spin is
+    cdef bint spinning             # how the lone caller's reply is waited for
+    cdef bint preferred            # whether spinning was the faster way
+    cdef int calls                 # lone calls, modulo SAMPLE_EVERY
+    cdef double began              # when the lone request left; 0 for none
+    cdef double spin_s             # how long a lone reply takes, spinning for it
+    cdef double block_s            # and not
     cdef object timer
     cdef double timer_at           # when it rings; NEVER without
     cdef double heard              # when the last byte came
@@ -58,6 +68,8 @@ cdef class LoopPipe:
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
     cdef int _watch(self, double deadline) except -1
     cdef int _write(self) except -1
+    cdef int _await_alone(self) except -1
+    cdef void _learn(self) noexcept
     cdef int _deliver(self, Py_ssize_t received) except -1
     cdef int _complete(self, object reply) except -1
     cdef int _step(self, bint direct) except -1

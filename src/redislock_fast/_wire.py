@@ -5,11 +5,12 @@ Must not know: locks, redis-py, clocks.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
-__all__ = ["Args", "Bulk", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
+__all__ = ["NOT_ENOUGH", "SPIN_US", "Args", "Bulk", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
 
 Args: TypeAlias = tuple["bytes | str | int", ...]
 """One command: its words in order. A str goes out as UTF-8, an int in decimal."""
@@ -29,6 +30,12 @@ class Bulk(NamedTuple):
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
+
+_usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+SPIN_US = 100 if _usable_cpus > 1 else 0
+"""How long a lone caller spins before it blocks, where that is measured to be faster: a near server's reply comes
+within 30 us or so. With one CPU, spinning would only keep the server from answering."""
 
 NOT_ENOUGH = object()
 """What the reader answers when its buffer ends within a reply."""
