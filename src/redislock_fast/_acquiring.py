@@ -156,4 +156,5 @@ class _Acquisition:
         if not indexes:
             return []
         parts: list[list[int]] = yield Split(list(map(self._plan.keys.__getitem__, indexes)))
-        return [[indexes[i] for i in part[at : at + _WINDOW]] for part in parts for at in range(0, len(part), _WINDOW)]
+        lists = [indexes] if len(parts) == 1 else [[indexes[i] for i in part] for part in parts]
+        return [part[at : at + _WINDOW] for part in lists for at in range(0, len(part), _WINDOW)]

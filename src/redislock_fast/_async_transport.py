@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from copy import copy
 from typing import Any, Protocol, TypeVar
 
@@ -76,6 +76,9 @@ class Transport(Protocol):
 
     def key_of(self, name: object) -> bytes:
         """A lock's name as its key, as the client's own commands have it."""
+
+    def keys_of(self, names: Iterable[object]) -> list[bytes]:
+        """Many names as keys."""
 
 
 class AsyncLink:

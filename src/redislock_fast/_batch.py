@@ -58,7 +58,7 @@ class Plan:
 
     Args:
         names: of the locks.
-        key_of: a name's key.
+        keys_of: the names' keys.
         timeout: the ttl in seconds; None or 0: they do not expire.
         blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
@@ -72,7 +72,7 @@ class Plan:
     def __init__(
         self,
         names: Iterable[Name],
-        key_of: Callable[[object], bytes],
+        keys_of: Callable[[Iterable[object]], list[bytes]],
         timeout: float | None,
         blocking_timeout: float | None,
         sleep: float,
@@ -81,7 +81,7 @@ class Plan:
         if isinstance(names, (str, bytes)):
             raise TypeError("names is an iterable of names, not a single one")
         self.names = list(names)
-        self.keys = [key_of(name) for name in self.names]
+        self.keys = keys_of(self.names)
         if len(set(self.keys)) != len(self.keys):
             seen: set[bytes] = set()
             again = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
@@ -166,11 +166,12 @@ class BatchBase:
 
     def _result(self, verdicts: list[tuple[list[int], list[bool]]]) -> dict[Name, bool]:
         """By name, in the order given."""
-        pairs = [pair for indexes, results in verdicts for pair in zip(indexes, results, strict=True)]
-        if len(verdicts) > 1:
-            pairs.sort()
         names = self._hold.plan.names
-        return {names[index]: result for index, result in pairs}
+        if len(verdicts) == 1:
+            indexes, results = verdicts[0]
+            return dict(zip(map(names.__getitem__, indexes), results, strict=True))
+        pairs = [pair for indexes, results in verdicts for pair in zip(indexes, results, strict=True)]
+        return {names[index]: result for index, result in sorted(pairs)}
 
     def _check_entry(self) -> None:
         if self._hold.plan.all_or_nothing and self.missed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -64,6 +64,12 @@ class Encoding:
     def key_of(self, name: object) -> bytes:
         """A lock's name as its key, as the client's own commands have it."""
         return self.encode(name)
+
+    def keys_of(self, names: Iterable[object]) -> list[bytes]:
+        """Many names as keys."""
+        if not self._utf8:
+            return [self.key_of(name) for name in names]
+        return [name.encode() if type(name) is str else self.key_of(name) for name in names]
 
 
 class _Pipe(Protocol):

@@ -60,6 +60,7 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     bint lead            # it is the reader
     bint woken           # it has taken what wake was released for
     bint spin            # before the next blocking read
+    Py_ssize_t count     # how many replies it waits for, where began is set
 
 
 cdef class Pipe:

@@ -102,7 +102,6 @@ cdef enum:
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SAMPLE_EVERY = 1024       # lone calls, of which the first SAMPLES wait the other way, so that both are known.
     SAMPLES = 16              # In a row: a CPU that has just slept is slow to answer, however it is then waited for.
-    SPIN_FOR = 64             # replies at most: more take longer than a spin
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
@@ -306,9 +305,9 @@ cdef class Pipe:
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet."""
         cdef double now = monotonic()
-        if wait.slot.wanted < SPIN_FOR:
-            wait.spin = self._choose_to_spin()
-            wait.began = now
+        wait.spin = self._choose_to_spin()
+        wait.began = now
+        wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
             self._look_for_eof()
         self.heard = now
@@ -334,7 +333,7 @@ cdef class Pipe:
             if self.consumed < got:
                 return got
         if wait.began and wait.slot.state == DONE:
-            self._learn(self.heard - wait.began)
+            self._learn((self.heard - wait.began) / wait.count)
         wait.lead = False
         self._hand_over()
         return OUTCOME_COMPLETE
@@ -404,7 +403,7 @@ cdef class Pipe:
         return self.spinning
 
     cdef void _learn(self, double took_s) noexcept nogil:
-        """Reader, alone: note how long a reply took, smoothed over some eight calls; one outlier counts little."""
+        """Reader, alone: note how long a reply took, or each of many, smoothed over some eight calls; one outlier counts little."""
         if self.spinning:
             self.spin_s += (min(took_s, 4 * self.spin_s) - self.spin_s) / 8
         else:
@@ -434,7 +433,7 @@ cdef class Pipe:
                 self.error = errno
                 return OUTCOME_ERROR
             got = self._spin() if wait.spin else -1
-            wait.spin = False
+            wait.spin = wait.spin and wait.count > 1  # many replies come in several pieces
             if got < 0:
                 if wait.timeout_s >= 0:
                     now = monotonic()

@@ -20,6 +20,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -70,6 +71,9 @@ class Transport(Protocol):
 
     def key_of(self, name: object) -> bytes:
         """A lock's name as its key, as the client's own commands have it."""
+
+    def keys_of(self, names: Iterable[object]) -> list[bytes]:
+        """Many names as keys."""
 
 
 class _BlockingEncoding(Encoding):

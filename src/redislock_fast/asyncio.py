@@ -530,5 +530,5 @@ class Locker(LockerBase[Lock]):
         The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
         Cancelled, nothing is held, and attempts of unknown outcome are undone.
         """
-        plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         return _Acquiring(self._transport, plan)

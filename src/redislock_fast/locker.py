@@ -184,7 +184,7 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
         """
-        plan = Plan(names, self._transport.key_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         hold = Hold(plan)
         try:
             return Batch(self._transport, hold, _drive(self._transport, acquiring(hold)))
