@@ -403,7 +403,7 @@ cdef class Pipe:
         return self.spinning
 
     cdef void _learn(self, double took_s) noexcept nogil:
-        """Reader, alone: note how long a reply took, or each of many, smoothed over some eight calls; one outlier counts little."""
+        """Reader, alone: note how long a reply took, or each of many; smoothed over some eight calls."""
         if self.spinning:
             self.spin_s += (min(took_s, 4 * self.spin_s) - self.spin_s) / 8
         else:
