@@ -172,7 +172,8 @@ cdef char* write_requests(char* at, object requests) except NULL:
         for args in requests:
             at = write_request(at, args)
         return at
-    # What the requests have in common is written once and copied: 20 ns a request instead of 250.
+    # What the requests have in common is written once and copied: 0.10 us of CPU a request, with sending it and reading
+    # its reply, instead of 0.16.
     before, words, after = requests
     head = PyBytes_FromStringAndSize(NULL, 3 + digits(len(before) + 1 + len(after)) + words_size(before))
     write_words(write_header(PyBytes_AS_STRING(head), 42, len(before) + 1 + len(after)), before)

@@ -17,7 +17,7 @@ Args: TypeAlias = tuple["bytes | str | int", ...]
 
 
 class Bulk(NamedTuple):
-    """Many commands that differ in one word: written ten times as fast as one by one."""
+    """Many commands that differ in one word: cheaper to write than one by one."""
 
     before: Args
     words: list[bytes]
