@@ -150,7 +150,10 @@ async def _open_link(pool: Any) -> AsyncLink:
     except BaseException:
         pipe.close()
         raise
-    return AsyncLink(pipe, _protocol.Dialect(reply), end)
+    try:
+        return AsyncLink(pipe, _protocol.Dialect(reply), end)
+    finally:
+        del connection, reader, writer, pipe, end  # see LoopChannel._open
 
 
 class LoopChannel(Channel[AsyncLink]):
@@ -163,7 +166,7 @@ class LoopChannel(Channel[AsyncLink]):
     def __init__(self, pool: Any) -> None:
         super().__init__(pool)
         self._loop = asyncio.get_running_loop()
-        self._opening: asyncio.Task[AsyncLink] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._undoer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._end = _attend(_cancel_at_the_end(self._tasks))
@@ -237,6 +240,8 @@ class LoopChannel(Channel[AsyncLink]):
                 self.tidy(operation, loose or [], failed=True)
                 if isinstance(error, Redirected | Refused):
                     raise redis_error(str(error)) from None
+            # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
+            link = loose = call = None
             raise
         if tidies and operation.unsettled:
             self.tidy(operation, loose or [], failed=False)
@@ -257,15 +262,16 @@ class LoopChannel(Channel[AsyncLink]):
         if error is not None:
             # Each who waits gets an error of his own: a shared one would keep the frames of all alive, and their links.
             raise copy(error).with_traceback(None)
-        return opening.result()
+        if self.link is None:
+            raise ConnectionError("the connection was lost at once")
+        return self.link
 
-    async def _open(self) -> AsyncLink:
-        link = await _open_link(self._live_pool())
-        self._post_undone(link)
-        self.link = link
-        return link
+    async def _open(self) -> None:
+        # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
+        self.link = await _open_link(self._live_pool())
+        self._post_undone(self.link)
 
-    def _opened(self, opening: asyncio.Task[AsyncLink]) -> None:
+    def _opened(self, opening: asyncio.Task[None]) -> None:
         if self._opening is opening:
             self._opening = None
         if not opening.cancelled():
