@@ -412,36 +412,28 @@ class AsyncClusterTransport(Encoding):
         client = self._live_client()
         await client.initialize()
         channel = self._channel(client, operation.key)
-        while True:
-            try:
-                limit_s = None if deadline is None else max(deadline - clock(), 0.0)
-                await channel.execute(operation, limit_s, loose)
-            except (Redirected, ConnectionError, TimeoutError) as error:
-                moves += 1
-                if moves < MOVES and (deadline is None or clock() < deadline):
-                    try:
-                        await client.nodes_manager.initialize()
-                    except BaseException:
-                        channel.tidy(operation, loose, failed=True)
+        try:
+            while True:
+                try:
+                    limit_s = None if deadline is None else max(deadline - clock(), 0.0)
+                    await channel.execute(operation, limit_s, loose)
+                    break
+                except (Redirected, ConnectionError, TimeoutError) as error:
+                    moves += 1
+                    if moves >= MOVES or (deadline is not None and clock() >= deadline):
                         raise
+                    await client.nodes_manager.initialize()
                     fresh = self._channel(client, operation.key)
-                    if fresh is not channel or isinstance(error, Redirected):
-                        channel = fresh
-                        continue
-                channel.tidy(operation, loose, failed=True)
-                if isinstance(error, Redirected):
-                    raise redis_error(str(error)) from None
-                raise
-            except Refused as error:
-                channel.tidy(operation, loose, failed=True)
+                    if fresh is channel and not isinstance(error, Redirected):
+                        raise
+                    channel = fresh
+        except BaseException as error:
+            channel.tidy(operation, loose, failed=True)
+            if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
-            except BaseException:
-                channel.tidy(operation, loose, failed=True)
-                raise
-            else:
-                if operation.unsettled:
-                    channel.tidy(operation, loose, failed=False)
-                return
+            raise
+        if operation.unsettled:
+            channel.tidy(operation, loose, failed=False)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""

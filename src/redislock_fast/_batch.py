@@ -20,7 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process
 from redislock_fast._many import Many, ReleaseMany
 from redislock_fast._protocol import Extend, Operation, Reacquire
-from redislock_fast._times import clock, positive_ms, wait_seconds
+from redislock_fast._times import added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._tokens import new_token
 
 __all__ = ["BatchBase", "Execute", "Group", "Hold", "Name", "Plan", "Sleep", "Split", "Steps"]
@@ -87,10 +87,8 @@ class Plan:
             again = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise ValueError(f"{again!r} is among the names more than once")
         self.timeout = timeout
-        self.ttl_ms = None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
-        if not sleep >= 0:  # nor is NaN
-            raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
-        self.sleep = sleep
+        self.ttl_ms = ttl_ms_of(timeout)
+        self.sleep = poll_seconds(sleep)
         self.blocking_timeout = None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout")
         self.all_or_nothing = all_or_nothing
 
@@ -228,7 +226,7 @@ class BatchBase:
         return self._result(verdicts)
 
     def _extending(self, additional_time: float) -> Steps:
-        add_ms = 0 if additional_time == 0 else positive_ms(additional_time, "additional_time")
+        add_ms = added_ms(additional_time)
         return self._prolonging(
             "extend", lambda key, group: Extend(key, self._hold.token, add_ms, False, group.expires_at)
         )

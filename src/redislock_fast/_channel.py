@@ -22,7 +22,18 @@ from redislock_fast._many import Many
 from redislock_fast._protocol import Dialect, NotExecuted, Operation, Release, undo_request
 from redislock_fast._wire import Args, Lost, NoReply
 
-__all__ = ["FOREVER_S", "MOVES", "Channel", "Encoding", "Registry", "is_cluster"]
+__all__ = [
+    "FOREVER_S",
+    "GRACE_S",
+    "MOVES",
+    "UNDO_FIRST_S",
+    "UNDO_LAST_S",
+    "UNDO_LIMIT_S",
+    "Channel",
+    "Encoding",
+    "Registry",
+    "is_cluster",
+]
 
 GRACE_S = 0.1
 """A request that is under way when the caller's time ends may still take so long: cut off sooner, no answer that a

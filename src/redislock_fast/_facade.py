@@ -12,7 +12,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._ownership import Holding, SharedHolding
-from redislock_fast._times import positive_ms
+from redislock_fast._times import ttl_ms_of
 from redislock_fast._tokens import new_token
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "LockBase", "LockerBase"]
@@ -35,11 +35,6 @@ class _LuaScript:
 
 def _script_object(text: str, ours: _LuaScript) -> _LuaScript:
     return ours if text is ours.script else _LuaScript(text)
-
-
-def _ttl_ms(timeout: float | None) -> int | None:
-    # 0 is redis-py's other way to say that the lock does not expire.
-    return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
 
 
 RELEASE = _LuaScript(_scripts.RELEASE.text.decode())
@@ -77,7 +72,7 @@ class LockBase:
         self._name = name
         self._key = transport.key_of(name)
         self._timeout = timeout
-        self._ttl_ms = None if timeout is None else _ttl_ms(timeout)
+        self._ttl_ms = None if timeout is None else ttl_ms_of(timeout)
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -124,7 +119,7 @@ class LockBase:
 
     @timeout.setter
     def timeout(self, timeout: float | None) -> None:
-        self._ttl_ms = _ttl_ms(timeout)
+        self._ttl_ms = ttl_ms_of(timeout)
         self._timeout = timeout
 
     def _own_nothing(self) -> None:
@@ -154,10 +149,6 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
-    def _added_ms(self, additional_time: float, replace_ttl: bool) -> int:
-        """What `extend` adds. Adding nothing is allowed; a new ttl of nothing would delete the lock."""
-        return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
-
     def _next_token(self, token: Any, local: Holding) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
@@ -165,13 +156,6 @@ class LockBase:
         local.attempt = None  # which may have had the same token
         encoded: bytes = self._transport.encode(token)
         return encoded
-
-    def _poll_s(self, sleep: float | None) -> float:
-        """How long to sleep between two attempts."""
-        sleep = self.sleep if sleep is None else sleep
-        if not sleep >= 0:  # nor is NaN
-            raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
-        return sleep
 
     def _refuse_to_wait_for_itself(self, local: Holding) -> None:
         attempt = local.attempt  # None where an overridden do_acquire made it

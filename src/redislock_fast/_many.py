@@ -177,19 +177,17 @@ class AcquireMany(_InBulk):
     `results` says which are ours. `sent_at` is the time of the first request: all leases count from there.
     """
 
-    sent_at = 0.0
-
     def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int | None) -> None:
         super().__init__(keys, token)
         self._ttl_ms = ttl_ms
 
+    @property
+    def sent_at(self) -> float:
+        """The time of the first request."""
+        return self._template.sent_at if isinstance(self._template, Acquire) else 0.0
+
     def _new_machine(self, key: bytes) -> Acquire:
         return Acquire(key, self._token, self._ttl_ms)
-
-    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
-        if not self.sent_at:
-            self.sent_at = now
-        return super().request(dialect, now)
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return [(key, self._token) for key in self._keys]

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-__all__ = ["clock", "positive_ms", "wait_seconds"]
+__all__ = ["added_ms", "clock", "poll_seconds", "positive_ms", "ttl_ms_of", "wait_seconds"]
 
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 """Seconds that never go back and count suspends, from an arbitrary start."""
@@ -59,3 +59,34 @@ def wait_seconds(seconds: float, what: str) -> float:
     if math.isnan(number):
         raise ValueError(f"{what} must be a number of seconds, not NaN")
     return number
+
+
+def ttl_ms_of(timeout: float | None) -> int | None:
+    """The ttl of a lock in milliseconds, rounded up. None for None, and for 0, redis-py's other way to say "for ever".
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for what cannot be a ttl.
+    """
+    return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+
+
+def added_ms(additional_time: float, replace_ttl: bool = False) -> int:
+    """What an extend adds, in milliseconds. Adding nothing is allowed; a new ttl of nothing would delete the lock.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for what cannot be a ttl.
+    """
+    return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
+
+
+def poll_seconds(sleep: float) -> float:
+    """How long to sleep between two attempts.
+
+    Raises:
+        ValueError: for a negative number and NaN.
+    """
+    if not sleep >= 0:  # nor is NaN
+        raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
+    return sleep

@@ -269,31 +269,27 @@ class ClusterChannel(_BlockingEncoding):
         moves = 0
         loose: list[Link] = []
         channel = self._channel(operation.key)
-        while True:
-            try:
-                channel.run(operation, None if deadline is None else max(deadline - clock(), 0.0), loose)
-            except (Redirected, ConnectionError, TimeoutError) as error:
-                moves += 1
-                if moves < MOVES and (deadline is None or clock() < deadline):
+        try:
+            while True:
+                try:
+                    channel.run(operation, None if deadline is None else max(deadline - clock(), 0.0), loose)
+                    break
+                except (Redirected, ConnectionError, TimeoutError) as error:
+                    moves += 1
+                    if moves >= MOVES or (deadline is not None and clock() >= deadline):
+                        raise
                     self._live_client().nodes_manager.initialize()
                     fresh = self._channel(operation.key)
-                    if fresh is not channel or isinstance(error, Redirected):
-                        channel = fresh
-                        continue
-                channel.tidy(operation, loose, failed=True)
-                if isinstance(error, Redirected):
-                    raise redis_error(str(error)) from None
-                raise
-            except Refused as error:
-                channel.tidy(operation, loose, failed=True)
+                    if fresh is channel and not isinstance(error, Redirected):
+                        raise
+                    channel = fresh
+        except BaseException as error:
+            channel.tidy(operation, loose, failed=True)
+            if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
-            except BaseException:
-                channel.tidy(operation, loose, failed=True)
-                raise
-            else:
-                if operation.unsettled:
-                    channel.tidy(operation, loose, failed=False)
-                return
+            raise
+        if operation.unsettled:
+            channel.tidy(operation, loose, failed=False)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""

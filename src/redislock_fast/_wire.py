@@ -86,8 +86,7 @@ class Pipe(Protocol):
         """Send requests in one piece and wait for all their replies, which come in the same order.
 
         All of the requests and of the replies are held in memory: how many that is, is the caller's affair. None at
-        all is a ValueError. As `call`
-        otherwise; if it raises, each of the requests may have been executed.
+        all is a ValueError. As `call` otherwise; if it raises, each of the requests may have been executed.
         """
 
     def post(self, args: Args) -> None:

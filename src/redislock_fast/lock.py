@@ -20,7 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase
 from redislock_fast._ownership import ThreadHolding
-from redislock_fast._times import wait_seconds
+from redislock_fast._times import added_ms, poll_seconds, wait_seconds
 from redislock_fast._transport import Transport, transport_of
 
 __all__ = ["Lock"]
@@ -93,7 +93,7 @@ class Lock(LockBase, redis.lock.Lock):
         if self._generation != _process.generation:
             self._own_nothing()
         local = self.local
-        sleep = self._poll_s(sleep)
+        sleep = poll_seconds(self.sleep if sleep is None else sleep)
         token = self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -230,7 +230,7 @@ class Lock(LockBase, redis.lock.Lock):
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        add_ms = self._added_ms(additional_time, replace_ttl)
+        add_ms = added_ms(additional_time, replace_ttl)
         token = self._transport.encode(self.local.token)
         if self.lua_extend not in (EXTEND, None):
             args = [token, add_ms, "1" if replace_ttl else "0"]
