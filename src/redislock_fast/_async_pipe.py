@@ -21,7 +21,7 @@ from typing import Any, Protocol, final
 import hiredis
 
 from redislock_fast._implementation import compiled, encode
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, Reply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, Reply, is_answer, new_reader
 
 __all__ = ["AsyncPipe", "Pipe", "new_pipe"]
 
@@ -30,7 +30,14 @@ _INBOX_BYTES = 65536
 
 
 class Pipe(Protocol):
-    """One connection that many tasks of one loop call."""
+    """One connection that many tasks of one loop call.
+
+    Attributes:
+        on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
+            raise: that breaks the pipe, and the loop is told. What `_wire.Pipe` says of (UN)SUBSCRIBE holds here too.
+    """
+
+    on_push: OnPush | None
 
     @property
     def broken(self) -> bool:
@@ -57,6 +64,10 @@ class Pipe(Protocol):
 
     def abandon(self) -> None:
         """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @final
@@ -116,6 +127,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._timer: asyncio.Handle | None = None
         self._timer_at = _NEVER
         self._heard_s = self._loop.time()
+        self.on_push: OnPush | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.broken = False
         transport.set_protocol(self)
@@ -234,7 +246,9 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                 reply = self._parser.gets()
                 if reply is NOT_ENOUGH:
                     return
-                if type(reply) is hiredis.PushNotification:
+                if type(reply) is hiredis.PushNotification and not is_answer(reply):
+                    if self.on_push is not None:
+                        self.on_push(reply)
                     continue
                 if not self._slots:
                     raise hiredis.ProtocolError("a reply that nobody asked for")
@@ -253,6 +267,10 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()
+        except BaseException as error:
+            self._fail("a push could not be delivered")
+            self.transport.abort()
+            self._loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
 
     def pause_writing(self) -> None:
         """Keep what callers send until the transport has room."""

@@ -8,11 +8,13 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
    queued meanwhile leaves in one write with the next turn: requests that arrive together travel together.
 3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
 4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so nobody ever gets another's.
+5. Who waits for a `Mailbox` is a listener: it takes its turn at reading as a caller does, after all callers. While it
+   reads and nothing is under way, callers send for themselves.
 
 The reader works without the GIL, from its being woken to its handing over: the callers that it wakes want the GIL, and
 would fight for it with the reader while the server waits (bench, 16 threads: 1.4 times the pairs/s). It takes the GIL
-only for replies that hiredis must parse and for what ends a wait otherwise. Errors and signals: `_wire.py`. Field by
-field, who may touch what: `_core.pxd`. The readable twin: `_core_py.py`.
+only for what hiredis must parse, pushes among it, and for what ends a wait otherwise. Errors and signals: `_wire.py`.
+Field by field, who may touch what: `_core.pxd`. The readable twin: `_core_py.py`.
 
 Must not know: commands, locks, redis-py, reconnection.
 """
@@ -36,6 +38,8 @@ from libc.string cimport memcpy, strerror
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec, timeval
 
+from collections import deque
+
 import hiredis
 
 from redislock_fast._core_resp cimport (
@@ -50,7 +54,7 @@ from redislock_fast._core_resp cimport (
     write_requests,
 )
 
-from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
 
 cdef extern from "pythread.h":
     ctypedef long long PY_TIMEOUT_T
@@ -81,6 +85,9 @@ cdef extern from "<poll.h>" nogil:
     const short POLLIN
     const short POLLOUT
     int c_poll "poll"(pollfd* fds, unsigned long count, int timeout_ms) noexcept
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield() noexcept
 
 cdef extern from *:
     """
@@ -188,18 +195,22 @@ cdef class Pipe:
             self._hand_over()
 
     def close(self):
-        """Break the pipe: callers that still wait get `Lost`."""
+        """Break the pipe: who still waits gets `Lost`."""
         cdef bint idle
         with nogil, self.mutex:
             idle = not self.reading and not self.dead
             if idle:
                 self.reading = True
+            elif not self.dead:
+                c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
         if idle:
             self._fail("the connection was closed")
             with nogil, self.mutex:
                 self.reading = False
-        elif not self.dead:
-            c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
+
+    def mailbox(self):
+        """A new mailbox."""
+        return Mailbox(self)
 
     cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL:
         """Queue one request (args), or many. The slot of a post is another's at once."""
@@ -244,16 +255,19 @@ cdef class Pipe:
     cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil:
         """Queue an encoded request."""
         cdef Place place
+        cdef bint sends = False
         with self.mutex:
             if self.dead or reserve(&self.queued, size) < 0:
                 return REFUSED
             if self.reading:
                 place = FOLLOWING
-                if slot.state == WAITING:
-                    slot.wake = PyThread_allocate_lock()
-                    if slot.wake == NULL:
-                        return REFUSED
-                    PyThread_acquire_lock(slot.wake, NOWAIT_LOCK)
+                if slot.state == WAITING and not make_wake(slot):
+                    return REFUSED
+                if self.head == NULL:
+                    self.heard = monotonic()
+                if self.dozing:
+                    self.dozing = False
+                    self.sending = sends = True
             else:
                 self.reading = True
                 place = ALONE if self.head == NULL else READING
@@ -266,41 +280,66 @@ cdef class Pipe:
             else:
                 self.tail.next = slot
             self.tail = slot
+        if sends:
+            self._send_queue()
         return place
 
+    cdef Place _listen(self, Slot* slot) noexcept nogil:
+        """Begin to wait for a mailbox. REFUSED: there is no need to, or no use."""
+        with self.mutex:
+            if slot.before != NULL or self.listeners == slot:
+                return BUSY
+            if slot.messages or self.dead:
+                return REFUSED
+            if self.reading and not make_wake(slot):
+                return REFUSED
+            slot.state = WAITING
+            slot.before = self.last_listener
+            slot.after = NULL
+            if self.last_listener == NULL:
+                self.listeners = slot
+            else:
+                self.last_listener.after = slot
+            self.last_listener = slot
+            if self.reading:
+                return FOLLOWING
+            self.reading = True
+        return READING
+
     cdef object _wait(self, Slot* slot, Place place, double timeout_s):
-        """Wait until the slot is complete, driving the socket whenever it is this caller's turn to."""
-        cdef Wait wait
-        cdef Py_ssize_t outcome = OUTCOME_SIGNAL
-        wait.slot = slot
-        wait.timeout_s = timeout_s
-        wait.deadline = 0
-        wait.began = 0
-        wait.lead = wait.woken = place != FOLLOWING
-        wait.spin = False
+        """Wait for the reply."""
+        cdef Wait wait = new_wait(slot, place, timeout_s)
+        cdef bint complete = False
         try:
             if place == ALONE:
                 self._begin(&wait)
-            while True:
-                with nogil:
-                    outcome = self._drive(&wait)
-                if outcome == OUTCOME_COMPLETE:
-                    if slot.state != DONE:
-                        raise Lost(slot.state == LOST, "the connection broke")
-                    return take_reply(slot)
-                if outcome > 0:
-                    self._deliver_rest()
-                elif outcome == OUTCOME_SIGNAL:
-                    PyErr_CheckSignals()
-                elif outcome == OUTCOME_TIMEOUT:
-                    raise NoReply(f"no reply within {timeout_s:g} s")
-                elif outcome == OUTCOME_EOF:
-                    self._fail("the server closed the connection")
-                else:
-                    self._fail(strerror(self.error).decode())
+            self._attend(&wait)
+            complete = True
+            if slot.state != DONE:
+                raise Lost(slot.state == LOST, "the connection broke")
+            return take_reply(slot)
         finally:
-            if outcome == OUTCOME_COMPLETE or not self._leave(&wait):
+            if complete or not self._leave(&wait):
                 drop_slot(slot)
+
+    cdef int _attend(self, Wait* wait) except -1:
+        """Wait until the slot is complete, driving the socket whenever it is this caller's turn to."""
+        cdef Py_ssize_t outcome
+        while True:
+            with nogil:
+                outcome = self._drive(wait)
+            if outcome == OUTCOME_COMPLETE:
+                return 0
+            if outcome > 0:
+                self._deliver_rest()
+            elif outcome == OUTCOME_SIGNAL:
+                PyErr_CheckSignals()
+            elif outcome == OUTCOME_TIMEOUT:
+                raise NoReply(f"nothing came within {wait.timeout_s:g} s")
+            elif outcome == OUTCOME_EOF:
+                self._fail("the server closed the connection")
+            else:
+                self._fail(strerror(self.error).decode())
 
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet."""
@@ -325,7 +364,8 @@ cdef class Pipe:
             if not wait.lead:
                 return got
         while wait.slot.state == WAITING:
-            self._take_queue()
+            if not self._take_queue(wait):
+                break
             got = self._turn(wait)
             if got <= 0:
                 return got
@@ -341,6 +381,7 @@ cdef class Pipe:
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil:
         """Follower: sleep until the slot is complete, or this caller is to read."""
         cdef PY_TIMEOUT_T wait_us = -1
+        cdef PyThread_type_lock wake = NULL
         cdef double left_s
         cdef double now
         cdef PyLockStatus status
@@ -360,9 +401,10 @@ cdef class Pipe:
             if wait.slot.state == LEAD:
                 wait.slot.state = WAITING
                 wait.lead = True
-        if wait.lead:
-            PyThread_free_lock(wait.slot.wake)
-            wait.slot.wake = NULL
+                wake = wait.slot.wake
+                wait.slot.wake = NULL
+        if wake != NULL:
+            PyThread_free_lock(wake)
         return OUTCOME_COMPLETE
 
     cdef bint _leave(self, Wait* wait) noexcept nogil:
@@ -409,16 +451,38 @@ cdef class Pipe:
         else:
             self.block_s += (min(took_s, 4 * self.block_s) - self.block_s) / 8
 
-    cdef void _take_queue(self) noexcept nogil:
-        """Reader: make what is queued what is leaving."""
-        cdef Buffer spare
+    cdef bint _take_queue(self, Wait* wait) noexcept nogil:
+        """Reader: make what is queued what is leaving. Returns False when a message has come for this listener."""
         with self.mutex:
-            if self.queued.used and self.left == self.leaving.used:
-                spare = self.leaving
-                self.leaving = self.queued
-                self.left = 0
-                spare.used = 0
-                self.queued = spare
+            self.dozing = False
+            if wait.slot.messages:
+                wait.slot.state = DONE
+                return False
+            wait.sends = not self.sending and self._load()
+            self.dozing = self.head == NULL and not self.sending and not wait.sends
+        return True
+
+    cdef bint _load(self) noexcept nogil:
+        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        cdef Buffer spare
+        if self.queued.used and self.left == self.leaving.used:
+            spare = self.leaving
+            self.leaving = self.queued
+            self.left = 0
+            spare.used = 0
+            self.queued = spare
+        return self.left < self.leaving.used
+
+    cdef void _send_queue(self) noexcept nogil:
+        """Sender: send until nothing is queued. Without room, or after an error, it is the reader's."""
+        cdef bint stuck = False
+        while True:
+            with self.mutex:
+                if stuck or self.dead or not self._load():
+                    self.sending = False
+                    self.dozing = self.reading and self.head == NULL and not stuck
+                    return
+            stuck = self._send() < 0
 
     cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil:
         """Reader: send what is leaving, then receive once. Returns the bytes received, or an Outcome."""
@@ -429,9 +493,11 @@ cdef class Pipe:
         cdef double now
         cdef double left_s = 1e9
         while True:
-            if self.left < self.leaving.used and self._send() < 0 and errno != EAGAIN and errno != EINTR:
-                self.error = errno
-                return OUTCOME_ERROR
+            if wait.sends:
+                if self._send() < 0 and errno != EAGAIN and errno != EINTR:
+                    self.error = errno
+                    return OUTCOME_ERROR
+                wait.sends = self.left < self.leaving.used
             got = self._spin() if wait.spin else -1
             wait.spin = wait.spin and wait.count > 1  # many replies come in several pieces
             if got < 0:
@@ -440,7 +506,7 @@ cdef class Pipe:
                     if wait.deadline == 0:
                         wait.deadline = now + wait.timeout_s
                     left_s = wait.deadline - now
-                if self.left == self.leaving.used and left_s > 1e-3 * SIGNAL_CHECK_MS:
+                if not wait.sends and left_s > 1e-3 * SIGNAL_CHECK_MS:
                     # One call where poll and recv would be two. The socket's own timeout ends it after SIGNAL_CHECK_MS.
                     got = c_recv(self.fd, self.landing, INBOX_BYTES, 0)
                     if got < 0 and errno == EAGAIN:
@@ -460,14 +526,14 @@ cdef class Pipe:
             if left_s < 1e-3 * SIGNAL_CHECK_MS:
                 wait_ms = <int>(left_s * 1000) + 1  # rounded up: not before the deadline
             watch.fd = self.fd
-            watch.events = POLLIN | (POLLOUT if self.left < self.leaving.used else 0)
+            watch.events = POLLIN | (POLLOUT if wait.sends else 0)
             watch.revents = 0
             ready = c_poll(&watch, 1, wait_ms)
             if ready <= 0:
                 return OUTCOME_SIGNAL
 
     cdef Py_ssize_t _send(self) noexcept nogil:
-        """Reader: send what is leaving, as far as there is room. Returns -1 with errno when nothing could be sent."""
+        """Sender, else reader: send what is leaving, as far as there is room. Returns -1 with errno without any."""
         cdef Py_ssize_t got = c_send(
             self.fd,
             self.leaving.data + self.left,
@@ -557,11 +623,16 @@ cdef class Pipe:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
                     return 0
-                if type(reply) is not PushNotification:
+                if type(reply) is not PushNotification or is_answer(reply):
                     self._complete(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
                 self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
+        except BaseException:
+            self._fail("a push could not be delivered")
+            raise
         finally:
             self._wake_ready()
         return 0
@@ -627,40 +698,96 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef void _hand_over(self) noexcept nogil:
-        """Reader: give reading to the oldest caller that waits; with nobody waiting, send what is still queued."""
+        """Reader: give reading to the oldest that waits; with nobody waiting, send what is still queued."""
         cdef Slot* slot
         cdef bint stuck = False
         cdef PyThread_type_lock wake = NULL
         while True:
             with self.mutex:
-                slot = self.head
-                while slot != NULL and slot.state != WAITING:
-                    slot = slot.next
+                self.dozing = False
+                slot = self._heir()
                 if slot != NULL:
                     slot.state = LEAD
                     wake = slot.wake
-                elif stuck or self.dead or (self.queued.used == 0 and self.left == self.leaving.used):
+                elif stuck or self.dead or self.sending or not self._load():
                     self.reading = False
                     return
             if wake != NULL:
                 PyThread_release_lock(wake)
                 return
-            self._take_queue()
             # Without room (or after an error, which the next reader will meet) the bytes wait for the next reader.
             stuck = self._send() < 0
 
+    cdef Slot* _heir(self) noexcept nogil:
+        """Under the mutex: the oldest caller that waits, else the oldest listener."""
+        cdef Slot* slot = self.head
+        while slot != NULL and slot.state != WAITING:
+            slot = slot.next
+        if slot == NULL:
+            slot = self.listeners
+            while slot != NULL and slot.state != WAITING:
+                slot = slot.after
+        return slot
+
+    cdef void _tell(self, Slot* slot) noexcept nogil:
+        """Count a message that was put into a mailbox, and wake who waits for it, unless he reads: he looks."""
+        cdef PyThread_type_lock wake = NULL
+        with self.mutex:
+            slot.messages += 1
+            if slot.state == WAITING and slot.wake != NULL:
+                slot.state = DONE
+                wake = slot.wake
+        if wake != NULL:
+            PyThread_release_lock(wake)
+
+    cdef bint _take_message(self, Slot* slot) noexcept nogil:
+        """Whether a mailbox has a message, which is then the caller's."""
+        with self.mutex:
+            if slot.messages:
+                slot.messages -= 1
+                return True
+        return False
+
+    cdef void _stop_listening(self, Slot* slot) noexcept nogil:
+        """Listener, done or gone: leave the list."""
+        with self.mutex:
+            if slot.before == NULL:
+                self.listeners = slot.after
+            else:
+                slot.before.after = slot.after
+            if slot.after == NULL:
+                self.last_listener = slot.before
+            else:
+                slot.after.before = slot.before
+            slot.before = NULL
+        if slot.wake != NULL:
+            PyThread_free_lock(slot.wake)
+            slot.wake = NULL
+
     cdef int _fail(self, str cause) except -1:
         """Reader: break the pipe and fail every slot, each with what is known of it."""
+        with nogil:
+            self._stop_sending()
         self._fail_slots()
         self.owner.disconnect()
         return 0
+
+    cdef void _stop_sending(self) noexcept nogil:
+        """Reader: let nobody queue or send any more: what is sent is known then, and the descriptor may be closed."""
+        cdef bint sending
+        with self.mutex:
+            self.dead = True
+            sending = self.sending
+        while sending:  # by a call that does not block
+            sched_yield()
+            with self.mutex:
+                sending = self.sending
 
     cdef void _fail_slots(self) noexcept:
         cdef Slot* slot
         cdef Slot* next_slot
         cdef Slot* dropped = NULL
         with nogil, self.mutex:
-            self.dead = True
             slot = self.head
             self.head = NULL
             self.tail = NULL
@@ -674,11 +801,80 @@ cdef class Pipe:
                     slot.next = dropped
                     dropped = slot
                 slot = next_slot
+            slot = self.listeners
+            while slot != NULL:
+                if slot.state == WAITING:
+                    slot.state = UNSENT
+                    slot.next = NULL
+                    self._make_ready(slot)
+                slot = slot.after
         self._wake_ready()
         while dropped != NULL:
             next_slot = dropped.next
             drop_slot(dropped)
             dropped = next_slot
+
+
+@cython.final
+cdef class Mailbox:
+    """Where one thread waits for what a pipe's `on_push` tells it; see `_wire.Mailbox`."""
+
+    def __cinit__(self, Pipe pipe not None):
+        self.pipe = pipe
+        self.messages = deque()
+        self.slot.state = DONE
+
+    def tell(self, object message):
+        """Put a message in."""
+        self.messages.append(message)
+        self.pipe._tell(&self.slot)
+
+    def wait(self, double timeout_s):
+        """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
+        cdef Place place = self.pipe._listen(&self.slot)
+        if place == BUSY:
+            raise RuntimeError("another thread waits for this mailbox")
+        if place != REFUSED:
+            self._wait(place, timeout_s)
+        if self.pipe._take_message(&self.slot):
+            return self.messages.popleft()
+        if self.pipe.dead:
+            raise Lost(False, "the connection broke")
+        raise MemoryError
+
+    cdef int _wait(self, Place place, double timeout_s) except -1:
+        cdef Wait wait = new_wait(&self.slot, place, timeout_s)
+        cdef bint complete = False
+        try:
+            self.pipe._attend(&wait)
+            complete = True
+        finally:
+            if not complete:
+                self.pipe._leave(&wait)
+            self.pipe._stop_listening(&self.slot)
+        return 0
+
+
+cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil:
+    cdef Wait wait
+    wait.slot = slot
+    wait.timeout_s = timeout_s
+    wait.deadline = 0
+    wait.began = 0
+    wait.lead = wait.woken = place != FOLLOWING
+    wait.sends = False
+    wait.spin = False
+    wait.count = 1
+    return wait
+
+
+cdef bint make_wake(Slot* slot) noexcept nogil:
+    """Give a follower's slot what its owner will sleep on. Returns False without memory for it."""
+    slot.wake = PyThread_allocate_lock()
+    if slot.wake == NULL:
+        return False
+    PyThread_acquire_lock(slot.wake, NOWAIT_LOCK)
+    return True
 
 
 cdef void wake_all(Slot* slot) noexcept nogil:

@@ -38,6 +38,7 @@ cdef class LoopPipe:
     cdef object loop
     cdef object owner
     cdef object parser
+    cdef public object on_push     # what is called with each push that answers no request, or None
     cdef bytearray inbox
     cdef object view               # a memoryview of the inbox
     cdef char* landing             # the inbox's bytes

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable
 
-from redislock_fast._wire import Args, Bulk, Reply
+from redislock_fast._wire import Args, Bulk, OnPush, Reply
 
 class LoopPipe:
     transport: asyncio.Transport
     closed: asyncio.Future[None]
+    on_push: OnPush | None
     def __init__(self, transport: asyncio.Transport, owner: object, received: bytes = b"") -> None: ...
     @property
     def broken(self) -> bool: ...

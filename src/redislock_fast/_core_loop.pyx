@@ -40,7 +40,7 @@ from redislock_fast._core_resp cimport (
     write_requests,
 )
 
-from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, is_answer, new_reader
 
 cdef extern from "<sys/socket.h>" nogil:
     const int MSG_DONTWAIT
@@ -383,12 +383,18 @@ cdef class LoopPipe:
                 reply = self.parser.gets()
                 if reply is NOT_ENOUGH:
                     return 0
-                if type(reply) is not PushNotification:
+                if type(reply) is not PushNotification or is_answer(reply):
                     self._complete(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
                 self.between = not self.parser.has_data()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()
+        except BaseException as error:
+            self._fail("a push could not be delivered")
+            self.transport.abort()
+            self.loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
         return 0
 
     cdef int _complete(self, object reply) except -1:
@@ -437,8 +443,7 @@ cdef class LoopPipe:
             try:
                 callback(waiter)
             except BaseException as error:
-                # SystemExit or KeyboardInterrupt, which end the loop: from the loop itself, since uvloop lets a
-                # protocol raise nothing.
+                # SystemExit or KeyboardInterrupt, which end the loop.
                 self.loop.call_soon(_raise, error)
                 direct = False
             finally:

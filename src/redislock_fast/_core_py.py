@@ -1,12 +1,15 @@
 """The core in pure Python: the specification of `_core.pyx`, and the pipe for every socket that is not plain.
 
 It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
-have patched, because it touches the socket only through the socket object's methods. The four rules at the top of
-`_core.pyx` hold here word for word. One thing is weaker: Python may raise KeyboardInterrupt between any two steps.
-While a caller waits, that is harmless; in the few microseconds outside of its waits nobody can know what was done, so
-there it breaks the connection, and every caller is told.
+have patched, because it touches the socket only through the socket object's methods. The five rules at the top of
+`_core.pyx` hold here word for word, and so does what `_core.pxd` says of senders and of dozing. One thing is weaker:
+Python may raise KeyboardInterrupt between any two steps. While a caller waits, that is harmless; in the few
+microseconds outside of its waits nobody can know what was done, so there it breaks the connection, and every caller is
+told.
 
-Shared fields: `_mutex` guards what is marked so; `_reader` means the one thread for which `_reading` was set.
+Shared fields: `_mutex` guards what is marked so; "reader" means the one thread for which `_reading` was set, "sender"
+the one for which `_sending` was. `_touching` keeps them from using the socket at once, which TLS would not survive, and
+from using one that is closed.
 
 Must not know: commands, locks, redis-py, reconnection.
 """
@@ -20,14 +23,15 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, Reply, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, Reply, is_answer, new_reader
 
-__all__ = ["Pipe", "encode"]
+__all__ = ["Mailbox", "Pipe", "encode"]
 
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
@@ -75,15 +79,27 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "replies", "state", "waits", "wake", "wanted")
+    __slots__ = ("begins", "messages", "replies", "state", "waits", "wake", "wanted")
 
-    def __init__(self, state: _State, wanted: int = 1) -> None:
+    def __init__(self, state: _State, wanted: int = 1, messages: Sequence[object] = ()) -> None:
         self.state = state  # mutex
         self.wanted = wanted  # reader, once queued; how many replies are still to come
         self.replies: list[Reply] = []  # reader until DONE, then its owner
+        self.messages = messages  # of the mailbox that is waited for
         self.begins = 0  # mutex
         self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
+
+    def make_wake(self) -> None:
+        """Under the mutex, before the slot is queued: what its owner will sleep on."""
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def end(self, state: _State) -> None:
+        """Under the mutex: the wait is over."""
+        self.state = state
+        if self.wake is not None and self.wake.locked():
+            self.wake.release()
 
 
 class Pipe:
@@ -98,17 +114,21 @@ class Pipe:
         sock.settimeout(0)
         self._owner = owner
         self._sock = sock
-        self._tls = isinstance(sock, ssl.SSLSocket)
+        self.on_push: OnPush | None = None
         self._mutex = threading.Lock()
+        self._touching = threading.Lock()
         self._parser = new_reader()  # reader
         self._inbox = bytearray(_INBOX_BYTES)  # reader
         self._slots: deque[_Slot] = deque()  # mutex; requests without a reply, oldest first
+        self._listeners: dict[_Slot, None] = {}  # mutex; mailboxes that are waited for, the oldest wait first
         self._reading = False  # mutex
+        self._sending = False  # mutex
+        self._dozing = False  # mutex
         self._dead = False  # mutex; read without it as a hint
         self._queued = bytearray()  # mutex; requests that nobody has begun to send
-        self._leaving = b""  # reader; what is being sent
+        self._leaving = b""  # sender, else reader; what is being sent
         self._accepted = 0  # mutex; bytes ever queued
-        self._sent = 0  # reader; bytes ever sent
+        self._sent = 0  # likewise; bytes ever sent
         self._heard_s = time.monotonic()  # reader; read by anybody as a hint
 
     @property
@@ -124,7 +144,7 @@ class Pipe:
     def call(self, args: Args, timeout_s: float) -> Reply:
         """Send one request and wait for its reply."""
         slot = _Slot(_State.WAITING)
-        self._run(encode(args), slot, timeout_s)
+        self._run(slot, timeout_s, encode(args))
         return slot.replies[0]
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
@@ -133,13 +153,13 @@ class Pipe:
         if not one_by_one:
             raise ValueError("no requests")
         slot = _Slot(_State.WAITING, len(one_by_one))
-        self._run(b"".join(map(encode, one_by_one)), slot, timeout_s)
+        self._run(slot, timeout_s, b"".join(map(encode, one_by_one)))
         return slot.replies
 
-    def _run(self, request: bytes, slot: _Slot, timeout_s: float) -> None:
+    def _run(self, slot: _Slot, timeout_s: float, request: bytes | None) -> None:
         deadline = time.monotonic() + timeout_s if timeout_s >= 0 else None
         try:
-            if self._queue(request, slot):
+            if self._listen(slot) if request is None else self._queue(request, slot):
                 self._lead(slot, deadline)
             else:
                 self._follow(slot, deadline)
@@ -163,7 +183,7 @@ class Pipe:
             raise
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`."""
+        """Break the pipe: who still waits gets `Lost`."""
         with self._mutex:
             idle = not self._reading and not self._dead
             if idle:
@@ -176,34 +196,74 @@ class Pipe:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
 
+    def mailbox(self) -> Mailbox:
+        """A new mailbox."""
+        return Mailbox(self)
+
     def _queue(self, request: bytes, slot: _Slot) -> bool:
+        """Queue a request. Returns whether the caller is to read."""
+        sends = False
         with self._mutex:
             if self._dead:
                 raise Lost(False, "the connection is closed")
             lead = not self._reading
             if lead:
                 self._reading = True
-            elif slot.state is _State.WAITING:
-                slot.wake = threading.Lock()
-                slot.wake.acquire()
+            else:
+                if slot.state is _State.WAITING:
+                    slot.make_wake()
+                if not self._slots:
+                    self._heard_s = time.monotonic()
+                if self._dozing:
+                    self._dozing = False
+                    self._sending = sends = True
             slot.begins = self._accepted
             self._accepted += len(request)
             self._queued += request
             self._slots.append(slot)
+        if sends:
+            self._send_queue()
+        return lead
+
+    def listen(self, slot: _Slot, timeout_s: float) -> None:
+        """Wait for a mailbox's next message, which stays there."""
+        self._run(slot, timeout_s, None)
+
+    def told(self, slot: _Slot) -> None:
+        """A message was put into the mailbox that this slot waits, or waited, for."""
+        with self._mutex:
+            if slot.state is _State.WAITING:
+                slot.end(_State.DONE)
+
+    def _listen(self, slot: _Slot) -> bool:
+        """Begin to wait for a mailbox. Returns whether the caller is to read."""
+        with self._mutex:
+            if self._dead:
+                raise Lost(False, "the connection is closed")
+            lead = not self._reading
+            if lead:
+                self._reading = True
+            else:
+                slot.make_wake()
+            self._listeners[slot] = None
+            if slot.messages:
+                slot.end(_State.DONE)
         return lead
 
     def _lead(self, slot: _Slot, deadline: float | None) -> None:
         try:
-            if self._alone():
+            if self._alone(slot):
                 if time.monotonic() - self._heard_s > _STALE_AFTER_S:
                     self._look_for_eof()
                 self._heard_s = time.monotonic()
             while slot.state is not _State.DONE:
                 if slot.state in (_State.LOST, _State.UNSENT):
                     raise Lost(slot.state is _State.LOST, "the connection broke")
-                self._send()
+                sends = self._take_queue()
+                if sends:
+                    self._send()
                 if not self._receive():
-                    self._wait(slot, deadline)
+                    self._wait(slot, deadline, sends and self._leaving != b"")
         except OSError as error:
             self._fail()
             raise Lost(slot.state is not _State.UNSENT, str(error)) from error
@@ -223,7 +283,7 @@ class Pipe:
             with self._mutex:
                 lead = slot.state is _State.LEAD
                 if lead:
-                    slot.state = _State.WAITING
+                    slot.state = _State.DONE if slot.messages else _State.WAITING
         finally:
             if not lead and self._give_up(slot) is _State.LEAD:
                 self._hand_over()
@@ -232,29 +292,54 @@ class Pipe:
         elif slot.state is not _State.DONE:
             raise Lost(slot.state is _State.LOST, "the connection broke")
 
-    def _alone(self) -> bool:
+    def _alone(self, slot: _Slot) -> bool:
         with self._mutex:
-            return len(self._slots) <= 1
+            return len(self._slots) == 1 and self._slots[0] is slot
+
+    def _take_queue(self) -> bool:
+        """Reader: make what is queued what is leaving. Returns whether there is any, for the reader to send."""
+        with self._mutex:
+            sends = not self._sending and self._load()
+            self._dozing = not self._slots and not self._sending and not sends
+            return sends
+
+    def _load(self) -> bool:
+        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        if not self._leaving and self._queued:
+            self._leaving = bytes(self._queued)
+            self._queued.clear()
+        return self._leaving != b""
+
+    def _send_queue(self) -> None:
+        """Sender: send until nothing is queued. Without room, or after an error, it is the reader's."""
+        stuck = False
+        while True:
+            with self._mutex:
+                if stuck or self._dead or not self._load():
+                    self._sending = False
+                    self._dozing = self._reading and not self._slots and not stuck
+                    return
+            try:
+                stuck = not self._send()
+            except OSError:
+                stuck = True
 
     def _send(self) -> bool:
-        """Send what is queued, as far as there is room. Returns False when nothing could be sent."""
-        with self._mutex:
-            if not self._leaving and self._queued:
-                self._leaving = bytes(self._queued)
-                self._queued.clear()
-        if self._leaving:
-            try:
+        """Sender, else reader: send what is leaving, as far as there is room. Returns False without any."""
+        try:
+            with self._touching:
                 gone = self._sock.send(self._leaving)
-            except _WOULD_BLOCK:
-                return False
-            self._leaving = self._leaving[gone:]
-            self._sent += gone
+        except _WOULD_BLOCK:
+            return False
+        self._leaving = self._leaving[gone:]
+        self._sent += gone
         return True
 
     def _receive(self) -> bool:
         """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
         try:
-            got = self._sock.recv_into(self._inbox)
+            with self._touching:
+                got = self._sock.recv_into(self._inbox)
         except _WOULD_BLOCK:
             return False
         if got:
@@ -265,20 +350,20 @@ class Pipe:
             self._fail()
         return True
 
-    def _wait(self, slot: _Slot, deadline: float | None) -> None:
+    def _wait(self, slot: _Slot, deadline: float | None, sends: bool) -> None:
         """Wait until the socket is ready."""
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
-            raise NoReply("no reply in time")
+            raise NoReply("nothing came in time")
         # In slices, so that what others queue meanwhile is not kept waiting for this reply.
         left_s = _SLICE_S if left_s is None else min(left_s, _SLICE_S)
         slot.waits = True
         if hasattr(select, "poll"):
             poller = select.poll()
-            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._leaving else 0))
+            poller.register(self._sock, select.POLLIN | (select.POLLOUT if sends else 0))
             poller.poll(left_s * 1000 + 1)
         else:
-            select.select([self._sock], [self._sock] if self._leaving else [], [], left_s)
+            select.select([self._sock], [self._sock] if sends else [], [], left_s)
         slot.waits = False
 
     def _look_for_eof(self) -> None:
@@ -294,43 +379,49 @@ class Pipe:
                 reply = self._parser.gets()
                 if reply is NOT_ENOUGH:
                     return
-                if type(reply) is hiredis.PushNotification:
-                    continue
-                with self._mutex:
-                    if not self._slots:
-                        raise hiredis.ProtocolError("a reply that nobody asked for")
-                    slot = self._slots[0]
-                    slot.replies.append(reply)
-                    slot.wanted -= 1
-                    if slot.wanted:
-                        continue
-                    del self._slots[0]
-                    if slot.state is _State.WAITING:
-                        slot.state = _State.DONE
-                        if slot.wake is not None and slot.wake.locked():
-                            slot.wake.release()
+                if type(reply) is not hiredis.PushNotification or is_answer(reply):
+                    self._complete(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
         except hiredis.ProtocolError:
             self._fail()
+        except BaseException:
+            self._fail()
+            raise
+
+    def _complete(self, reply: Reply) -> None:
+        """Give the oldest slot its reply, or one of its replies."""
+        with self._mutex:
+            if not self._slots:
+                raise hiredis.ProtocolError("a reply that nobody asked for")
+            slot = self._slots[0]
+            slot.replies.append(reply)
+            slot.wanted -= 1
+            if not slot.wanted:
+                del self._slots[0]
+                if slot.state is _State.WAITING:
+                    slot.end(_State.DONE)
 
     def _give_up(self, slot: _Slot) -> _State:
         with self._mutex:
             state = slot.state
             if state in (_State.WAITING, _State.LEAD):
                 slot.state = _State.ABANDONED
+            self._listeners.pop(slot, None)
         return state
 
     def _hand_over(self) -> None:
-        """Give reading to the oldest caller that waits; with nobody waiting, send what is still queued."""
+        """Give reading to the oldest that waits; with nobody waiting, send what is still queued."""
         stuck = False
         while True:
             with self._mutex:
-                heir = next((slot for slot in self._slots if slot.state is _State.WAITING), None)
+                self._dozing = False
+                waiting = (slot for slots in (self._slots, self._listeners) for slot in slots)
+                heir = next((slot for slot in waiting if slot.state is _State.WAITING), None)
                 if heir is not None:
-                    assert heir.wake is not None
-                    heir.state = _State.LEAD
-                    heir.wake.release()
+                    heir.end(_State.LEAD)
                     return
-                if stuck or self._dead or not (self._queued or self._leaving):
+                if stuck or self._dead or self._sending or not self._load():
                     self._reading = False
                     return
             try:
@@ -345,7 +436,46 @@ class Pipe:
             slots, self._slots = self._slots, deque()
             for slot in slots:
                 if slot.state is _State.WAITING:
-                    slot.state = _State.LOST if slot.begins < self._sent else _State.UNSENT
-                    if slot.wake is not None and slot.wake.locked():
-                        slot.wake.release()
-        self._owner.disconnect()
+                    slot.end(_State.LOST if slot.begins < self._sent or self._sending else _State.UNSENT)
+            for slot in self._listeners:
+                if slot.state is _State.WAITING:
+                    slot.end(_State.UNSENT)
+        with self._touching:
+            self._owner.disconnect()
+
+
+class Mailbox:
+    """Where one thread waits for what a pipe's `on_push` tells it; see `_wire.Mailbox`.
+
+    Args:
+        pipe: what is driven meanwhile.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._messages: deque[object] = deque()  # added to by anybody, taken from by who waits
+        self._waiting = threading.Lock()
+        self._slot = _Slot(_State.DONE)  # of the last wait; replaced before it is looked whether there are messages
+
+    def tell(self, message: object) -> None:
+        """Put a message in."""
+        self._messages.append(message)
+        self._pipe.told(self._slot)
+
+    def wait(self, timeout_s: float) -> object:
+        """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
+        if not self._waiting.acquire(blocking=False):
+            raise RuntimeError("another thread waits for this mailbox")
+        try:
+            if not self._messages:
+                self._slot = _Slot(_State.WAITING, messages=self._messages)
+                with contextlib.suppress(Lost):
+                    self._pipe.listen(self._slot, timeout_s)
+            if not self._messages:
+                raise Lost(False, "the connection broke")
+            # An interrupt comes after a call, if at all: with `popleft` it would take the message along.
+            message = self._messages[0]
+            del self._messages[0]
+        finally:
+            self._waiting.release()
+        return message

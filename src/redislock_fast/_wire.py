@@ -6,11 +6,25 @@ Must not know: locks, redis-py, clocks.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
-__all__ = ["NOT_ENOUGH", "SPIN_US", "Args", "Bulk", "Lost", "NoReply", "Pipe", "Reply", "new_reader"]
+__all__ = [
+    "NOT_ENOUGH",
+    "SPIN_US",
+    "Args",
+    "Bulk",
+    "Lost",
+    "Mailbox",
+    "NoReply",
+    "OnPush",
+    "Pipe",
+    "Reply",
+    "is_answer",
+    "new_reader",
+]
 
 Args: TypeAlias = tuple["bytes | str | int", ...]
 """One command: its words in order. A str goes out as UTF-8, an int in decimal."""
@@ -30,6 +44,9 @@ class Bulk(NamedTuple):
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
+
+OnPush: TypeAlias = Callable[[list[Reply]], None]
+"""What is called with each push that answers no request."""
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -57,8 +74,44 @@ class NoReply(Exception):
     """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
 
 
+class Mailbox(Protocol):
+    """Where one thread waits for what other threads tell it, and for what the server pushes."""
+
+    def tell(self, message: object) -> None:
+        """Put a message in. From any thread; never blocks, and a broken pipe does not matter.
+
+        Who waits is woken at once, unless it is that thread's turn to read the socket and another one tells it: then it
+        looks within a tenth of a second. What `on_push` tells, it is told at once.
+        """
+
+    def wait(self, timeout_s: float) -> object:
+        """Take out the oldest message, waiting for it if there is none. One thread at a time.
+
+        Args:
+            timeout_s: how long to wait, in seconds; below 0 for ever.
+
+        Raises:
+            NoReply: the time is up.
+            Lost: the connection broke, and no message is left.
+            RuntimeError: another thread waits already.
+            KeyboardInterrupt: or whatever else a signal handler raised. No message is lost by that.
+        """
+
+
 class Pipe(Protocol):
-    """One connection that many threads call at once."""
+    """One connection that many threads call at once.
+
+    Attributes:
+        on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
+            None drops them. Set it before the pipe is shared. It may tell mailboxes and post, must not wait for
+            anything, since it keeps everybody from their replies, and must not raise: that breaks the pipe, and goes on
+            to the caller who happens to read.
+
+    (S)SUBSCRIBE may be called like any command, with one channel: RESP3 answers it by a push, and `call` returns that.
+    (S)UNSUBSCRIBE must not be sent: its answer cannot be told from what the server pushes by itself.
+    """
+
+    on_push: OnPush | None
 
     @property
     def broken(self) -> bool:
@@ -92,8 +145,16 @@ class Pipe(Protocol):
     def post(self, args: Args) -> None:
         """Send one request behind all that were sent before, and drop its reply. Never waits."""
 
+    def mailbox(self) -> Mailbox:
+        """A new mailbox, in which a thread can wait while others call."""
+
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`."""
+        """Break the pipe: who still waits gets `Lost`."""
+
+
+def is_answer(push: list[Reply]) -> bool:
+    """Whether a push is the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
+    return push[:1] in ([b"subscribe"], [b"ssubscribe"])
 
 
 def new_reader() -> hiredis.Reader:

@@ -1,0 +1,494 @@
+"""Mailboxes and pushes, in the pipe compiled and pure: who waits for a push drives the socket, and delays nobody.
+
+As in `test_core_pipe.py`, the peer is in the test's own hands unless a test is about pub/sub or numbers. Whether a
+listener reads already when a caller comes cannot be seen from outside, so what depends on it is done many times over: a
+request that only left with the reader's next look would make such a test last for minutes.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import hiredis
+import pytest
+import redis
+
+from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
+from redislock_fast.server import Server
+from tests.test_core_pipe import FOREVER, MAKERS, Interrupted, Owner, Peer, interrupt
+
+__all__ = ["interrupt"]
+
+ROUNDS = 2000
+
+
+@pytest.fixture(params=MAKERS)
+def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
+    maker: Callable[[socket.socket], Pipe] = request.param
+    return maker
+
+
+@pytest.fixture
+def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
+    near, far = socket.socketpair()
+    pipe = make_pipe(near)
+    yield pipe, Peer(far)
+    pipe.close()
+    far.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(64)
+    yield pool
+    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
+
+
+@pytest.fixture
+def box(pair: tuple[Pipe, Peer]) -> Mailbox:
+    """A mailbox that is told the last word of every push."""
+    pipe, _ = pair
+    box = pipe.mailbox()
+    pipe.on_push = lambda push: box.tell(push[-1])
+    return box
+
+
+def message(word: bytes) -> bytes:
+    return b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(word), word)
+
+
+# Messages
+
+
+def test_messages_that_are_there_come_at_once_and_in_order(pair: tuple[Pipe, Peer]) -> None:
+    box = pair[0].mailbox()
+    for number in range(3):
+        box.tell(number)
+    assert [0, 1, 2] == [box.wait(0.0) for _ in range(3)]
+    with pytest.raises(NoReply):
+        box.wait(0.0)
+
+
+def test_a_listener_reads_what_is_pushed(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
+    _, peer = pair
+    for number in range(10):
+        waiting = threads.submit(box.wait, FOREVER)
+        peer.answer(message(b"%d" % number))
+        assert waiting.result(timeout=20) == b"%d" % number
+
+
+def test_messages_that_come_together_are_all_kept(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor
+) -> None:
+    _, peer = pair
+    words = [b"a", b"b", b"c"]
+    peer.answer(b"".join(map(message, words)))
+    assert words == threads.submit(lambda: [box.wait(FOREVER) for _ in words]).result(timeout=20)
+
+
+def test_a_message_that_came_while_a_caller_read_is_there_at_once(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(message(b"a") + b"+OK\r\n")
+    assert reply.result(timeout=20) == b"OK"
+    assert box.wait(0.0) == b"a"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.01, 0.15])
+def test_time_ends_a_wait_and_nothing_else(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, timeout_s: float
+) -> None:
+    pipe, peer = pair
+    waits = [threads.submit(pipe.mailbox().wait, timeout_s) for _ in range(3)]
+    assert [NoReply] * 3 == [type(waiting.exception(timeout=20)) for waiting in waits]
+    waiting = threads.submit(box.wait, FOREVER)
+    peer.answer(message(b"a"))
+    assert waiting.result(timeout=20) == b"a"
+    assert not pipe.broken
+
+
+def test_whoever_reads_another_thread_may_tell(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, _ = pair
+    for _ in range(5):
+        boxes = [pipe.mailbox() for _ in range(8)]
+        waits = [threads.submit(box.wait, FOREVER) for box in boxes]
+        for number, box in enumerate(boxes):
+            box.tell(number)
+        assert list(range(8)) == [waiting.result(timeout=20) for waiting in waits]
+
+
+def test_a_message_told_just_as_somebody_begins_to_wait_is_never_missed(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, _ = pair
+    reader = threads.submit(pipe.mailbox().wait, FOREVER)  # else who waits would read, and look only now and then
+    there, back = pipe.mailbox(), pipe.mailbox()
+
+    def echo() -> None:
+        for _ in range(ROUNDS):
+            back.tell(there.wait(FOREVER))
+
+    echoing = threads.submit(echo)
+    for number in range(ROUNDS):
+        there.tell(number)
+        assert back.wait(FOREVER) == number
+    echoing.result(timeout=20)
+    pipe.close()
+    assert isinstance(reader.exception(timeout=20), Lost)
+
+
+def test_a_second_thread_may_not_wait(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
+    _, peer = pair
+    done, waiting = wait([threads.submit(box.wait, FOREVER) for _ in range(2)], 20, return_when=FIRST_COMPLETED)
+    assert [RuntimeError] == [type(refused.exception()) for refused in done]
+    peer.answer(message(b"a"))
+    assert [b"a"] == [told.result(timeout=20) for told in waiting]
+
+
+# Signals
+
+
+def test_an_interrupt_loses_no_message(pair: tuple[Pipe, Peer], box: Mailbox, interrupt: Callable[[], None]) -> None:
+    pipe, peer = pair
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        box.wait(FOREVER)
+    timer.join()
+    peer.answer(message(b"a") + message(b"b"))
+    assert [b"a", b"b"] == [box.wait(FOREVER) for _ in range(2)]
+    assert not pipe.broken
+
+
+def test_an_interrupt_of_a_listener_that_follows_harms_nobody(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, interrupt: Callable[[], None]
+) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        box.wait(FOREVER)
+    timer.join()
+    peer.answer(message(b"a") + b"+OK\r\n")
+    assert reply.result(timeout=20) == b"OK"
+    assert box.wait(FOREVER) == b"a"
+
+
+# Callers beside a listener
+
+
+@pytest.fixture
+def listener(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> Future[object]:
+    """The wait of a listener that nobody tells anything."""
+    return threads.submit(pair[0].mailbox().wait, FOREVER)
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_request_leaves_at_once_though_a_listener_reads(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    echoing = threads.submit(_echo_each, peer, ROUNDS)
+    for number in range(ROUNDS):
+        assert pipe.call((b"ECHO", b"%d" % number), FOREVER) == b"%d" % number
+    echoing.result(timeout=20)
+
+
+@pytest.mark.usefixtures("listener")
+def test_requests_of_many_threads_leave_at_once_though_a_listener_reads(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+
+    def work(worker: int) -> None:
+        for number in range(ROUNDS // 4):
+            word = b"%d:%d" % (worker, number)
+            assert pipe.call((b"ECHO", word), FOREVER) == word
+            if number % 10 == 0:
+                pipe.post((b"ECHO", b"posted"))
+                assert pipe.call_many([(b"ECHO", word), (b"ECHO", b"second")], FOREVER) == [word, b"second"]
+
+    echoing = threads.submit(_echo_each, peer, 4 * (ROUNDS // 4 + 3 * (ROUNDS // 40)))
+    for worker in [threads.submit(work, worker) for worker in range(4)]:
+        worker.result(timeout=60)
+    echoing.result(timeout=20)
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_post_leaves_at_once_though_a_listener_reads(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    for number in range(ROUNDS):
+        pipe.post((b"ECHO", b"%d" % number))
+        assert peer.read() == [[b"ECHO", b"%d" % number]]
+        peer.answer(b"+OK\r\n")
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_request_for_which_there_is_no_room_leaves_all_the_same(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    large = b"x" * 2_000_000
+    calls = [threads.submit(pipe.call, (b"ECHO", large), FOREVER) for _ in range(2)]
+    small = threads.submit(pipe.call, (b"ECHO", b"small"), FOREVER)
+    peer.echo(3)
+    assert [large, large] == [call.result(timeout=20) for call in calls]
+    assert small.result(timeout=20) == b"small"
+
+
+@pytest.mark.usefixtures("listener")
+def test_silence_begins_with_a_request_though_a_listener_reads(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    while pipe.silence_s <= 0.3:
+        pass
+    reply = threads.submit(pipe.call, (b"ECHO", b"a"), FOREVER)
+    request = peer.read()[0]
+    assert pipe.silence_s < 0.3
+    peer.answer(b"+%b\r\n" % request[-1])
+    assert reply.result(timeout=20) == b"a"
+
+
+def test_reading_goes_from_callers_to_listeners_and_back(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    boxes = {b"%d" % number: pipe.mailbox() for number in range(4)}
+    pipe.on_push = lambda push: boxes[_word(push)].tell(push[-1])
+    for _ in range(20):
+        first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
+        peer.read()
+        waits = {word: threads.submit(box.wait, FOREVER) for word, box in boxes.items()}
+        peer.answer(b"+first\r\n")
+        assert first.result(timeout=20) == b"first"
+        for word, waiting in waits.items():
+            second = threads.submit(pipe.call, (b"ECHO", b"second"), FOREVER)
+            peer.read()
+            peer.answer(message(word))
+            assert waiting.result(timeout=20) == word
+            peer.answer(b"+second\r\n")
+            assert second.result(timeout=20) == b"second"
+
+
+# Pushes
+
+
+def test_pushes_and_replies_cut_anywhere_each_find_their_way(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    data = (
+        message(b"a") + b"+OK\r\n" + message(b"b") + message(b"c") + b"*2\r\n:1\r\n+x\r\n" + message(b"d") + b":1\r\n"
+    )
+    for cut in range(len(data) + 1):
+        waiting = threads.submit(lambda: [box.wait(FOREVER) for _ in range(4)])
+        replies = threads.submit(pipe.call_many, [(b"X",)] * 3, FOREVER)
+        peer.read(3)
+        peer.answer(data[:cut])
+        peer.answer(data[cut:])
+        assert replies.result(timeout=20) == [b"OK", [1, b"x"], 1]
+        assert waiting.result(timeout=20) == [b"a", b"b", b"c", b"d"]
+
+
+def test_pushes_are_dropped_where_nobody_wants_them(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    assert pipe.on_push is None
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(message(b"a") + b">0\r\n" + b"+OK\r\n")
+    assert reply.result(timeout=20) == b"OK"
+
+
+@pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])
+def test_a_subscription_is_answered_by_a_push(
+    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, kind: bytes
+) -> None:
+    pipe, peer = pair
+    subscribing = threads.submit(pipe.call, (kind, b"c"), FOREVER)
+    peer.read()
+    behind = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.answer(message(b"a") + b">3\r\n+%b\r\n+c\r\n:1\r\n" % kind)
+    assert subscribing.result(timeout=20) == [kind, b"c", 1]
+    peer.read()
+    peer.answer(b"+OK\r\n")
+    assert behind.result(timeout=20) == b"OK"
+    assert box.wait(0.0) == b"a"
+    with pytest.raises(NoReply):
+        box.wait(0.0)
+
+
+def test_a_refused_subscription_is_answered_by_an_error(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"c"), FOREVER)
+    peer.read()
+    peer.answer(b"-NOPERM no\r\n")
+    assert isinstance(subscribing.result(timeout=20), hiredis.ReplyError)
+    assert not pipe.broken
+
+
+def test_what_takes_a_push_may_post(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+
+    def on_push(push: list[Reply]) -> None:
+        pipe.post((b"ECHO", b"posted"))
+        box.tell(push[-1])
+
+    pipe.on_push = on_push
+    for _ in range(20):
+        waiting = threads.submit(box.wait, FOREVER)
+        peer.answer(message(b"a"))
+        assert waiting.result(timeout=20) == b"a"
+        assert peer.read() == [[b"ECHO", b"posted"]]
+        peer.answer(b"+posted\r\n")
+
+
+def test_what_takes_a_push_and_raises_breaks_the_pipe(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+
+    def on_push(push: list[Reply]) -> None:
+        raise ValueError(push[-1])
+
+    pipe.on_push = on_push
+    waits: list[Future[Any]] = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(3)]
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(message(b"a"))
+    told = [type(future.exception(timeout=20)) for future in [reply, *waits]]
+    assert {ValueError: 1, Lost: 3} == {kind: told.count(kind) for kind in set(told)}
+    assert pipe.broken
+
+
+# Breaking
+
+
+def test_a_broken_pipe_ends_waits_as_nothing_sent(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    waits = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
+    peer.sock.close()
+    for waiting in waits:
+        assert _lost(waiting) is False
+    assert pipe.broken
+    with pytest.raises(Lost) as caught:
+        pipe.mailbox().wait(FOREVER)
+    assert not caught.value.sent
+
+
+def test_messages_outlive_the_pipe(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    peer.answer(message(b"a") + message(b"b"))
+    peer.sock.close()
+    listener = threads.submit(pipe.mailbox().wait, FOREVER)
+    assert _lost(listener) is False
+    box.tell(b"c")
+    assert [b"a", b"b", b"c"] == [box.wait(FOREVER) for _ in range(3)]
+    with pytest.raises(Lost):
+        box.wait(FOREVER)
+
+
+def test_close_ends_listeners_and_callers(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    waits: list[Future[Any]] = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
+    pipe.close()
+    assert [True] + [False] * 5 == [_lost(future) for future in [reply, *waits]]
+
+
+class Reopener(Owner):
+    """Opens other sockets as soon as its own is closed: one of them gets the same descriptor."""
+
+    reopened: tuple[socket.socket, socket.socket]
+
+    def disconnect(self) -> None:
+        super().disconnect()
+        self.reopened = socket.socketpair()
+
+
+def test_nothing_is_sent_on_a_descriptor_that_was_closed(
+    make_pipe: Callable[[socket.socket], Pipe], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[Reopener] = []
+
+    def make_owner(sock: socket.socket) -> Owner:
+        owners.append(Reopener(sock))
+        return owners[-1]
+
+    def post_for_ever(pipe: Pipe) -> None:
+        while True:
+            pipe.post((b"X",))
+
+    monkeypatch.setattr("tests.test_core_pipe.Owner", make_owner)
+    for _ in range(30):
+        near, far = socket.socketpair()
+        pipe = make_pipe(near)
+        running = [threads.submit(pipe.mailbox().wait, FOREVER)]
+        running += [threads.submit(post_for_ever, pipe) for _ in range(3)]
+        far.recv(1)
+        far.close()
+        assert [False] * 4 == [_lost(future) for future in running]
+        for sock in owners[-1].reopened:
+            sock.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+            sock.close()
+
+
+# Many at once, on a real server
+
+
+def test_two_hundred_listeners_are_each_told_once_beside_callers(
+    make_pipe: Callable[[socket.socket], Pipe], valkey: Server
+) -> None:
+    pipe = make_pipe(socket.create_connection(("127.0.0.1", valkey.port)))
+    boxes = {b"%d" % number: pipe.mailbox() for number in range(200)}
+    pipe.on_push = lambda push: boxes[_word(push)].tell(push[-1])
+    pipe.call((b"HELLO", 3), FOREVER)
+    assert pipe.call((b"SUBSCRIBE", b"c"), FOREVER) == [b"subscribe", b"c", 1]
+    told = threading.Event()
+
+    def work(worker: int) -> int:
+        key = b"key-%d" % worker
+        number = 0
+        while not told.is_set():
+            assert pipe.call((b"SET", key, number), FOREVER) == b"OK"
+            assert pipe.call((b"GET", key), FOREVER) == b"%d" % number
+            number += 1
+        return number
+
+    with ThreadPoolExecutor(208) as pool, redis.Redis(port=valkey.port) as publisher:
+        workers = [pool.submit(work, worker) for worker in range(8)]
+        waits = {word: pool.submit(box.wait, FOREVER) for word, box in boxes.items()}
+        for word in boxes:
+            publisher.publish("c", word)
+        assert {word: word for word in boxes} == {word: waiting.result(timeout=30) for word, waiting in waits.items()}
+        told.set()
+        assert all(worker.result(timeout=20) for worker in workers)
+    for box in boxes.values():
+        with pytest.raises(NoReply):
+            box.wait(0.0)
+    pipe.close()
+
+
+def _echo_each(peer: Peer, count: int) -> None:
+    for _ in range(count):
+        peer.echo()
+
+
+def _word(push: list[Reply]) -> bytes:
+    word = push[-1]
+    assert isinstance(word, bytes)
+    return word
+
+
+def _lost(future: Future[Any]) -> bool:
+    """What a future that ended in `Lost` says of its request."""
+    error = future.exception(timeout=20)
+    assert isinstance(error, Lost)
+    return error.sent
