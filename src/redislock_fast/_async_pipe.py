@@ -40,6 +40,10 @@ class Pipe(Protocol):
     on_push: OnPush | None
 
     @property
+    def closed(self) -> asyncio.Future[None]:
+        """Done when the connection is gone."""
+
+    @property
     def broken(self) -> bool:
         """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
 

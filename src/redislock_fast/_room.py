@@ -1,0 +1,246 @@
+"""Who waits for what on one connection: where a push from the server finds the waiter it is for.
+
+A `Room` belongs to a connection, a `Line` to one lock in it, a `Seat` to one waiter. A seat is taken before the server
+is told that somebody waits, so no message can come too early.
+
+What a waiter may believe: a lock is granted to him after any moment at which the server said that it is not his. So the
+lease of a grant counts from the last such moment (`since`) before the message came. What the server tells one waiter of
+a line, it tells all of them.
+
+Who may touch what: `hear` runs in the thread or loop that reads the connection. Seats are taken and left by anybody,
+under `_mutex`, which a signal handler or finalizer of the same thread may enter again. The times of a line are assigned
+as a whole; a stale one makes somebody ask once more than necessary.
+
+Must not know: sockets, threads, event loops, what is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Final, NamedTuple, Protocol
+
+from redislock_fast._names import channel_beside
+from redislock_fast._protocol import Dialect
+from redislock_fast._times import clock
+from redislock_fast._tokens import MARK
+from redislock_fast._wire import Reply
+
+__all__ = ["BROKEN", "LOOK", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
+
+BROKEN: Final = "broken"
+"""Told when the connection is of no more use."""
+
+LOOK: Final = "look"
+"""Told when something about the lock has changed."""
+
+_EXPIRY_S = 0.005
+"""A key that ends at some millisecond is certainly gone so much later."""
+
+_STRETCH = 8
+_FARTHEST = 32
+
+
+class Grant(NamedTuple):
+    """Told when the lock is the waiter's: the lock's new value, and since when it can be his."""
+
+    word: bytes
+    since: float
+
+
+class Mailbox(Protocol):
+    """How one waiter is told."""
+
+    def tell(self, message: object) -> None:
+        """Leave a message; never waits."""
+
+
+class Home(Protocol):
+    """Where a seat was taken."""
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether the seat's connection is still the one on which requests for its lock leave."""
+
+
+class Line:
+    """The waiters of one lock on one connection.
+
+    Attributes:
+        seats: by token, in order of arrival.
+        entered: how many ever took a seat.
+        left: how many left theirs.
+        since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
+        looked_at: when one of them last looked whether all is well.
+        ends_at: when the holder's lease ends, as far as is known.
+    """
+
+    __slots__ = ("ends_at", "entered", "left", "looked_at", "seats", "since")
+
+    def __init__(self) -> None:
+        self.seats: dict[bytes, Seat] = {}
+        self.entered = 0
+        self.left = 0
+        self.since = 0.0
+        self.looked_at = clock()
+        self.ends_at: float | None = None
+
+
+class Seat:
+    """One waiter's place.
+
+    Attributes:
+        key: the lock.
+        room: the connection's.
+        home: where the seat was taken, and is listened on.
+        line: the lock's.
+        mailbox: his.
+        channel: on which he is told; None where the connection may not subscribe, or not publish.
+        publish: the command that reaches it.
+        since: the last moment at which the lock was certainly not his.
+    """
+
+    __slots__ = ("_number", "channel", "home", "key", "line", "mailbox", "publish", "room", "since", "token")
+
+    def __init__(self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, home: Home) -> None:
+        self.room = room
+        self.home = home
+        self._number = line.entered
+        self.key = key
+        self.token = token
+        self.line = line
+        self.mailbox = mailbox
+        self.channel = room.channel_of(key)
+        self.publish = room.publish
+        self.since = 0.0
+
+    @property
+    def current(self) -> bool:
+        """Whether the connection is still the one on which requests for this lock leave."""
+        return self.home.is_current(self)
+
+    def due_at(self, interval_s: float) -> float:
+        """When to look whether all is well, unless another of the line has looked by then.
+
+        The first of the line after one interval, the others later and later: so that mostly he does it for all, and
+        when he has left, the next one soon.
+        """
+        line = self.line
+        place = min(max(self._number - line.left, 0), _FARTHEST)
+        due_at = line.looked_at + interval_s * (1 + place / _STRETCH)
+        ends_at = line.ends_at
+        if ends_at is not None and ends_at + _EXPIRY_S > line.looked_at:
+            due_at = min(due_at, ends_at + _EXPIRY_S)
+        return due_at
+
+    def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
+        """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
+        line = self.line
+        line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
+        self.since = max(self.since, asked_at)
+        other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
+        if other is None:
+            line.since = max(line.since, asked_at)
+        elif other is not self:  # he has been granted it, and his message was lost or is about to come
+            other.mailbox.tell(Grant(word, max(other.since, line.since)))
+
+    def wake_others(self) -> None:
+        """Let the others of the line look."""
+        for seat in self.room.seats_of(self.line):
+            if seat is not self:
+                seat.mailbox.tell(LOOK)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        self.room.leave(self)
+
+
+class Room:
+    """The waiters on one connection.
+
+    Args:
+        dialect: the connection's.
+
+    Attributes:
+        publish: the command by which others reach this connection.
+        subscribe: the command by which it listens.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._mutex = threading.RLock()
+        self._lines: dict[bytes, Line] = {}
+        self._listener = os.urandom(16).hex().encode()
+        self._sharded = dialect.sharded
+        self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
+        self.publish = b"spublish" if dialect.sharded else b"publish"
+        self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
+
+    def channel_for(self, key: bytes) -> bytes:
+        """The channel on which this connection hears of this lock, once it has subscribed."""
+        return channel_beside(key, self._listener) if self._sharded else b"rlf:" + self._listener
+
+    def channel_of(self, key: bytes) -> bytes | None:
+        """The same; None where the connection does not listen there."""
+        channel = self.channel_for(key)
+        return channel if self._subscribed.get(channel) else None
+
+    def knows(self, channel: bytes) -> bool:
+        """Whether it has been tried to subscribe."""
+        return channel in self._subscribed
+
+    def note_subscription(self, channel: bytes, allowed: bool) -> None:
+        """It has been tried."""
+        self._subscribed[channel] = allowed
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody waits for this lock here."""
+        return key in self._lines
+
+    def take(self, key: bytes, token: bytes, mailbox: Mailbox, home: Home) -> Seat:
+        """A seat for who waits for this lock with this token."""
+        with self._mutex:
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = Line()
+            seat = line.seats[token] = Seat(self, line, key, token, mailbox, home)
+            line.entered += 1
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """The seat is free."""
+        line = seat.line
+        with self._mutex:
+            if line.seats.get(seat.token) is seat:
+                del line.seats[seat.token]
+                line.left += 1
+                if not line.seats and self._lines.get(seat.key) is line:
+                    del self._lines[seat.key]
+
+    def seats_of(self, line: Line) -> list[Seat]:
+        """Who waits in a line now."""
+        with self._mutex:
+            return list(line.seats.values())
+
+    def hear(self, push: list[Reply]) -> None:
+        """A push has come."""
+        if push[0] in (b"message", b"smessage") and isinstance(push[2], bytes):
+            size, _, rest = push[2].partition(b":")
+            key, word = rest[: int(size)], rest[int(size) :]
+            line = self._lines.get(key)
+            if line is not None:
+                seat = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
+                if seat is not None:
+                    seat.mailbox.tell(Grant(word, max(seat.since, line.since)))
+        elif push[0] == b"invalidate":
+            with self._mutex:
+                keys: Any = list(self._lines) if push[1] is None else push[1]
+                lines = [self._lines[key] for key in keys if key in self._lines]
+                seats = [seat for line in lines for seat in line.seats.values()]
+            for seat in seats:
+                seat.mailbox.tell(LOOK)
+
+    def tell_all(self, message: object) -> None:
+        """Tell everybody who waits here."""
+        with self._mutex:
+            seats = [seat for line in self._lines.values() for seat in line.seats.values()]
+        for seat in seats:
+            seat.mailbox.tell(message)

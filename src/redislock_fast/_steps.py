@@ -1,0 +1,64 @@
+"""What a procedure that takes several operations asks of who drives it, step by step.
+
+A procedure is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
+what it raises. So the logic is written once, for threads, event loops and simulations, and an error or a cancel arrives
+where it must be dealt with.
+
+Must not know: how any step is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from redislock_fast._protocol import Operation
+
+if TYPE_CHECKING:
+    from redislock_fast._room import Seat
+
+__all__ = ["Enter", "Execute", "Listen", "Sleep", "Split", "Step", "Steps"]
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Drive the operation to its end, within so many seconds."""
+
+    operation: Operation
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Do nothing for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Send back the keys' indexes, those together that one server has."""
+
+    keys: list[bytes]
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Send back a seat in the room of the lock's connection, or None where that takes no messages."""
+
+    key: bytes
+    token: bytes
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Send back the next message for the seat, or None when none has come within so many seconds."""
+
+    seat: Seat
+    timeout_s: float
+
+
+Step: TypeAlias = "Execute | Sleep | Split | Enter | Listen"
+Steps: TypeAlias = Generator[Step, Any, Any]
