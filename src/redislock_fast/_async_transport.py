@@ -1,5 +1,6 @@
-"""The asyncio transport: an `AsyncTransport` gives each event loop a channel of its own; `AsyncClusterTransport` does the
-same for each node of a cluster.
+"""The asyncio transport: a channel of its own for each event loop and server.
+
+An `AsyncTransport` serves one server, an `AsyncClusterTransport` each node of a cluster.
 
 Who may touch what: `AsyncTransport._channels` is used by atomic methods of dict alone, each entry by its own loop's
 thread, and closed loops' entries by anybody.
@@ -25,7 +26,7 @@ from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import AsyncLink, LoopChannel
 from redislock_fast._protocol import Operation, Redirected, Refused
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Sleep, Split, Steps
 from redislock_fast._times import clock
 
 __all__ = ["AsyncClusterTransport", "AsyncTransport", "Transport", "drive", "transport_of"]
@@ -260,16 +261,16 @@ async def drive(transport: Transport, steps: Steps) -> Any:
         while True:
             answer: Any = None
             try:
-                if isinstance(step, Execute):
-                    await transport.execute(step.operation, step.limit_s)
-                elif isinstance(step, Listen):
+                if type(step) is Listen:
                     home: Any = step.seat.home
                     answer = await home.listen(step.seat, step.timeout_s)
-                elif isinstance(step, Enter):
+                elif type(step) is Execute:
+                    await transport.execute(step.operation, step.limit_s)
+                elif type(step) is Enter:
                     answer = await transport.enter(step.key, step.token, step.limit_s)
-                elif isinstance(step, Sleep):
+                elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
-                else:
+                elif type(step) is Split:
                     answer = await transport.split(step.keys)
             except BaseException as error:
                 step = steps.throw(error)

@@ -15,7 +15,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._ownership import Holding, SharedHolding
 from redislock_fast._times import poll_seconds, ttl_ms_of
-from redislock_fast._tokens import MARKER, is_held_with, new_token
+from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
 
@@ -203,6 +203,13 @@ class LockBase:
         local.attempt = None  # which may have had the same token
         encoded: bytes = self._transport.encode(token)
         return encoded
+
+    def _waiting_token(self, token: bytes, local: Holding) -> bytes:
+        """What to wait with after an attempt with this token: that of an attempt of unknown outcome is being undone."""
+        attempt = local.attempt
+        if attempt is not None and attempt.token is token and attempt.unsettled and is_ours(token):
+            return new_token()
+        return token
 
     def _refuse_to_wait_for_itself(self, local: Holding) -> None:
         attempt = local.attempt  # None where an overridden do_acquire made it

@@ -1,7 +1,7 @@
-"""The operations of who waits for a lock, as the state machines of `_protocol.py` are: standing in the queue, leaving
-it, and watching a lock whose holder will not hand over.
+"""The operations of who waits for a lock: state machines, as those of `_protocol.py` are.
 
-None of them ever fails where polling would work: what a server does not know or does not allow ends them `denied`.
+Standing in the queue, leaving it, and watching a lock whose holder will not hand it over. None of them ever fails where
+polling would work: what a server does not know or does not allow ends them `denied`.
 
 Must not know: sockets, threads, asyncio, redis-py.
 """
@@ -28,10 +28,13 @@ class Wait(TokenOperation):
         channel: where he listens.
         awake_ms: for how long his process counts as awake.
         kept_ms: for how long the queue is kept.
+        look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
+            in front and sleep; empty to look for nothing.
 
     `result` is True when the lock is ours, by this request or since an earlier one. Else `word` is what stands there,
-    `left_ms` its ttl (-1 for none), `foreign` whether its holder will not hand over, `was_queued` whether we stood in
-    the queue already. `sent_at` is the time of the last request.
+    `left_ms` its ttl (-1 for none), `foreign` whether its holder will not hand over, `arrival` the server's time if we
+    are new in the queue, else 0, and `is_there` whether who was looked for stands in it. `sent_at` is the time of the
+    last request.
     """
 
     denied = False
@@ -39,7 +42,8 @@ class Wait(TokenOperation):
     word = b""
     left_ms = -1
     foreign = False
-    was_queued = False
+    arrival = 0
+    is_there = True
 
     def __init__(
         self,
@@ -50,9 +54,10 @@ class Wait(TokenOperation):
         channel: bytes,
         awake_ms: int,
         kept_ms: int,
+        look_for: bytes,
     ) -> None:
         super().__init__(key, token)
-        self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms)
+        self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
 
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
         self.sent_at = now
@@ -68,11 +73,13 @@ class Wait(TokenOperation):
         if not self.result:
             self.foreign = answer[0] == 2
             self.left_ms = answer[2]
-            self.was_queued = answer[3] == 1
+            self.arrival = answer[3]
+            self.is_there = answer[4] == 1
         return True
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
-        return [(self.key, self.token)] if failed and self.unsettled else []
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        # Of two requests that left, the first may yet be executed, when nobody waits under this token any more.
+        return [(self.key, self.token)] if self.unsettled else []
 
     def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:  # its own
         leave = Leave(key, token)
@@ -81,8 +88,10 @@ class Wait(TokenOperation):
 
 
 class Leave(Release):
-    """Leave the queue. A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its
-    value. Where the script is forbidden, a lock that holds the token is released as `Release` does it.
+    """Leave the queue.
+
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. Where the script
+    is forbidden, a lock that holds the token is released as `Release` does it.
     """
 
     word = b""

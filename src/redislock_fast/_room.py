@@ -21,9 +21,10 @@ import threading
 from typing import Any, Final, NamedTuple, Protocol
 
 from redislock_fast._names import channel_beside
+from redislock_fast._ownership import Holding
 from redislock_fast._protocol import Dialect
 from redislock_fast._times import clock
-from redislock_fast._tokens import MARK
+from redislock_fast._tokens import MARK, TOKEN_BYTES
 from redislock_fast._wire import Reply
 
 __all__ = ["BROKEN", "LOOK", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
@@ -37,15 +38,25 @@ LOOK: Final = "look"
 _EXPIRY_S = 0.005
 """A key that ends at some millisecond is certainly gone so much later."""
 
-_STRETCH = 8
-_FARTHEST = 32
-
 
 class Grant(NamedTuple):
-    """Told when the lock is the waiter's: the lock's new value, and since when it can be his."""
+    """Told when the lock is the waiter's.
+
+    Attributes:
+        word: the lock's new value.
+        since: since when it can be his.
+        arrival: the server's time of the arrival in the queue that led to it.
+    """
 
     word: bytes
     since: float
+    arrival: bytes = b""
+
+    def note(self, local: Holding, token: bytes, ttl_ms: int | None) -> None:
+        """Let the waiter hold it."""
+        local.lease = (token, None if ttl_ms is None else self.since + ttl_ms / 1000)
+        local.queued = token if self.word is not token else None
+        local.token = token
 
 
 class Mailbox(Protocol):
@@ -65,21 +76,21 @@ class Home(Protocol):
 class Line:
     """The waiters of one lock on one connection.
 
+    The last who asked looks for all of them whether all is well: in a queue, he is the one who stays longest.
+
     Attributes:
         seats: by token, in order of arrival.
-        entered: how many ever took a seat.
-        left: how many left theirs.
+        watchman: who looks.
         since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
-        looked_at: when one of them last looked whether all is well.
+        looked_at: when somebody last looked.
         ends_at: when the holder's lease ends, as far as is known.
     """
 
-    __slots__ = ("ends_at", "entered", "left", "looked_at", "seats", "since")
+    __slots__ = ("ends_at", "looked_at", "seats", "since", "watchman")
 
     def __init__(self) -> None:
         self.seats: dict[bytes, Seat] = {}
-        self.entered = 0
-        self.left = 0
+        self.watchman: Seat | None = None
         self.since = 0.0
         self.looked_at = clock()
         self.ends_at: float | None = None
@@ -97,14 +108,14 @@ class Seat:
         channel: on which he is told; None where the connection may not subscribe, or not publish.
         publish: the command that reaches it.
         since: the last moment at which the lock was certainly not his.
+        arrival: the server's time of his last arrival in the queue, where that was not the first.
     """
 
-    __slots__ = ("_number", "channel", "home", "key", "line", "mailbox", "publish", "room", "since", "token")
+    __slots__ = ("arrival", "channel", "home", "key", "line", "mailbox", "publish", "room", "since", "token")
 
     def __init__(self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, home: Home) -> None:
         self.room = room
         self.home = home
-        self._number = line.entered
         self.key = key
         self.token = token
         self.line = line
@@ -112,36 +123,44 @@ class Seat:
         self.channel = room.channel_of(key)
         self.publish = room.publish
         self.since = 0.0
+        self.arrival = 0
 
     @property
     def current(self) -> bool:
         """Whether the connection is still the one on which requests for this lock leave."""
         return self.home.is_current(self)
 
-    def due_at(self, interval_s: float) -> float:
-        """When to look whether all is well, unless another of the line has looked by then.
+    @property
+    def is_taken(self) -> bool:
+        """Whether he still waits."""
+        return self.line.seats.get(self.token) is self
 
-        The first of the line after one interval, the others later and later: so that mostly he does it for all, and
-        when he has left, the next one soon.
-        """
+    def due_at(self, interval_s: float) -> float | None:
+        """When to look whether all is well; None while another of the line does it."""
         line = self.line
-        place = min(max(self._number - line.left, 0), _FARTHEST)
-        due_at = line.looked_at + interval_s * (1 + place / _STRETCH)
+        if line.watchman is not self:
+            return None
+        due_at = line.looked_at + interval_s
         ends_at = line.ends_at
-        if ends_at is not None and ends_at + _EXPIRY_S > line.looked_at:
-            due_at = min(due_at, ends_at + _EXPIRY_S)
+        if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
+            return ends_at + _EXPIRY_S
         return due_at
 
     def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
         line = self.line
+        line.watchman = self
         line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
         self.since = max(self.since, asked_at)
         other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
         if other is None:
             line.since = max(line.since, asked_at)
-        elif other is not self:  # he has been granted it, and his message was lost or is about to come
-            other.mailbox.tell(Grant(word, max(other.since, line.since)))
+        elif other is not self:  # his message was lost, or is about to come
+            other.mailbox.tell(LOOK)
+
+    def oldest(self) -> Seat:
+        """Who has waited longest in the line."""
+        return self.room.seats_of(self.line)[0]
 
     def wake_others(self) -> None:
         """Let the others of the line look."""
@@ -202,18 +221,22 @@ class Room:
             if line is None:
                 line = self._lines[key] = Line()
             seat = line.seats[token] = Seat(self, line, key, token, mailbox, home)
-            line.entered += 1
         return seat
 
     def leave(self, seat: Seat) -> None:
         """The seat is free."""
         line = seat.line
+        heir = None
         with self._mutex:
             if line.seats.get(seat.token) is seat:
                 del line.seats[seat.token]
-                line.left += 1
-                if not line.seats and self._lines.get(seat.key) is line:
-                    del self._lines[seat.key]
+                if not line.seats:
+                    if self._lines.get(seat.key) is line:
+                        del self._lines[seat.key]
+                elif line.watchman is seat:
+                    line.watchman = heir = next(reversed(line.seats.values()))
+        if heir is not None:
+            heir.mailbox.tell(LOOK)
 
     def seats_of(self, line: Line) -> list[Seat]:
         """Who waits in a line now."""
@@ -224,12 +247,12 @@ class Room:
         """A push has come."""
         if push[0] in (b"message", b"smessage") and isinstance(push[2], bytes):
             size, _, rest = push[2].partition(b":")
-            key, word = rest[: int(size)], rest[int(size) :]
-            line = self._lines.get(key)
-            if line is not None:
-                seat = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
-                if seat is not None:
-                    seat.mailbox.tell(Grant(word, max(seat.since, line.since)))
+            end = int(size) + TOKEN_BYTES
+            line = self._lines.get(rest[: int(size)])
+            seat = None if line is None else line.seats.get(rest[int(size) : end])
+            if seat is not None:
+                since = max(seat.since, seat.line.since)
+                seat.mailbox.tell(Grant(rest[int(size) : end + 1], since, rest[end + 1 :]))
         elif push[0] == b"invalidate":
             with self._mutex:
                 keys: Any = list(self._lines) if push[1] is None else push[1]

@@ -10,8 +10,7 @@ Must not know: how any step is done.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from redislock_fast._protocol import Operation
 
@@ -21,30 +20,26 @@ if TYPE_CHECKING:
 __all__ = ["Enter", "Execute", "Listen", "Sleep", "Split", "Step", "Steps"]
 
 
-@dataclass(frozen=True)
-class Execute:
+class Execute(NamedTuple):
     """Drive the operation to its end, within so many seconds."""
 
     operation: Operation
     limit_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Sleep:
+class Sleep(NamedTuple):
     """Do nothing for so long."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Send back the keys' indexes, those together that one server has."""
 
     keys: list[bytes]
 
 
-@dataclass(frozen=True)
-class Enter:
+class Enter(NamedTuple):
     """Send back a seat in the room of the lock's connection, or None where that takes no messages."""
 
     key: bytes
@@ -52,8 +47,7 @@ class Enter:
     limit_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Listen:
+class Listen(NamedTuple):
     """Send back the next message for the seat, or None when none has come within so many seconds."""
 
     seat: Seat

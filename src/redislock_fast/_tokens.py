@@ -13,7 +13,7 @@ import os
 
 from redislock_fast import _process
 
-__all__ = ["MARK", "MARKER", "is_held_with", "is_ours", "new_token"]
+__all__ = ["MARK", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token"]
 
 MARKER = b"rlf:"
 
@@ -21,6 +21,9 @@ MARK = b"+"
 """Behind the token at the lock's key while somebody waits in the queue. Only tokens made here are marked."""
 
 _BYTES = 16
+
+TOKEN_BYTES = len(MARKER) + 2 * _BYTES
+
 _BLOCK = 256  # tokens drawn at once: a system call a token would cost as much as encoding the request
 
 _stock: list[bytes] = []
@@ -41,7 +44,7 @@ def new_token() -> bytes:
 
 def is_ours(token: bytes) -> bool:
     """Whether this library has made the token, so that its holder hands the lock over to who waits in the queue."""
-    return len(token) == len(MARKER) + 2 * _BYTES and token.startswith(MARKER)
+    return len(token) == TOKEN_BYTES and token.startswith(MARKER)
 
 
 def is_held_with(value: bytes | None, token: bytes) -> bool:

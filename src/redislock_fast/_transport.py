@@ -50,7 +50,7 @@ from redislock_fast._connect import Link, open_link, redis_error
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Subscribe
 from redislock_fast._room import BROKEN, Seat
-from redislock_fast._steps import Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Sleep, Split, Steps
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
@@ -436,16 +436,16 @@ def drive(transport: Transport, steps: Steps) -> Any:
         while True:
             answer: Any = None
             try:
-                if isinstance(step, Execute):
-                    transport.execute(step.operation, step.limit_s)
-                elif isinstance(step, Listen):
+                if type(step) is Listen:
                     home: Any = step.seat.home
                     answer = home.listen(step.seat, step.timeout_s)
-                elif isinstance(step, Enter):
+                elif type(step) is Execute:
+                    transport.execute(step.operation, step.limit_s)
+                elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
-                elif isinstance(step, Sleep):
+                elif type(step) is Sleep:
                     time.sleep(step.seconds)
-                else:
+                elif type(step) is Split:
                     answer = transport.split(step.keys)
             except BaseException as error:
                 step = steps.throw(error)

@@ -20,10 +20,11 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase
 from redislock_fast._ownership import Holding, ThreadHolding
+from redislock_fast._room import Grant
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of
-from redislock_fast._waiting import POLL, TIME_UP, Granted, waiting
+from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
 __all__ = ["Lock"]
 
@@ -45,8 +46,8 @@ class Lock(LockBase, redis.lock.Lock):
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
-        wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how often
-            to look whether all is well. "poll": as redis-py does, an attempt every `sleep`. Or a
+        wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how
+            often to look whether all is well. "poll": as redis-py does, an attempt every `sleep`. Or a
             `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts. Where the server allows
             or knows no better, "push" becomes watching the key by client tracking, and then polling.
 
@@ -140,19 +141,20 @@ class Lock(LockBase, redis.lock.Lock):
             raise
 
     def _acquire_by_push(self, token: bytes, local: Holding, sleep: float, stop_trying_at: float | None) -> object:
-        """Wait in the queue. Returns Granted, TIME_UP or POLL."""
+        """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         ttl_ms = self._ttl_ms
         deadline = None
         if stop_trying_at is not None:
             deadline = clock() + max(stop_trying_at - mod_time.monotonic(), 0.0)
+        waiting = Waiting(self._key, self._waiting_token(token, local), ttl_ms, sleep, deadline)
         try:
-            outcome = drive(self._transport, waiting(self._key, token, ttl_ms, sleep, deadline))
-            if isinstance(outcome, Granted):
-                outcome.note(local, token, ttl_ms)
+            outcome = drive(self._transport, waiting.steps())
+            if type(outcome) is Grant:
+                outcome.note(local, waiting.token, ttl_ms)
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if local.token == token:
+            if local.token == waiting.token:
                 local.token = None
-            self._transport.undo([(self._key, token)])
+            self._transport.undo([(self._key, waiting.token)])
             raise
         return outcome
 
@@ -196,8 +198,8 @@ class Lock(LockBase, redis.lock.Lock):
     def release(self) -> None:
         """Give the lock back.
 
-        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`; where somebody waits in the lock's queue
-        `EVALSHA`, instead or behind it, which hands the lock over. The token is forgotten only after the
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`; where somebody waits in the queue,
+        `EVALSHA` instead or behind it, which hands the lock over. The token is forgotten only after the
         server's verdict: when this raises a connection error, it can be called again.
 
         Raises:
