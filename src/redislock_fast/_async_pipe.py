@@ -57,6 +57,12 @@ class Pipe(Protocol):
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> Awaitable[list[Reply]]:
         """Send requests in one piece; likewise `_wire.Pipe.call_many`."""
 
+    def listener(self) -> Awaitable[object]:
+        """What a task awaits, at once and once, until `tell` gives it a message."""
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+
     def post(self, args: Args) -> None:
         """Send one request behind all that were sent before, and drop its reply."""
 
@@ -163,6 +169,16 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             raise ValueError("no requests")
         self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
         return future
+
+    def listener(self) -> asyncio.Future[object]:
+        """What a task awaits until `tell` gives it a message."""
+        return self._loop.create_future()
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+        assert isinstance(listener, asyncio.Future)
+        if not listener.done():
+            listener.set_result(message)
 
     def post(self, args: Args) -> None:
         """Send one request behind all that were sent before, and drop its reply."""

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from copy import copy
 from typing import Any, TypeVar
 
@@ -139,37 +139,41 @@ async def _open_link(pool: Any) -> AsyncLink:
 
 
 class Mailbox:
-    """How one waiting task is told. It belongs to the loop's thread."""
+    """How one waiting task is told. It belongs to the loop's thread.
 
-    __slots__ = ("_messages", "_wake")
+    Args:
+        pipe: steps the task.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_listener", "_messages", "_pipe")
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self._messages: deque[object] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._listener: Awaitable[object] | None = None
 
     def tell(self, message: object) -> None:
         """Leave a message."""
-        self._messages.append(message)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        listener, self._listener = self._listener, None
+        if listener is None:
+            self._messages.append(message)
+        else:
+            self._pipe.tell(listener, message)
 
     async def wait(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> object:
         """The oldest message; None when none has come within so many seconds."""
-        if not self._messages and timeout_s > 0:
-            self._wake = wake = loop.create_future()
-            timer = None if timeout_s >= FOREVER_S else loop.call_later(timeout_s, _end_wait, wake)
-            try:
-                await wake
-            finally:
-                self._wake = None
-                if timer is not None:
-                    timer.cancel()
-        return self._messages.popleft() if self._messages else None
-
-
-def _end_wait(wake: asyncio.Future[None]) -> None:
-    if not wake.done():
-        wake.set_result(None)
+        if self._messages:
+            return self._messages.popleft()
+        if timeout_s <= 0:
+            return None
+        self._listener = listener = self._pipe.listener()
+        timer = None if timeout_s >= FOREVER_S else loop.call_later(timeout_s, self.tell, None)
+        try:
+            return await listener
+        finally:
+            self._listener = None
+            if timer is not None:
+                timer.cancel()
 
 
 class LoopChannel(Channel[AsyncLink]):
@@ -280,7 +284,7 @@ class LoopChannel(Channel[AsyncLink]):
                 return None
             channel = room.channel_for(key)
             if room.knows(channel):
-                return room.take(key, token, Mailbox(), self)
+                return room.take(key, token, Mailbox(link.pipe), self)
             subscribing = Subscribe(key, room.subscribe, channel)
             await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:

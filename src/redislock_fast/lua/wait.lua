@@ -77,7 +77,7 @@ local fields = redis.call(
     't' .. token, ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4],
     'c' .. ARGV[4], string.format('%.0f', now_ms + ARGV[5])
 )
-if fields == 2 or time[2] % 64 == 0 then -- the first of his process, or now and then
+if fields == 2 or ARGV[7] ~= '' or time[2] % 64 == 0 then -- the first of his process, or now and then
     clean(now_ms)
     redis.call('pexpire', waiters, ARGV[6])
 end
