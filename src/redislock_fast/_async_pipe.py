@@ -21,7 +21,7 @@ from typing import Any, Protocol, final
 import hiredis
 
 from redislock_fast._implementation import compiled, encode
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, Reply, is_answer, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
 
 __all__ = ["AsyncPipe", "Pipe", "new_pipe"]
 
@@ -63,8 +63,8 @@ class Pipe(Protocol):
     def tell(self, listener: Awaitable[object], message: object) -> None:
         """Give a listener a message, unless it has one or was cancelled."""
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply."""
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; `_wire.Pipe.post` for a loop."""
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -84,9 +84,10 @@ def _raise(error: BaseException) -> None:
 class _Slot:
     """Where replies go that are not for one waiting caller: many for one caller, or one for nobody."""
 
-    __slots__ = ("future", "replies", "wanted")
+    __slots__ = ("future", "on_reply", "replies", "wanted")
 
-    def __init__(self, future: asyncio.Future[Any] | None, wanted: int) -> None:
+    def __init__(self, future: asyncio.Future[Any] | None, wanted: int, on_reply: OnReply | None = None) -> None:
+        self.on_reply = on_reply
         self.future = future
         self.replies: list[Reply] = []
         self.wanted = wanted
@@ -180,10 +181,11 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         if not listener.done():
             listener.set_result(message)
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply."""
-        self._send(encode(args), _Slot(None, 1), -1.0)
-        self._flush()
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; nobody waits for its reply."""
+        self._send(encode(args), _Slot(None, 1, on_reply), -1.0)
+        if on_reply is None:
+            self._flush()
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -278,10 +280,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                     slot.wanted -= 1
                     if slot.wanted:
                         continue
+                    del self._slots[0], self._deadlines[0]
+                    if slot.on_reply is not None:
+                        slot.on_reply(reply)
+                        continue
                     future, reply = slot.future, slot.replies
                 else:
                     future = slot
-                del self._slots[0], self._deadlines[0]
+                    del self._slots[0], self._deadlines[0]
                 if future is not None and not future.done():
                     future.set_result(reply)
         except hiredis.ProtocolError as error:

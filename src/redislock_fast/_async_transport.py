@@ -26,7 +26,7 @@ from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import AsyncLink, LoopChannel
 from redislock_fast._protocol import Operation, Redirected, Refused
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
 from redislock_fast._times import clock
 
 __all__ = ["AsyncClusterTransport", "AsyncTransport", "Transport", "drive", "transport_of"]
@@ -261,7 +261,9 @@ async def drive(transport: Transport, steps: Steps) -> Any:
         while True:
             answer: Any = None
             try:
-                if type(step) is Listen:
+                if type(step) is Post:
+                    answer = step.seat.post(step.operation)
+                elif type(step) is Listen:
                     home: Any = step.seat.home
                     answer = await home.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:

@@ -11,7 +11,7 @@ cdef enum State:
     DONE = 1       # outcome is the reply
     FAILED = 2     # outcome is the exception
     CANCELLED = 3  # outcome is the message, or None
-    DROPPED = 4    # nobody ever waited
+    DROPPED = 4    # nobody ever waited; callback, if any, is given the reply
 
 
 cdef class Waiter:

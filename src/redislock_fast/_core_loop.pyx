@@ -209,12 +209,14 @@ cdef class LoopPipe:
         self._enlist(None, requests, size, waiter, timeout_s)
         return waiter
 
-    def post(self, tuple args not None):
-        """Send one request behind all that were sent before, and drop its reply."""
+    def post(self, tuple args not None, on_reply=None):
+        """Send one request behind all that were sent before; nobody waits for its reply."""
         cdef Waiter waiter = Waiter.__new__(Waiter)
         waiter.state = DROPPED
+        waiter.callback = on_reply
         self._enlist(args, None, request_size(args), waiter, -1)
-        self._write()
+        if on_reply is None:
+            self._write()
 
     def close(self):
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -438,6 +440,8 @@ cdef class LoopPipe:
             waiter.state = DONE
             waiter.outcome = reply
             self._make_done(waiter)
+        elif waiter.state == DROPPED and waiter.callback is not None:
+            waiter.callback(reply)
         return 0
 
     cdef int _make_done(self, Waiter waiter) except -1:

@@ -284,7 +284,7 @@ class LoopChannel(Channel[AsyncLink]):
                 return None
             channel = room.channel_for(key)
             if room.knows(channel):
-                return room.take(key, token, Mailbox(link.pipe), self)
+                return room.take(key, token, Mailbox(link.pipe), link, self)
             subscribing = Subscribe(key, room.subscribe, channel)
             await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:

@@ -12,7 +12,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._protocol import Dialect, Release, TokenOperation
+from redislock_fast._protocol import Dialect, Refused, Release, TokenOperation
 from redislock_fast._scripts import LEAVE, WAIT
 from redislock_fast._wire import Args, Reply
 
@@ -31,13 +31,14 @@ class Wait(TokenOperation):
         look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
             in front and sleep; empty to look for nothing.
 
-    `result` is True when the lock is ours, by this request or since an earlier one. Else `word` is what stands there,
+    `denied` is the code of the error where the server does not do it. `result` is True when the lock is ours, by this
+    request or since an earlier one. Else `word` is what stands there,
     `left_ms` its ttl (-1 for none), `foreign` whether its holder will not hand over, `arrival` the server's time if we
     are new in the queue, else 0, and `is_there` whether who was looked for stands in it. `sent_at` is the time of the
     last request.
     """
 
-    denied = False
+    denied = ""
     sent_at = 0.0
     word = b""
     left_ms = -1
@@ -65,8 +66,9 @@ class Wait(TokenOperation):
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
         if isinstance(reply, hiredis.ReplyError):
-            self.denied = self.error_code(reply) != "NOSCRIPT"
-            return self.denied
+            code = self.error_code(reply)
+            self.denied = "" if code == "NOSCRIPT" else code
+            return self.denied != ""
         answer: Any = reply  # a list, as the script says
         self.word = answer[1]
         self.result = answer[0] == 1
@@ -108,7 +110,7 @@ class Leave(Release):
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if self._step != "leave":
-            return super().feed(reply, dialect) and not self._forget_result()
+            return self._released(reply, dialect)
         if isinstance(reply, hiredis.ReplyError):
             code = self.error_code(reply)
             if code not in ("NOSCRIPT", "WRONGTYPE"):
@@ -119,9 +121,13 @@ class Leave(Release):
             self.word = reply
         return True
 
-    def _forget_result(self) -> bool:
-        self.result = False  # released, not kept
-        return False
+    def _released(self, reply: Reply, dialect: Dialect) -> bool:
+        try:
+            is_finished = super().feed(reply, dialect)
+        except Refused:
+            is_finished = True  # forbidden, too: what remains ends with its ttl
+        self.result = False  # not kept
+        return is_finished
 
 
 class Watch(TokenOperation):

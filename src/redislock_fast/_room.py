@@ -16,6 +16,7 @@ Must not know: sockets, threads, event loops, what is sent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, Final, NamedTuple, Protocol
@@ -23,9 +24,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from redislock_fast._names import channel_beside
 from redislock_fast._ownership import Holding
 from redislock_fast._protocol import Dialect
+from redislock_fast._queue import Leave, Wait
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK, TOKEN_BYTES
-from redislock_fast._wire import Reply
+from redislock_fast._wire import Args, Lost, OnReply, Reply
 
 __all__ = ["BROKEN", "LOOK", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
 
@@ -37,6 +39,11 @@ LOOK: Final = "look"
 
 _EXPIRY_S = 0.005
 """A key that ends at some millisecond is certainly gone so much later."""
+
+_MOST_FORBIDDEN = 1000  # to be remembered: more are tried again
+
+_ANSWER_S = 1.0
+"""A posted wait without a reply for so long is asked again, so that whoever waits learns what is wrong."""
 
 
 class Grant(NamedTuple):
@@ -64,6 +71,23 @@ class Mailbox(Protocol):
 
     def tell(self, message: object) -> None:
         """Leave a message; never waits."""
+
+
+class Pipe(Protocol):
+    """What a seat needs of a connection's pipe."""
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request; see `_wire.Pipe.post`."""
+
+
+class Link(Protocol):
+    """What a seat needs of its connection."""
+
+    @property
+    def pipe(self) -> Pipe:
+        """Drives it."""
+
+    dialect: Dialect
 
 
 class Home(Protocol):
@@ -105,17 +129,34 @@ class Seat:
         home: where the seat was taken, and is listened on.
         line: the lock's.
         mailbox: his.
-        channel: on which he is told; None where the connection may not subscribe, or not publish.
+        channel: on which he is told; None where the connection may not subscribe, or not use the queue.
         publish: the command that reaches it.
         since: the last moment at which the lock was certainly not his.
         arrival: the server's time of his last arrival in the queue, where that was not the first.
+        asked_at: when a posted wait left whose reply has not come; else 0.
     """
 
-    __slots__ = ("arrival", "channel", "home", "key", "line", "mailbox", "publish", "room", "since", "token")
+    __slots__ = (
+        "_link",
+        "arrival",
+        "asked_at",
+        "channel",
+        "home",
+        "key",
+        "line",
+        "mailbox",
+        "publish",
+        "room",
+        "since",
+        "token",
+    )
 
-    def __init__(self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, home: Home) -> None:
+    def __init__(
+        self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home
+    ) -> None:
         self.room = room
         self.home = home
+        self._link = link
         self.key = key
         self.token = token
         self.line = line
@@ -124,6 +165,7 @@ class Seat:
         self.publish = room.publish
         self.since = 0.0
         self.arrival = 0
+        self.asked_at = 0.0
 
     @property
     def current(self) -> bool:
@@ -138,6 +180,9 @@ class Seat:
     def due_at(self, interval_s: float) -> float | None:
         """When to look whether all is well; None while another of the line does it."""
         line = self.line
+        asked_at = self.asked_at
+        if asked_at:
+            return asked_at + interval_s + _ANSWER_S
         if line.watchman is not self:
             return None
         due_at = line.looked_at + interval_s
@@ -145,6 +190,40 @@ class Seat:
         if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
             return ends_at + _EXPIRY_S
         return due_at
+
+    def post(self, operation: Wait) -> bool:
+        """Send the wait. Returns False where the connection is not the current one any more."""
+        if not self.current:
+            return False
+        link = self._link
+        self.asked_at = clock()
+        try:
+            link.pipe.post(operation.request(link.dialect, self.asked_at), self.answer)
+        except Lost:
+            return False
+        return True
+
+    def withdraw(self) -> None:
+        """Who goes away before the reply to his posted wait sends what undoes it, behind it on the same connection.
+
+        With a lock that he holds by this token, he must not.
+        """
+        if self.asked_at:
+            leave = Leave(self.key, self.token)
+            leave.with_text = True
+            with contextlib.suppress(Lost):
+                self._link.pipe.post(leave.request(self._link.dialect, 0.0))
+
+    def answer(self, reply: Reply) -> None:
+        """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""
+        answer: Any = reply  # a list as wait.lua has it, or an error
+        asked_at, self.asked_at = self.asked_at, 0.0
+        if isinstance(reply, list) and answer[0] == 1:
+            self.mailbox.tell(Grant(answer[1], self.since))
+        elif isinstance(reply, list) and answer[0] == 0:
+            self.note(answer[1], asked_at, answer[2])
+        else:
+            self.mailbox.tell(LOOK)
 
     def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
@@ -190,6 +269,7 @@ class Room:
         self._listener = os.urandom(16).hex().encode()
         self._sharded = dialect.sharded
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
+        self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
         self.publish = b"spublish" if dialect.sharded else b"publish"
         self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
 
@@ -198,9 +278,15 @@ class Room:
         return channel_beside(key, self._listener) if self._sharded else b"rlf:" + self._listener
 
     def channel_of(self, key: bytes) -> bytes | None:
-        """The same; None where the connection does not listen there."""
+        """The same; None where the connection may not listen there, or not use the queue."""
         channel = self.channel_for(key)
-        return channel if self._subscribed.get(channel) else None
+        return channel if self._subscribed.get(channel) and key not in self._forbidden else None
+
+    def forbid(self, key: bytes) -> None:
+        """The connection may not use this lock's queue."""
+        if len(self._forbidden) >= _MOST_FORBIDDEN:
+            self._forbidden.clear()
+        self._forbidden.add(key)
 
     def knows(self, channel: bytes) -> bool:
         """Whether it has been tried to subscribe."""
@@ -214,13 +300,13 @@ class Room:
         """Whether somebody waits for this lock here."""
         return key in self._lines
 
-    def take(self, key: bytes, token: bytes, mailbox: Mailbox, home: Home) -> Seat:
+    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home) -> Seat:
         """A seat for who waits for this lock with this token."""
         with self._mutex:
             line = self._lines.get(key)
             if line is None:
                 line = self._lines[key] = Line()
-            seat = line.seats[token] = Seat(self, line, key, token, mailbox, home)
+            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, home)
         return seat
 
     def leave(self, seat: Seat) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from redislock_fast._protocol import Operation
 
 if TYPE_CHECKING:
+    from redislock_fast._queue import Wait
     from redislock_fast._room import Seat
 
-__all__ = ["Enter", "Execute", "Listen", "Sleep", "Split", "Step", "Steps"]
+__all__ = ["Enter", "Execute", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
 
 
 class Execute(NamedTuple):
@@ -47,6 +48,16 @@ class Enter(NamedTuple):
     limit_s: float | None = None
 
 
+class Post(NamedTuple):
+    """Send the operation's first request on the seat's connection, its reply to be given to the seat.
+
+    Send back whether that could be done: on a connection that is not the current one any more, it cannot.
+    """
+
+    seat: Seat
+    operation: Wait
+
+
 class Listen(NamedTuple):
     """Send back the next message for the seat, or None when none has come within so many seconds."""
 
@@ -54,5 +65,5 @@ class Listen(NamedTuple):
     timeout_s: float
 
 
-Step: TypeAlias = "Execute | Sleep | Split | Enter | Listen"
+Step: TypeAlias = "Execute | Sleep | Split | Enter | Post | Listen"
 Steps: TypeAlias = Generator[Step, Any, Any]

@@ -50,7 +50,7 @@ from redislock_fast._connect import Link, open_link, redis_error
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Subscribe
 from redislock_fast._room import BROKEN, Seat
-from redislock_fast._steps import Enter, Execute, Listen, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
@@ -212,7 +212,7 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
                 return None
             channel = room.channel_for(key)
             if room.knows(channel):
-                return room.take(key, token, link.pipe.mailbox(), self)
+                return room.take(key, token, link.pipe.mailbox(), link, self)
             subscribing = Subscribe(key, room.subscribe, channel)
             self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:
@@ -436,7 +436,9 @@ def drive(transport: Transport, steps: Steps) -> Any:
         while True:
             answer: Any = None
             try:
-                if type(step) is Listen:
+                if type(step) is Post:
+                    answer = step.seat.post(step.operation)
+                elif type(step) is Listen:
                     home: Any = step.seat.home
                     answer = home.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:

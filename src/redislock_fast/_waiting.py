@@ -16,7 +16,7 @@ from typing import Final
 from redislock_fast._protocol import Acquire, Reacquire
 from redislock_fast._queue import Leave, Wait, Watch
 from redislock_fast._room import BROKEN, Grant, Seat
-from redislock_fast._steps import Enter, Execute, Listen, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Post, Steps
 from redislock_fast._times import clock
 from redislock_fast._tokens import is_held_with, is_ours, new_token
 
@@ -37,6 +37,7 @@ _SPENT = 0.25
 """How much of a lease may have passed when it is returned; beyond, it is renewed first."""
 
 _SHORTEST_INTERVAL_S = 0.01
+_LONGEST_S = 1e9
 _AWAKE_INTERVALS = 8  # a process that has not looked for so many intervals and a second is asleep, and passed over
 _AWAKE_MS = 1000
 _KEPT_MS = 3_600_000  # what everybody has left behind goes after an hour
@@ -63,7 +64,7 @@ class Waiting:
         self._ttl_ms = ttl_ms
         self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
         self._deadline = deadline
-        self._awake_ms = int(1000 * _AWAKE_INTERVALS * self._interval_s) + _AWAKE_MS
+        self._awake_ms = int(1000 * _AWAKE_INTERVALS * min(self._interval_s, _LONGEST_S)) + _AWAKE_MS
 
     def steps(self) -> Steps:
         """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.
@@ -79,7 +80,7 @@ class Waiting:
             try:
                 # A token that a caller has brought may be another holder's too: with it, nobody can be told apart.
                 queues = seat.channel is not None and is_ours(self.token)
-                outcome = (yield from self._queueing(seat)) if queues else _DENIED
+                outcome = (yield from self._joining(seat)) if queues else _DENIED
                 if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
                     grant = yield from self._leave(seat, self._limit_s())
                     if grant:
@@ -90,12 +91,21 @@ class Waiting:
                 if outcome is not BROKEN:
                     return outcome
             finally:
+                seat.withdraw()
                 seat.leave()
 
     def _limit_s(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - clock(), 0.0)
 
     # ---- in the queue ----
+
+    def _joining(self, seat: Seat) -> Steps:
+        """Join the queue and listen, without waiting for the reply in between: that saves a wake-up."""
+        if (yield Post(seat, self._wait(seat, b""))):
+            outcome = yield from self._listening(seat)
+            if outcome is not _LOOK:
+                return outcome
+        return (yield from self._queueing(seat))
 
     def _queueing(self, seat: Seat) -> Steps:
         watches = True
@@ -104,22 +114,23 @@ class Waiting:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
             yield Execute(wait, self._limit_s())
             if wait.denied:
+                if wait.denied == "NOPERM":
+                    seat.room.forbid(self._key)
                 return _DENIED
             if wait.unsettled:  # it is undone
                 self.token = new_token()
                 return BROKEN
+            if not seat.current:
+                return BROKEN
+            seat.asked_at = 0.0  # what was posted before has been executed before
             if wait.result:
                 grant = yield from self._if_fresh(Grant(wait.word, seat.since))
                 if grant:
                     return grant
                 continue
             seat.note(wait.word, wait.sent_at, wait.left_ms)
-            if not seat.current:
-                return BROKEN
             if oldest is not None:
-                seat.arrival = wait.arrival or seat.arrival
-                if not wait.is_there and not is_held_with(wait.word, oldest.token) and oldest.is_taken:
-                    seat.wake_others()  # all have lost their places
+                self._check(seat, wait, oldest)
             if wait.foreign and watches:
                 watch = Watch(self._key)
                 yield Execute(watch, self._limit_s())
@@ -130,6 +141,13 @@ class Waiting:
             if outcome is not _LOOK:
                 return outcome
             oldest = seat.oldest()
+
+    @staticmethod
+    def _check(seat: Seat, wait: Wait, oldest: Seat) -> None:
+        """After a look: whether we had lost our place, or all have."""
+        seat.arrival = wait.arrival or seat.arrival
+        if not wait.is_there and not is_held_with(wait.word, oldest.token) and oldest.is_taken:
+            seat.wake_others()
 
     def _wait(self, seat: Seat, look_for: bytes) -> Wait:
         assert seat.channel is not None
@@ -156,8 +174,11 @@ class Waiting:
                 return _LOOK
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
-        """Leave the queue. Returns the grant, if there was one meanwhile."""
-        leave = Leave(self._key, self.token, keep=True)
+        """Leave the queue. Returns the grant, if there was one meanwhile.
+
+        Not with a posted wait that is still unanswered: `withdraw` will undo that.
+        """
+        leave = Leave(self._key, self.token, keep=not seat.asked_at)
         yield Execute(leave, limit_s)
         return (yield from self._if_fresh(Grant(leave.word, seat.since))) if leave.result else None
 
