@@ -14,8 +14,9 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._ownership import Holding, SharedHolding
-from redislock_fast._times import poll_seconds, ttl_ms_of
+from redislock_fast._times import clock, poll_seconds, ttl_ms_of
 from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
+from redislock_fast._waiting import Waiting
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
 
@@ -204,12 +205,25 @@ class LockBase:
         encoded: bytes = self._transport.encode(token)
         return encoded
 
-    def _waiting_token(self, token: bytes, local: Holding) -> bytes:
-        """What to wait with after an attempt with this token: that of an attempt of unknown outcome is being undone."""
+    def _token_after(self, token: bytes, brought: Any, local: Holding) -> bytes:
+        """The token of the next attempt, after one that failed: a token that is being undone does not come back."""
         attempt = local.attempt
-        if attempt is not None and attempt.token is token and attempt.unsettled and is_ours(token):
-            return new_token()
+        if brought is None and attempt is not None and attempt.token is token and attempt.unsettled:
+            return self._next_token(None, local)
         return token
+
+    def _waiting(self, token: bytes, brought: Any, interval_s: float, left_s: float | None) -> Waiting:
+        """How to wait after an attempt with this token failed.
+
+        Args:
+            token: the attempt's.
+            brought: the token as the caller brought it; None where he did not.
+            interval_s: how often to look whether all is well, in seconds.
+            left_s: how long to wait at most, in seconds.
+        """
+        queues = brought is None and is_ours(token)
+        deadline = None if left_s is None else clock() + max(left_s, 0.0)
+        return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues)
 
     def _refuse_to_wait_for_itself(self, local: Holding) -> None:
         attempt = local.attempt  # None where an overridden do_acquire made it

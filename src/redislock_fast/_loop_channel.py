@@ -143,31 +143,37 @@ class Mailbox:
 
     Args:
         pipe: steps the task.
+        loop: the running one.
     """
 
-    __slots__ = ("_listener", "_messages", "_pipe")
+    __slots__ = ("_listener", "_loop", "_messages", "_pipe")
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, loop: asyncio.AbstractEventLoop) -> None:
         self._pipe = pipe
+        self._loop = loop
         self._messages: deque[object] = deque()
         self._listener: Awaitable[object] | None = None
 
     def tell(self, message: object) -> None:
-        """Leave a message."""
+        """Leave a message. From elsewhere (a collector of garbage may run anywhere) it comes by way of the loop."""
+        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001  # documented, for those who drive loops
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.tell, message)
+            return
         listener, self._listener = self._listener, None
         if listener is None:
             self._messages.append(message)
         else:
             self._pipe.tell(listener, message)
 
-    async def wait(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> object:
+    async def wait(self, timeout_s: float) -> object:
         """The oldest message; None when none has come within so many seconds."""
         if self._messages:
             return self._messages.popleft()
         if timeout_s <= 0:
             return None
         self._listener = listener = self._pipe.listener()
-        timer = None if timeout_s >= FOREVER_S else loop.call_later(timeout_s, self.tell, None)
+        timer = None if timeout_s >= FOREVER_S else self._loop.call_later(timeout_s, self.tell, None)
         try:
             return await listener
         finally:
@@ -284,7 +290,7 @@ class LoopChannel(Channel[AsyncLink]):
                 return None
             channel = room.channel_for(key)
             if room.knows(channel):
-                return room.take(key, token, Mailbox(link.pipe), link, self)
+                return room.take(key, token, Mailbox(link.pipe, self._loop), link, self)
             subscribing = Subscribe(key, room.subscribe, channel)
             await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:
@@ -298,7 +304,7 @@ class LoopChannel(Channel[AsyncLink]):
     async def listen(self, seat: Seat, timeout_s: float) -> object:
         """The next message for a seat; see `ThreadChannel.listen`."""
         mailbox: Any = seat.mailbox
-        return await mailbox.wait(self._loop, timeout_s)
+        return await mailbox.wait(timeout_s)
 
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""

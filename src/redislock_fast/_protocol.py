@@ -465,6 +465,9 @@ class Extend(TokenOperation):
             self.expires_at = self._now + reply / 1000
             self._step = "extend"
             return False
+        if reply is None and self._value is self.token and is_ours(self.token):
+            self._value = self.token + MARK  # marked since it was read
+            return False
         self.result = reply in (b"OK", 1)
         if self.result:
             base = self._now if self._replace or self.expires_at is None else self.expires_at

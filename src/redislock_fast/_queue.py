@@ -167,8 +167,9 @@ class Subscribe(TokenOperation):
         super().__init__(key, b"")
         self._words = (subscribe, channel)
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
-        return self._words
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # at any time
+        # After a reconnect the server may push nothing any more; it would take a subscription, and then nothing else.
+        return self._words if dialect.push else (b"GET", self.key)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
         if isinstance(reply, hiredis.ReplyError):

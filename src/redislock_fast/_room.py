@@ -17,6 +17,7 @@ Must not know: sockets, threads, event loops, what is sent.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,10 +30,13 @@ from redislock_fast._times import clock
 from redislock_fast._tokens import MARK, TOKEN_BYTES
 from redislock_fast._wire import Args, Lost, OnReply, Reply
 
-__all__ = ["BROKEN", "LOOK", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
+__all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
 
 BROKEN: Final = "broken"
 """Told when the connection is of no more use."""
+
+RECKON: Final = "reckon"
+"""Told when something is due sooner than was known."""
 
 LOOK: Final = "look"
 """Told when something about the lock has changed."""
@@ -100,20 +104,22 @@ class Home(Protocol):
 class Line:
     """The waiters of one lock on one connection.
 
-    The last who asked looks for all of them whether all is well: in a queue, he is the one who stays longest.
+    The last who joined the queue looks for all in it whether all is well: he is the one who stays longest.
 
     Attributes:
-        seats: by token, in order of arrival.
-        watchman: who looks.
+        seats: by token.
+        queue: those of them whom the server has said to stand in the queue, in order.
+        watchman: who of these looks.
         since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
         looked_at: when somebody last looked.
         ends_at: when the holder's lease ends, as far as is known.
     """
 
-    __slots__ = ("ends_at", "looked_at", "seats", "since", "watchman")
+    __slots__ = ("ends_at", "looked_at", "queue", "seats", "since", "watchman")
 
     def __init__(self) -> None:
         self.seats: dict[bytes, Seat] = {}
+        self.queue: dict[bytes, Seat] = {}
         self.watchman: Seat | None = None
         self.since = 0.0
         self.looked_at = clock()
@@ -134,6 +140,7 @@ class Seat:
         since: the last moment at which the lock was certainly not his.
         arrival: the server's time of his last arrival in the queue, where that was not the first.
         asked_at: when a posted wait left whose reply has not come; else 0.
+        until: how long he listens before he looks by himself.
     """
 
     __slots__ = (
@@ -149,6 +156,7 @@ class Seat:
         "room",
         "since",
         "token",
+        "until",
     )
 
     def __init__(
@@ -166,6 +174,7 @@ class Seat:
         self.since = 0.0
         self.arrival = 0
         self.asked_at = 0.0
+        self.until = math.inf
 
     @property
     def current(self) -> bool:
@@ -177,15 +186,22 @@ class Seat:
         """Whether he still waits."""
         return self.line.seats.get(self.token) is self
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether he is in the queue, as far as is known."""
+        return self.line.queue.get(self.token) is self
+
     def due_at(self, interval_s: float) -> float | None:
         """When to look whether all is well; None while another of the line does it."""
         line = self.line
-        asked_at = self.asked_at
-        if asked_at:
-            return asked_at + interval_s + _ANSWER_S
+        due_at = line.looked_at + interval_s
+        if self.asked_at:
+            now = clock()
+            if due_at <= now:
+                due_at = self.asked_at + interval_s
+            return due_at if due_at > now else self.asked_at + interval_s + _ANSWER_S
         if line.watchman is not self:
             return None
-        due_at = line.looked_at + interval_s
         ends_at = line.ends_at
         if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
             return ends_at + _EXPIRY_S
@@ -204,15 +220,10 @@ class Seat:
         return True
 
     def withdraw(self) -> None:
-        """Who goes away before the reply to his posted wait sends what undoes it, behind it on the same connection.
-
-        With a lock that he holds by this token, he must not.
-        """
-        if self.asked_at:
-            leave = Leave(self.key, self.token)
-            leave.with_text = True
+        """Undo what has been sent with this token, behind it on the same connection, and without waiting."""
+        if self.channel is not None:
             with contextlib.suppress(Lost):
-                self._link.pipe.post(leave.request(self._link.dialect, 0.0))
+                self._link.pipe.post(self.room.leaving(self).request(self._link.dialect, 0.0))
 
     def answer(self, reply: Reply) -> None:
         """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""
@@ -222,13 +233,16 @@ class Seat:
             self.mailbox.tell(Grant(answer[1], self.since))
         elif isinstance(reply, list) and answer[0] == 0:
             self.note(answer[1], asked_at, answer[2])
+            ends_at = self.line.ends_at
+            if ends_at is not None and ends_at + _EXPIRY_S < self.until:
+                self.mailbox.tell(RECKON)
         else:
             self.mailbox.tell(LOOK)
 
     def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
         line = self.line
-        line.watchman = self
+        self.room.enqueue(self)
         line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
         self.since = max(self.since, asked_at)
         other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
@@ -237,15 +251,19 @@ class Seat:
         elif other is not self:  # his message was lost, or is about to come
             other.mailbox.tell(LOOK)
 
-    def oldest(self) -> Seat:
-        """Who has waited longest in the line."""
-        return self.room.seats_of(self.line)[0]
+    def oldest(self) -> Seat | None:
+        """Who has been in the queue for longest."""
+        return next(iter(self.room.queue_of(self.line)), None)
 
     def wake_others(self) -> None:
-        """Let the others of the line look."""
-        for seat in self.room.seats_of(self.line):
+        """Let the others of the queue look."""
+        for seat in self.room.queue_of(self.line):
             if seat is not self:
                 seat.mailbox.tell(LOOK)
+
+    def leave_queue(self) -> None:
+        """Wait in another way."""
+        self.room.dequeue(self)
 
     def leave(self) -> None:
         """Wait no more."""
@@ -269,6 +287,7 @@ class Room:
         self._listener = os.urandom(16).hex().encode()
         self._sharded = dialect.sharded
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
+        self._has_left = False  # the text of the script for leaving has been sent
         self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
         self.publish = b"spublish" if dialect.sharded else b"publish"
         self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
@@ -297,8 +316,9 @@ class Room:
         self._subscribed[channel] = allowed
 
     def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody waits for this lock here."""
-        return key in self._lines
+        """Whether somebody here is in this lock's queue."""
+        line = self._lines.get(key)
+        return line is not None and bool(line.queue)
 
     def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home) -> Seat:
         """A seat for who waits for this lock with this token."""
@@ -312,22 +332,43 @@ class Room:
     def leave(self, seat: Seat) -> None:
         """The seat is free."""
         line = seat.line
-        heir = None
         with self._mutex:
             if line.seats.get(seat.token) is seat:
                 del line.seats[seat.token]
-                if not line.seats:
-                    if self._lines.get(seat.key) is line:
-                        del self._lines[seat.key]
-                elif line.watchman is seat:
-                    line.watchman = heir = next(reversed(line.seats.values()))
+                if not line.seats and self._lines.get(seat.key) is line:
+                    del self._lines[seat.key]
+        self.dequeue(seat)
+
+    def enqueue(self, seat: Seat) -> None:
+        """The seat is in the queue, unless it has been left meanwhile."""
+        with self._mutex:
+            if seat.is_taken:
+                seat.line.queue[seat.token] = seat
+                seat.line.watchman = seat
+
+    def dequeue(self, seat: Seat) -> None:
+        """The seat is not in the queue any more; another one looks for the rest."""
+        line = seat.line
+        heir = None
+        with self._mutex:
+            if line.queue.get(seat.token) is seat:
+                del line.queue[seat.token]
+                if line.watchman is seat:
+                    line.watchman = heir = next(reversed(line.queue.values()), None)
         if heir is not None:
             heir.mailbox.tell(LOOK)
 
-    def seats_of(self, line: Line) -> list[Seat]:
-        """Who waits in a line now."""
+    def queue_of(self, line: Line) -> list[Seat]:
+        """Who is in a lock's queue now."""
         with self._mutex:
-            return list(line.seats.values())
+            return list(line.queue.values())
+
+    def leaving(self, seat: Seat) -> Leave:
+        """What undoes the seat's waiting, to be posted: with the script's text until the server has surely had that."""
+        leave = Leave(seat.key, seat.token)
+        leave.with_text = not self._has_left
+        self._has_left = True
+        return leave
 
     def hear(self, push: list[Reply]) -> None:
         """A push has come."""
@@ -340,16 +381,22 @@ class Room:
                 since = max(seat.since, seat.line.since)
                 seat.mailbox.tell(Grant(rest[int(size) : end + 1], since, rest[end + 1 :]))
         elif push[0] == b"invalidate":
-            with self._mutex:
-                keys: Any = list(self._lines) if push[1] is None else push[1]
-                lines = [self._lines[key] for key in keys if key in self._lines]
-                seats = [seat for line in lines for seat in line.seats.values()]
-            for seat in seats:
-                seat.mailbox.tell(LOOK)
+            keys: Any = push[1]
+            self._tell(LOOK, [seat for seat in self._seats() if keys is None or seat.key in keys])
+        elif push[0] == b"sunsubscribe":  # the slot has moved
+            channel: Any = push[1]
+            self._subscribed.pop(channel, None)
+            self._tell(BROKEN, [seat for seat in self._seats() if seat.channel == channel])
 
     def tell_all(self, message: object) -> None:
         """Tell everybody who waits here."""
+        self._tell(message, self._seats())
+
+    def _seats(self) -> list[Seat]:
         with self._mutex:
-            seats = [seat for line in self._lines.values() for seat in line.seats.values()]
+            return [seat for line in self._lines.values() for seat in line.seats.values()]
+
+    @staticmethod
+    def _tell(message: object, seats: list[Seat]) -> None:
         for seat in seats:
             seat.mailbox.tell(message)

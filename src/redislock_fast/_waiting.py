@@ -15,10 +15,10 @@ from typing import Final
 
 from redislock_fast._protocol import Acquire, Reacquire
 from redislock_fast._queue import Leave, Wait, Watch
-from redislock_fast._room import BROKEN, Grant, Seat
+from redislock_fast._room import BROKEN, RECKON, Grant, Seat
 from redislock_fast._steps import Enter, Execute, Listen, Post, Steps
 from redislock_fast._times import clock
-from redislock_fast._tokens import is_held_with, is_ours, new_token
+from redislock_fast._tokens import is_held_with, new_token
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -30,6 +30,7 @@ TIME_UP: Final = "time up"
 
 _DENIED: Final = "denied"
 _LOOK: Final = "look"
+_DUE: Final = "due"
 
 _NEVER = math.inf
 
@@ -52,14 +53,25 @@ class Waiting:
         ttl_ms: of the lock, once it is granted.
         interval_s: how often to look whether all is well, in seconds.
         deadline: when to give up, in the clock's seconds; None: never.
+        queues: whether the token was made for this waiter. One that a caller has brought may be another holder's too:
+            with it, nobody can be told apart.
 
     Attributes:
         token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
             said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
     """
 
-    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, interval_s: float, deadline: float | None) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+        interval_s: float,
+        deadline: float | None,
+        queues: bool = True,
+    ) -> None:
         self.token = token
+        self._queues = queues
         self._key = key
         self._ttl_ms = ttl_ms
         self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
@@ -78,20 +90,27 @@ class Waiting:
                 return POLL
             seat.since = clock()
             try:
-                # A token that a caller has brought may be another holder's too: with it, nobody can be told apart.
-                queues = seat.channel is not None and is_ours(self.token)
+                queues = self._queues and seat.channel is not None
                 outcome = (yield from self._joining(seat)) if queues else _DENIED
                 if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
                     grant = yield from self._leave(seat, self._limit_s())
                     if grant:
                         return grant
-                    self.token = new_token()
                 if outcome is _DENIED:
+                    seat.leave_queue()
                     outcome = yield from self._watching(seat)
                 if outcome is not BROKEN:
                     return outcome
-            finally:
+                if seat.asked_at:
+                    seat.withdraw()
+                if queues:
+                    self.token = new_token()
+            except GeneratorExit:  # in whatever thread
+                raise
+            except BaseException:
                 seat.withdraw()
+                raise
+            finally:
                 seat.leave()
 
     def _limit_s(self) -> float | None:
@@ -103,23 +122,25 @@ class Waiting:
         """Join the queue and listen, without waiting for the reply in between: that saves a wake-up."""
         if (yield Post(seat, self._wait(seat, b""))):
             outcome = yield from self._listening(seat)
-            if outcome is not _LOOK:
+            if outcome is not _LOOK and outcome is not _DUE:
                 return outcome
-        return (yield from self._queueing(seat))
+            return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
+        return (yield from self._queueing(seat, None))
 
-    def _queueing(self, seat: Seat) -> Steps:
+    def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
+        """Ask, listen, and ask again: also for the oldest, when it is time to look."""
         watches = True
-        oldest: Seat | None = None  # to be looked for, once we are in the queue ourselves
+        again = seat.is_queued
         while True:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
             yield Execute(wait, self._limit_s())
+            if wait.unsettled:  # it is undone
+                self.token = new_token()
+                return BROKEN
             if wait.denied:
                 if wait.denied == "NOPERM":
                     seat.room.forbid(self._key)
                 return _DENIED
-            if wait.unsettled:  # it is undone
-                self.token = new_token()
-                return BROKEN
             if not seat.current:
                 return BROKEN
             seat.asked_at = 0.0  # what was posted before has been executed before
@@ -129,8 +150,10 @@ class Waiting:
                     return grant
                 continue
             seat.note(wait.word, wait.sent_at, wait.left_ms)
-            if oldest is not None:
-                self._check(seat, wait, oldest)
+            if again and wait.arrival:  # we had lost our place
+                seat.arrival = wait.arrival
+            if oldest is not None and self._is_lost(wait, oldest):
+                seat.wake_others()
             if wait.foreign and watches:
                 watch = Watch(self._key)
                 yield Execute(watch, self._limit_s())
@@ -138,16 +161,15 @@ class Waiting:
                 if watches and watch.word != wait.word:
                     continue
             outcome = yield from self._listening(seat)
-            if outcome is not _LOOK:
+            if outcome is not _LOOK and outcome is not _DUE:
                 return outcome
-            oldest = seat.oldest()
+            again = True
+            oldest = seat.oldest() if outcome is _DUE else None
 
     @staticmethod
-    def _check(seat: Seat, wait: Wait, oldest: Seat) -> None:
-        """After a look: whether we had lost our place, or all have."""
-        seat.arrival = wait.arrival or seat.arrival
-        if not wait.is_there and not is_held_with(wait.word, oldest.token) and oldest.is_taken:
-            seat.wake_others()
+    def _is_lost(wait: Wait, oldest: Seat) -> bool:
+        """Whether who should be in the queue is not there: then all have lost their places."""
+        return not wait.is_there and oldest.is_queued and not is_held_with(wait.word, oldest.token)
 
     def _wait(self, seat: Seat, look_for: bytes) -> Wait:
         assert seat.channel is not None
@@ -155,11 +177,13 @@ class Waiting:
         return Wait(self._key, self.token, self._ttl_ms, seat.publish, seat.channel, self._awake_ms, kept_ms, look_for)
 
     def _listening(self, seat: Seat) -> Steps:
-        """Returns what has come of the waiting, or _LOOK to ask again."""
+        """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
         deadline = _NEVER if self._deadline is None else self._deadline
         while True:
-            due_at = seat.due_at(self._interval_s) or _NEVER
-            message = yield Listen(seat, max(min(due_at, deadline) - clock(), 0.0))
+            seat.until = until = min(seat.due_at(self._interval_s) or _NEVER, deadline)
+            message = yield Listen(seat, max(until - clock(), 0.0))
+            if message is RECKON:
+                continue
             if type(message) is Grant:
                 if seat.arrival and float(message.arrival) < seat.arrival:
                     continue  # we had it, and lost it, and have since been told so
@@ -171,7 +195,7 @@ class Waiting:
                 return (yield from self._leave(seat, 0.0)) or TIME_UP
             if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
                 seat.line.looked_at = now
-                return _LOOK
+                return _DUE
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
         """Leave the queue. Returns the grant, if there was one meanwhile.
@@ -203,6 +227,8 @@ class Waiting:
                 yield Execute(attempt, self._limit_s())
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)
+                if attempt.unsettled and self._queues:  # it is undone
+                    self.token = new_token()
                 continue
             if not seat.current:
                 return BROKEN
@@ -212,5 +238,7 @@ class Waiting:
             message = yield Listen(seat, max(until - clock(), 0.0))
             if message is BROKEN:
                 return BROKEN
+            if type(message) is Grant:  # to a place in the queue that could not be left
+                return (yield from self._if_fresh(message)) or TIME_UP
             if message is None and until is self._deadline:
                 return TIME_UP

@@ -128,11 +128,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         """
         return self._acquire(self._mine(), blocking, blocking_timeout, token)
 
-    async def _acquire(  # noqa: PLR0912  # one coroutine: each more would cost 0.3 us
+    async def _acquire(  # noqa: PLR0912, PLR0915  # one coroutine: each more would cost 0.3 us
         self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any
     ) -> bool:
         sleep = poll_seconds(self.sleep)
-        token = self._next_token(token, local)
+        brought, token = token, self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -145,7 +145,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
         by_push = self._wait == "push" and not overridden
         # With other tasks of this loop in the queue, an attempt would only fail.
-        queues = by_push and waits and local.token is None and self._transport.is_awaited(self._key)
+        queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
         backoff = None
         try:
             while True:
@@ -167,10 +167,12 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                     return True
                 if not waits:
                     return False
+                token = self._token_after(token, brought, local)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local)
                 if by_push:
-                    outcome = await self._acquire_by_push(token, local, sleep, stop_trying_at)
+                    left_s = None if stop_trying_at is None else stop_trying_at - asyncio.get_running_loop().time()
+                    outcome = await self._acquire_by_push(self._waiting(token, brought, sleep, left_s), local)
                     if outcome is not POLL:
                         return outcome is not TIME_UP
                     by_push = queues = False
@@ -185,14 +187,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             self._undo_unnoticed(local, token)
             raise
 
-    async def _acquire_by_push(
-        self, token: bytes, local: Holding, sleep: float, stop_trying_at: float | None
-    ) -> object:
+    async def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
-        ttl_ms = self._ttl_ms
         loop = asyncio.get_running_loop()
-        deadline = None if stop_trying_at is None else clock() + max(stop_trying_at - loop.time(), 0.0)
-        waiting = Waiting(self._key, self._waiting_token(token, local), ttl_ms, sleep, deadline)
         try:
             outcome = await drive(self._transport, waiting.steps())
         except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
@@ -203,7 +200,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             self._transport.undo([(self._key, waiting.token)])
             raise
         if type(outcome) is Grant:
-            outcome.note(local, waiting.token, ttl_ms)
+            outcome.note(local, waiting.token, self._ttl_ms)
         return outcome
 
     async def do_acquire(self, token: Any) -> bool:

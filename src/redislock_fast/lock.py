@@ -21,7 +21,7 @@ from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase
 from redislock_fast._ownership import Holding, ThreadHolding
 from redislock_fast._room import Grant
-from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
+from redislock_fast._times import added_ms, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
@@ -103,7 +103,7 @@ class Lock(LockBase, redis.lock.Lock):
             self._own_nothing()
         local = self.local
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        token = self._next_token(token, local)
+        brought, token = token, self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -113,7 +113,7 @@ class Lock(LockBase, redis.lock.Lock):
         waits = blocking and (bounded or blocking_timeout is None)
         by_push = self._wait == "push" and getattr(self.do_acquire, "__func__", None) is Lock.do_acquire
         # With others of this process in the queue, an attempt would only fail.
-        queues = by_push and waits and local.token is None and self._transport.is_awaited(self._key)
+        queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
         backoff = None
         try:
             while True:
@@ -122,10 +122,12 @@ class Lock(LockBase, redis.lock.Lock):
                     return True
                 if not waits:
                     return False
+                token = self._token_after(token, brought, local)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local)
                 if by_push:
-                    outcome = self._acquire_by_push(token, local, sleep, stop_trying_at)
+                    left_s = None if stop_trying_at is None else stop_trying_at - mod_time.monotonic()
+                    outcome = self._acquire_by_push(self._waiting(token, brought, sleep, left_s), local)
                     if outcome is not POLL:
                         return outcome is not TIME_UP
                     by_push = queues = False
@@ -140,17 +142,12 @@ class Lock(LockBase, redis.lock.Lock):
             self._undo_unnoticed(local, token)
             raise
 
-    def _acquire_by_push(self, token: bytes, local: Holding, sleep: float, stop_trying_at: float | None) -> object:
+    def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
-        ttl_ms = self._ttl_ms
-        deadline = None
-        if stop_trying_at is not None:
-            deadline = clock() + max(stop_trying_at - mod_time.monotonic(), 0.0)
-        waiting = Waiting(self._key, self._waiting_token(token, local), ttl_ms, sleep, deadline)
         try:
             outcome = drive(self._transport, waiting.steps())
             if type(outcome) is Grant:
-                outcome.note(local, waiting.token, ttl_ms)
+                outcome.note(local, waiting.token, self._ttl_ms)
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
             if local.token == waiting.token:
                 local.token = None
