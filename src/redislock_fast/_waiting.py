@@ -152,6 +152,7 @@ class Waiting:
             seat.note(wait.word, wait.sent_at, wait.left_ms)
             if again and wait.arrival:  # we had lost our place
                 seat.arrival = wait.arrival
+            again = True
             if oldest is not None and self._is_lost(wait, oldest):
                 seat.wake_others()
             if wait.foreign and watches:
@@ -163,7 +164,6 @@ class Waiting:
             outcome = yield from self._listening(seat)
             if outcome is not _LOOK and outcome is not _DUE:
                 return outcome
-            again = True
             oldest = seat.oldest() if outcome is _DUE else None
 
     @staticmethod
