@@ -227,6 +227,10 @@ class Waiting:
                 if attempt.unsettled and self._queues:  # it is undone
                     self.token = new_token()
                 continue
+            if self._queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left
+                grant = yield from self._if_fresh(Grant(watch.word, seat.since))
+                if grant:
+                    return grant
             if not seat.current:
                 return BROKEN
             until = clock() + self._interval_s
@@ -235,7 +239,5 @@ class Waiting:
             message = yield Listen(seat, max(until - clock(), 0.0))
             if message is BROKEN:
                 return BROKEN
-            if type(message) is Grant:  # to a place in the queue that could not be left
-                return (yield from self._if_fresh(message)) or TIME_UP
             if message is None and until is self._deadline:
                 return TIME_UP
