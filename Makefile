@@ -8,11 +8,12 @@ SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/*.py src/redisl
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
 IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.py tests/test_core_encoding.py
 
-.PHONY: help bench test test-both coverage lint format wheel test-all clean
+.PHONY: help bench test simulate coverage lint format wheel test-all clean
 
 help:
 	@echo "make bench      locks taken, released and waited for on a real server, beside redis-py"
 	@echo "make test       the whole suite, on the compiled core and on its pure-Python twin"
+	@echo "make simulate   100,000 stories of waiters and faults (the suite plays 3,000)"
 	@echo "make coverage   branch coverage of the Python layer (>= 95 %), line coverage of the core"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     ruff format"
@@ -37,6 +38,9 @@ test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q $(IN_PARALLEL)
 	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q $(IN_PARALLEL)
+
+simulate: $(VENV)/installed
+	$(BIN)/python -m tests.waiting_simulation --seeds 100000 --jobs 2
 
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; a traced core and

@@ -1,18 +1,21 @@
 """A model of a server, for the simulation only: what the lock's requests do, on a dict and a clock set by hand.
 
-It executes the very request tuples of `_protocol` and answers what hiredis makes of the server's bytes. Rules: it does
-what the servers do, down to the millisecond at which a key ends; a request that no lock sends is an assertion error,
-not an answer. Must not know: operations, dialects, faults.
+It executes the very request tuples of `_protocol` and `_queue` and answers what hiredis makes of the server's bytes.
+Rules: it does what the servers do, down to the millisecond at which a key ends; a request that no lock sends is an
+assertion error, not an answer. The scripts are written a second time, in Python, from what stands in `lua/`.
+Must not know: operations, dialects, faults of the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import hiredis
 
-from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
+from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._tokens import is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
 
 SERVERS: dict[str, frozenset[str]] = {
@@ -25,7 +28,9 @@ SERVERS: dict[str, frozenset[str]] = {
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 _SYNTAX_ERROR = "ERR syntax error"
-_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE)}
+_OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
+_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, WAIT, PASS_ON, LEAVE)}
+_SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,42 @@ class Entry:
     Attributes:
         value: its string; None for what is no string.
         ends_at_ms: the last millisecond at which it is there; None where it does not expire.
+        items: the members of a sorted set by score, or the fields of a hash.
     """
 
     value: bytes | None
     ends_at_ms: int | None = None
+    items: dict[bytes, Any] = field(default_factory=dict)
+
+
+class Connection:
+    """One client's connection.
+
+    Attributes:
+        denied: as `Model.denied`, for the user of this connection.
+        inbox: the pushes that are on their way to the client, oldest first.
+        channels: what it has subscribed to.
+        deaf: whether something on the way drops all pushes.
+        resp3: whether it takes pushes between replies, once HELLO was answered.
+    """
+
+    def __init__(self, denied: frozenset[str]) -> None:
+        self.denied = denied
+        self.inbox: list[list[Reply]] = []
+        self.channels: set[object] = set()
+        self.deaf = False
+        self.resp3 = False
+        self.tracking = False
+        self.caching = False
+
+    def push(self, message: list[Reply]) -> None:
+        """Let a push leave."""
+        if self.resp3 and not self.deaf:
+            self.inbox.append(message)
+
+
+def _first(waiting: dict[bytes, int]) -> bytes:
+    return min(waiting, key=lambda token: (waiting[token], token))
 
 
 class Model:
@@ -47,20 +84,43 @@ class Model:
     Args:
         has: the commands and forms of commands that it has, as in `SERVERS`.
         denied: commands, "SET GET" or "SET IFEQ", that the user may not use.
+        cluster: whether it is a node of a cluster.
 
     Attributes:
-        now_ms: its clock, set by hand.
+        now_us: its clock, set by hand.
         entries: its keys; those that have ended are removed when they are looked at.
+        connections: those that may hear of something.
+        full: whether it has no memory left for new values.
     """
 
-    def __init__(self, has: frozenset[str] = SERVERS["Valkey 9"], denied: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        has: frozenset[str] = SERVERS["Valkey 9"],
+        denied: frozenset[str] = frozenset(),
+        cluster: bool = False,
+    ) -> None:
         self.has = has
         self.denied = denied
-        self.now_ms = 0
+        self.now_us = 0
         self.entries: dict[bytes, Entry] = {}
+        self.connections: list[Connection] = []
+        self.full = False
+        self._cluster = cluster
+        self._nobody = Connection(denied)
+        self._client = self._nobody  # whose request is being executed
+        self._tracked: dict[bytes, list[Connection]] = {}
         self._cached: set[bytes] = set()
+        self._queue_scripts: dict[bytes, Callable[..., Reply]] = {
+            WAIT.sha: self._wait,
+            PASS_ON.sha: self._pass_on,
+            LEAVE.sha: self._leave,
+        }
         self._commands: dict[object, Callable[[Args], Reply]] = {
             b"COMMAND": self._command_info,
+            b"HELLO": self._hello,
+            b"CLIENT": self._client_tracking,
+            b"SUBSCRIBE": self._subscribe,
+            b"SSUBSCRIBE": self._subscribe,
             b"GET": self._get,
             b"PTTL": self._pttl,
             b"SET": self._set,
@@ -70,29 +130,79 @@ class Model:
             b"EVALSHA": self._evalsha,
         }
 
-    def execute(self, args: Args) -> Reply:
+    @property
+    def now_ms(self) -> int:
+        """Its clock in milliseconds, as keys expire by it."""
+        return self.now_us // 1000
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.now_us = now_ms * 1000
+
+    def connect(self, denied: frozenset[str] = frozenset()) -> Connection:
+        """A connection that can hear of something."""
+        connection = Connection(denied)
+        self.connections.append(connection)
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """The server has noticed that a connection is gone."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+            for listeners in self._tracked.values():
+                if connection in listeners:
+                    listeners.remove(connection)
+
+    def execute(self, args: Args, connection: Connection | None = None) -> Reply:
         """The reply to one request."""
+        client = self._client = connection or self._nobody
         command = args[0]
         assert isinstance(command, bytes)
         name = command.decode()
         if name in ("DELIFEQ", "DELEX") and name not in self.has:
             return hiredis.ReplyError(f"ERR unknown command '{name}', with args beginning with: ")
-        if name in self.denied:
+        if name in client.denied:
             return hiredis.ReplyError(f"NOPERM User u has no permissions to run the '{name.lower()}' command")
-        return self._commands[command](args)
+        if client.channels and not client.resp3:
+            return hiredis.ReplyError(f"ERR Can't execute '{name.lower()}': only (P|S)SUBSCRIBE / ... are allowed")
+        reply = self._commands[command](args)
+        if name != "CLIENT":
+            client.caching = False
+        return reply
 
     def entry(self, key: object) -> Entry | None:
         """What stands at a key now."""
         assert isinstance(key, bytes)
         found = self.entries.get(key)
-        if found is not None and found.ends_at_ms is not None and self.now_ms > found.ends_at_ms:
-            del self.entries[key]
+        if found is not None and found.ends_at_ms is not None and self.now_us // 1000 > found.ends_at_ms:
+            self.remove(key)
             return None
         return found
 
     def put(self, key: bytes, value: bytes | None, ttl_ms: int | None = None) -> None:
         """Let a value stand at a key; None for a value that is no string."""
-        self.entries[key] = Entry(value, None if ttl_ms is None else self.now_ms + ttl_ms)
+        self._write(key, Entry(value, None if ttl_ms is None else self.now_ms + ttl_ms))
+
+    def remove(self, key: bytes) -> None:
+        """Delete a key."""
+        if self.entries.pop(key, None) is not None:
+            self._changed(key)
+
+    def flush(self) -> None:
+        """Delete all keys."""
+        self.entries.clear()
+        self._tracked.clear()
+        for connection in self.connections:
+            if connection.tracking:
+                connection.push([b"invalidate", None])
+
+    def _write(self, key: bytes, entry: Entry) -> None:
+        self.entries[key] = entry
+        self._changed(key)
+
+    def _changed(self, key: bytes) -> None:
+        for connection in self._tracked.pop(key, ()):
+            connection.push([b"invalidate", [key]])
 
     def flush_scripts(self) -> None:
         """Forget all scripts."""
@@ -106,8 +216,44 @@ class Model:
             known.append([name.lower()] if name.decode() in self.has else None)
         return known
 
+    def _hello(self, args: Args) -> Reply:
+        assert args == (b"HELLO", 3)
+        self._client.resp3 = True
+        return {b"proto": 3, b"mode": b"cluster" if self._cluster else b"standalone"}
+
+    def _client_tracking(self, args: Args) -> Reply:
+        if args[1:] == (b"TRACKING", b"ON", b"OPTIN"):
+            self._client.tracking = True
+        else:
+            assert args[1:] == (b"CACHING", b"YES")
+            if not self._client.tracking:
+                return hiredis.ReplyError("ERR CLIENT CACHING can be called only when the client is in tracking mode")
+            self._client.caching = True
+        return b"OK"
+
+    def _subscribe(self, args: Args) -> Reply:
+        command, channel = args
+        assert isinstance(command, bytes)
+        assert isinstance(channel, bytes)
+        self._client.channels.add((command, channel))
+        return [command.lower(), channel, len(self._client.channels)]
+
+    def _publish(self, command: bytes, channel: bytes, message: bytes) -> int:
+        sharded = command == b"spublish"
+        subscription = (b"SSUBSCRIBE" if sharded else b"SUBSCRIBE", channel)
+        listeners = [connection for connection in self.connections if subscription in connection.channels]
+        for listener in listeners:
+            listener.push([b"smessage" if sharded else b"message", channel, message])
+        return len(listeners)
+
     def _get(self, args: Args) -> Reply:
-        entry = self.entry(args[1])
+        key = args[1]
+        entry = self.entry(key)
+        if self._client.caching:
+            assert isinstance(key, bytes)
+            listeners = self._tracked.setdefault(key, [])
+            if self._client not in listeners:
+                listeners.append(self._client)
         if entry is None:
             return None
         return hiredis.ReplyError(WRONGTYPE) if entry.value is None else entry.value
@@ -122,6 +268,8 @@ class Model:
         key, value = args[1], args[2]
         assert isinstance(key, bytes)
         assert isinstance(value, bytes)
+        if self.full:
+            return hiredis.ReplyError(_OUT_OF_MEMORY)
         options = list(args[3:])
         ttl_ms = self._take_operand(options, b"PX")
         compare_to = self._take_operand(options, b"IFEQ")
@@ -129,7 +277,7 @@ class Model:
         assert not options, f"a SET that no lock sends: {args}"
         if (nx and get and "SET NX GET" not in self.has) or (compare_to is not None and "SET IFEQ" not in self.has):
             return hiredis.ReplyError(_SYNTAX_ERROR)
-        if (get and "SET GET" in self.denied) or (compare_to is not None and "SET IFEQ" in self.denied):
+        if (get and "SET GET" in self._client.denied) or (compare_to is not None and "SET IFEQ" in self._client.denied):
             return hiredis.ReplyError("NOPERM No permissions to access a key")
         if isinstance(ttl_ms, int) and ttl_ms <= 0:
             return hiredis.ReplyError("ERR invalid expire time in 'set' command")
@@ -176,15 +324,16 @@ class Model:
         if entry.value != token:
             return 0
         assert isinstance(key, bytes)
-        del self.entries[key]
+        self.remove(key)
         return 1
 
     def _eval(self, args: Args) -> Reply:
-        for script in _SCRIPTS.values():
-            if script.text == args[1]:
-                self._cached.add(script.sha)
-                return self._run(script.sha, args)
-        raise AssertionError(f"a script that no lock sends: {args[1]!r}")
+        text = args[1]
+        assert text in _SCRIPTS_BY_TEXT, f"a script that no lock sends: {text!r}"
+        assert isinstance(text, bytes)
+        script = _SCRIPTS_BY_TEXT[text]
+        self._cached.add(script.sha)
+        return self._run(script.sha, args)
 
     def _evalsha(self, args: Args) -> Reply:
         sha = args[1]
@@ -194,16 +343,25 @@ class Model:
         return self._run(sha, args)
 
     def _run(self, sha: bytes, args: Args) -> Reply:
-        _, _, keys, key, token, *operands = args
-        assert keys == 1
+        key = args[3]
         assert isinstance(key, bytes)
         entry = self.entry(key)
         if entry is not None and entry.value is None:
             return hiredis.ReplyError(f"{WRONGTYPE} script: {sha.decode()}, on @user_script:7.")
-        if entry is None or entry.value != token:
+        value = None if entry is None else entry.value
+        if sha in self._queue_scripts:
+            assert args[2] == 3
+            return self._queue_scripts[sha](value, *args[3:])
+        assert args[2] == 1
+        return self._run_on_one(sha, key, entry, args[4], args[5:])
+
+    def _run_on_one(self, sha: bytes, key: bytes, entry: Entry | None, token: Any, operands: Args) -> Reply:
+        if entry is None or not is_held_with(entry.value, token):
             return 0
         if sha == RELEASE.sha:
-            del self.entries[key]
+            if entry.value != token and operands == (b"1",):
+                return 2
+            self.remove(key)
         elif sha == REACQUIRE.sha:
             self._pexpire(key, entry, operands[0])
         else:
@@ -222,6 +380,126 @@ class Model:
     def _pexpire(self, key: bytes, entry: Entry, ttl_ms: object) -> None:
         assert isinstance(ttl_ms, int)
         if ttl_ms > 0:
-            self.entries[key] = Entry(entry.value, self.now_ms + ttl_ms)
+            self._write(key, replace(entry, ends_at_ms=self.now_ms + ttl_ms))
         else:
-            del self.entries[key]
+            self.remove(key)
+
+    # ---- the scripts of the queue ----
+
+    def _items(self, key: bytes) -> dict[bytes, Any]:
+        """The members of a sorted set, or the fields of a hash, to be read."""
+        entry = self.entry(key)
+        return {} if entry is None else entry.items
+
+    def _items_to_fill(self, key: bytes) -> dict[bytes, Any]:
+        entry = self.entry(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(None)
+        return entry.items
+
+    def _keep(self, key: bytes, kept_ms: int) -> None:
+        self.entries[key] = replace(self.entries[key], ends_at_ms=self.now_ms + kept_ms)
+
+    def _remove_item(self, key: bytes, item: bytes) -> None:
+        items = self._items(key)
+        items.pop(item, None)
+        if not items:
+            self.entries.pop(key, None)
+
+    def _give(self, lock: bytes, token: bytes, ttl_ms: int) -> bytes:
+        word = token + b"+"
+        self.put(lock, word, ttl_ms or None)
+        return word
+
+    def _hand_over(self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None) -> bytes | None:
+        while waiting := self._items(queue):
+            token = _first(waiting)
+            arrival = waiting[token]
+            self._remove_item(queue, token)
+            entry = self._items(waiters).get(b"t" + token)
+            if entry is None:
+                continue
+            ttl_ms, publish, channel = entry
+            if token == asking:
+                return self._give(lock, token, ttl_ms)
+            if "PUBLISH" in self._client.denied:
+                self._items_to_fill(queue)[token] = arrival
+                self._keep(queue, 3_600_000)
+                break
+            if self._publish(publish, channel, b"%d:%b%b+%d" % (len(lock), lock, token, arrival)):
+                return self._give(lock, token, ttl_ms)
+        else:
+            self.remove(waiters)
+        self.remove(lock)
+        return None
+
+    def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
+        waiting, fields = self._items(queue), self._items(waiters)
+        while waiting and (first := _first(waiting)) != token:
+            entry = fields.get(b"t" + first)
+            if entry is not None and fields.get(b"c" + entry[2], -1) >= self.now_ms:
+                return
+            del waiting[first]
+            fields.pop(b"t" + first, None)
+
+    def _clean(self, queue: bytes, waiters: bytes) -> None:
+        waiting, fields = self._items(queue), self._items(waiters)
+        if len(fields) > 3 * len(waiting) + 100:
+            for name, value in list(fields.items()):
+                if name[1:] not in waiting if name[:1] == b"t" else value < self.now_ms:
+                    del fields[name]
+
+    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+        ttl_ms, publish, channel, awake_ms, kept_ms, look_for = words
+        if value is not None and is_held_with(value, token):
+            return [1, value]
+        if self.full:
+            return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {WAIT.sha.decode()}, on @user_script:90.")
+        waiting = self._items_to_fill(queue)
+        is_there = int(not look_for or look_for in waiting)
+        arrival = 0 if token in waiting else self.now_us
+        waiting.setdefault(token, self.now_us)
+        self._keep(queue, kept_ms)
+        fields = self._items_to_fill(waiters)
+        known = len(fields)
+        fields[b"t" + token] = (ttl_ms, publish, channel)
+        fields[b"c" + channel] = self.now_ms + awake_ms
+        if len(fields) == known + 2 or look_for or self.now_us % 1_000_000 % 64 == 0:
+            self._clean(queue, waiters)
+            self._keep(waiters, kept_ms)
+        if look_for:
+            self._pass_over_sleepers(queue, waiters, token)
+        if value is None:
+            value = self._hand_over(lock, queue, waiters, token)
+            if value is None:
+                self._remove_item(queue, token)
+                value = self._give(lock, token, ttl_ms)
+            if is_held_with(value, token):
+                return [1, value]
+            if look_for:
+                self._pass_over_sleepers(queue, waiters, token)
+        verdict = 0
+        if not is_ours(value.removesuffix(b"+")):
+            verdict = 2
+        elif value[-1:] != b"+":
+            value += b"+"
+            self._write(lock, replace(self.entries[lock], value=value))
+        return [verdict, value, self._pttl((b"PTTL", lock)), arrival, is_there]
+
+    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
+        if not is_held_with(value, token):
+            return 0
+        self._hand_over(lock, queue, waiters)
+        return 1
+
+    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any) -> Reply:
+        assert what in (b"keep", b"pass on")
+        self._remove_item(queue, token)
+        self._remove_item(waiters, b"t" + token)
+        if not self._items(queue):
+            self.remove(waiters)
+        if is_held_with(value, token):
+            if what == b"keep":
+                return value
+            self._hand_over(lock, queue, waiters)
+        return None

@@ -233,7 +233,7 @@ def test_release_tells_what_was_ours(server: str) -> None:
 def test_release_of_an_unknown_script_sends_its_text() -> None:
     machine, dialect = releasing("Redis 7.0")
     assert not machine.feed([NOSCRIPT] * 3, dialect)
-    assert [(b"EVAL", RELEASE.text, 1, key, TOKEN) for key in KEYS] == requests_of(machine, dialect)
+    assert [(b"EVAL", RELEASE.text, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, dialect)
     assert machine.feed([1, 1, 0], dialect)
     assert [True, True, False] == machine.results
 
@@ -242,7 +242,7 @@ def test_release_goes_on_by_script_where_the_command_is_refused() -> None:
     machine, dialect = releasing("Valkey 9")
     assert not machine.feed([NOPERM] * 3, dialect)
     assert dialect.release is None
-    assert [(b"EVALSHA", RELEASE.sha, 1, key, TOKEN) for key in KEYS] == requests_of(machine, dialect)
+    assert [(b"EVALSHA", RELEASE.sha, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, dialect)
     assert machine.feed([1] * 3, dialect)
 
 

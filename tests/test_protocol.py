@@ -71,6 +71,24 @@ def test_dialect_is_plain_where_the_probe_is_refused_or_answered_oddly(reply: Re
 
 
 @pytest.mark.parametrize(
+    ("server", "hello", "push", "sharded"),
+    [
+        ("Redis 7.0", {b"mode": b"standalone", b"proto": 3}, True, False),
+        ("Redis 6.2", {b"mode": b"standalone", b"proto": 3}, True, False),
+        ("Redis 7.0", {b"mode": b"cluster", b"proto": 3}, True, True),
+        ("Redis 6.2", {b"mode": b"cluster", b"proto": 3}, False, True),  # it has no sharded channels
+        ("Redis 7.0", UNKNOWN_COMMAND, False, False),
+        ("Redis 7.0", NOPERM, False, False),
+        ("Redis 7.0", None, False, False),
+    ],
+    ids=["single", "single 6.2", "cluster", "cluster 6.2", "unknown", "forbidden", "not asked"],
+)
+def test_messages_can_be_pushed_where_hello_is_answered(server: str, hello: Reply, push: bool, sharded: bool) -> None:
+    dialect = Dialect(Model(SERVERS[server]).execute(PROBE), hello)
+    assert (push, sharded) == (dialect.push, dialect.sharded)
+
+
+@pytest.mark.parametrize(
     ("server", "request_"),
     [
         ("Valkey 9", (b"DELIFEQ", KEY, TOKEN)),
@@ -213,8 +231,8 @@ def test_operations_try_the_next_form_though_a_neighbour_was_refused_first() -> 
     [
         ("Valkey 9", (b"DELIFEQ", KEY, TOKEN)),
         ("Redis 8.4", (b"DELEX", KEY, b"IFEQ", TOKEN)),
-        ("Redis 7.0", (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN)),
-        ("Redis 6.2", (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN)),
+        ("Redis 7.0", (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1")),
+        ("Redis 6.2", (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1")),
     ],
 )
 def test_release_request(server: str, request_: Args) -> None:
@@ -265,7 +283,7 @@ def test_release_goes_on_with_the_script_where_the_native_command_is_refused(
     release.request(dialect, 5.0)
     assert not release.feed(refusal, dialect)
     assert dialect.release is None
-    assert (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN) == release.request(dialect, 5.0)
+    assert (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1") == release.request(dialect, 5.0)
 
 
 # ---- reacquire ----

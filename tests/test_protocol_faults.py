@@ -15,6 +15,7 @@ from hypothesis import strategies
 
 from redislock_fast import _protocol
 from redislock_fast._protocol import Dialect
+from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args, Reply
 from tests.simulation import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
 
@@ -106,6 +107,23 @@ class _ReleaseOfAnybodysLock(_protocol.Release):
         return tuple(b"rival" if word == self.token else word for word in super().request(dialect, now))
 
 
+class _ReleaseThatFreesMarkedLocksOfOthers(_protocol.Release):
+    """Takes any mark for its own."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return tuple(b"rival" if word == self.token + MARK else word for word in request)
+
+
+class _ReleaseBlindToMarks(_protocol.Release):
+    """Does not look at the queue where it finds its token unmarked nowhere."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        super().feed(reply, dialect)
+        self.result = reply == 1
+        return True
+
+
 class _ExtendWithoutTheCap(_protocol.Extend):
     """Adds again whenever it is sent again."""
 
@@ -132,6 +150,13 @@ class _ReacquireThatCreates(_protocol.Reacquire):
         return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
 
 
+class _ReacquireBlindToMarks(_protocol.Reacquire):
+    """Does not ask again for the marked token."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        return super().feed(reply, dialect) or reply is None
+
+
 class _ReacquireThatAlwaysSucceeds(_protocol.Reacquire):
     """Does not look at the reply."""
 
@@ -152,6 +177,9 @@ class _ReacquireThatAlwaysSucceeds(_protocol.Reacquire):
         (Machines(release=_ReleaseBlindToItself), "release ended False for a lock that it deleted itself"),
         (Machines(release=_ReleaseThatAlwaysSucceeds), "release ended True for a lock that was not ours"),
         (Machines(release=_ReleaseOfAnybodysLock), "(changed a key that was not ours|left the lock)"),
+        (Machines(release=_ReleaseBlindToMarks), "release ended False and left the lock"),
+        (Machines(release=_ReleaseThatFreesMarkedLocksOfOthers), "a request changed a key that was not ours"),
+        (Machines(reacquire=_ReacquireBlindToMarks), "reacquire ended False"),
         (Machines(extend=_ExtendWithoutTheCap), "extend by .* raised the end"),
         (Machines(extend=_ExtendThatBelievesTooMuch), "believed until"),
         (Machines(reacquire=_ReacquireThatCreates), "changed a key that was not ours"),
@@ -164,7 +192,7 @@ def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str
 
 
 def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.simulation.undo_request", lambda *_: (b"GET", KEY))
+    monkeypatch.setattr("tests.simulation.Leave", lambda *_: _protocol.Look(KEY))
     assert any("the undo left the lock behind" in found for found in _violations(Machines()))
 
 
