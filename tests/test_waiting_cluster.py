@@ -1,0 +1,154 @@
+"""Waiting on a real cluster of two nodes: sharded messages, locks in many slots, slots that move while somebody waits.
+
+Rules: the cluster and the names are those of `test_cluster.py`. Redis 6.2 has no sharded messages: there waiters poll,
+everywhere else they wait with an interval that no test lives to see. Must not know: the scripts.
+"""
+# ruff: noqa: F811  # fixtures
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from tests.helpers import PATIENCE_S, wait_until
+from tests.test_cluster import Cluster, Place, client, cluster, clusters, place  # noqa: F401
+from tests.waiting_helpers import CALLERS, FAR_S, LATE, Callers, Contender, Threads, queued, until_queued
+
+
+@pytest.fixture(params=CALLERS)
+def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
+    """Threads and tasks in turn."""
+    with CALLERS[request.param]() as running:
+        yield running
+
+
+def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
+    """A client of the cluster."""
+    kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
+    return callers.keep(kind(host="127.0.0.1", port=cluster.nodes[0].port, **options))
+
+
+def has_messages(cluster: Cluster) -> bool:
+    return cluster.nodes[0].kind != "redis-6.2"
+
+
+def late(cluster: Cluster) -> dict[str, Any]:
+    """Settings of a lock whose waiters must be told, where they can be."""
+    return LATE if has_messages(cluster) else {"timeout": FAR_S, "sleep": 0.02}
+
+
+def queue_up(contender: Contender, cluster: Cluster, admin: redis.RedisCluster) -> Future[Any]:
+    """Let it wait."""
+    length = queued(admin, contender.lock.name)
+    answer = contender.acquire(blocking_timeout=PATIENCE_S)
+    if has_messages(cluster):
+        until_queued(admin, contender.lock.name, length + 1)
+    return answer
+
+
+def hand_round(waiting: dict[Future[Any], Contender], in_order: list[Future[Any]] | None = None) -> None:
+    """Each gets the lock, one at a time, and releases it."""
+    order = []
+    while waiting:
+        wait_until(lambda: any(answer.done() for answer in waiting), "the next one gets it")
+        (done,) = (answer for answer in waiting if answer.done())
+        order.append(done)
+        assert done.result() is True
+        assert waiting[done].call("owned")
+        waiting.pop(done).release()
+    assert in_order is None or order == in_order
+
+
+def test_a_lock_on_either_node_is_handed_over(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+) -> None:
+    first, second, third = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(3))
+    for _ in range(2):
+        assert first.call("acquire")
+        waiting = {queue_up(waiter, cluster, client): waiter for waiter in (second, third)}
+        in_order = list(waiting)
+        first.release()
+        hand_round(waiting, in_order if has_messages(cluster) else None)
+    assert not client.exists(place.name)
+
+
+@pytest.mark.parametrize("name", [b"{", b"}", b"{}", b"}{", b"a{b}c", b"a{}{b}", b"{a", b"a}", b"\xff\x00"], ids=ascii)
+def test_a_lock_of_any_name_is_handed_over(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster, name: bytes
+) -> None:
+    holder, waiter = (callers.contender(connect(callers, cluster), name, **late(cluster)) for _ in range(2))
+    assert holder.call("acquire")
+    answer = queue_up(waiter, cluster, client)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+    assert not client.exists(name)
+
+
+def test_waiters_for_locks_in_many_slots_share_a_connection_per_node(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster
+) -> None:
+    names = [f"name-{next(cluster.names)}" for _ in range(20)]
+    client_name = f"waiters-{next(cluster.names)}"
+    of_holders, of_waiters = connect(callers, cluster), connect(callers, cluster, client_name=client_name)
+    holders, waiters = (
+        [callers.contender(one, name, **late(cluster)) for name in names] for one in (of_holders, of_waiters)
+    )
+    for holder in holders:
+        assert holder.call("acquire")
+    answers = [queue_up(waiter, cluster, client) for waiter in waiters]
+    if has_messages(cluster):
+        for admin in cluster.admins:
+            rows = [row for row in admin.client_list() if row["name"] == client_name]
+            assert len([row for row in rows if int(row["ssub"])]) == 1
+    for holder in holders:
+        holder.release()
+    for waiter, answer in zip(waiters, answers, strict=True):
+        assert answer.result(PATIENCE_S) is True
+        waiter.release()
+
+
+def test_waiters_follow_a_slot_that_moves(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+) -> None:
+    holder, *waiters = (
+        callers.contender(connect(callers, cluster), place.name, timeout=FAR_S, sleep=0.05) for _ in range(4)
+    )
+    assert holder.call("acquire")
+    waiting = {queue_up(waiter, cluster, client): waiter for waiter in waiters}
+    place.move()
+    holder.release()
+    hand_round(waiting)
+
+
+def test_a_lock_is_handed_over_after_its_slot_has_moved(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+) -> None:
+    holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
+    for moves in (True, False):
+        assert holder.call("acquire")
+        answer = queue_up(waiter, cluster, client)
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+        waiter.release()
+        if moves:
+            place.move()
+
+
+def test_a_lock_is_handed_over_after_its_slot_has_moved_and_come_back(
+    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+) -> None:
+    holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
+    for moves_to in (place.away, place.home, None):
+        assert holder.call("acquire")
+        answer = queue_up(waiter, cluster, client)
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+        waiter.release()
+        if moves_to is not None:
+            cluster.move(place.slot, moves_to)
