@@ -836,6 +836,7 @@ cdef class Mailbox:
             raise RuntimeError("another thread waits for this mailbox")
         if place != REFUSED:
             self._wait(place, timeout_s)
+        PyErr_CheckSignals()  # while it was woken: Python would raise that as soon as it had the message
         if self.pipe._take_message(&self.slot):
             return self.messages.popleft()
         if self.pipe.dead:
