@@ -381,19 +381,19 @@ def test_nothing_is_sent_on_a_descriptor_that_was_closed(
         owners.append(Reopener(sock))
         return owners[-1]
 
-    def post_for_ever(pipe: Pipe) -> None:
+    def call_for_ever(pipe: Pipe) -> None:
         while True:
-            pipe.post((b"X",))
+            pipe.call((b"ECHO", b"a"), FOREVER)
 
     monkeypatch.setattr("tests.test_core_pipe.Owner", make_owner)
-    for _ in range(15):
+    for _ in range(30):
         near, far = socket.socketpair()
         pipe = make_pipe(near)
         running = [threads.submit(pipe.mailbox().wait, FOREVER)]
-        running += [threads.submit(post_for_ever, pipe) for _ in range(3)]
-        far.recv(1)
+        running += [threads.submit(call_for_ever, pipe) for _ in range(3)]
+        _echo_each(Peer(far), 20)
         far.close()
-        assert [False] * 4 == [is_sent(future) for future in running]
+        assert [Lost] * 4 == [type(future.exception(timeout=20)) for future in running]
         reopened = owners[-1].reopened
         assert [] == select.select(reopened, [], [], 0)[0]
         for sock in reopened:

@@ -40,9 +40,10 @@ cdef enum SlotState:
 cdef enum Place:         # what became of a request
     REFUSED = 0          # the pipe is dead, or there is no memory
     FOLLOWING = 1        # somebody else reads
-    READING = 2          # the caller reads
-    ALONE = 3            # and nothing else is under way
-    BUSY = 4             # somebody else waits for the mailbox
+    SENDING = 2          # and the caller is a sender now, who is to send before anything else
+    READING = 3          # the caller reads
+    ALONE = 4            # and nothing else is under way
+    BUSY = 5             # somebody else waits for the mailbox
 
 
 cdef enum Outcome:       # what _drive and _turn return besides a number of received bytes
@@ -77,6 +78,7 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     double began         # CLOCK_MONOTONIC before a lone call that is a sample for _learn; else 0
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
+    bint sender          # it is a sender
     bint woken           # it has taken what wake was released for
     bint spin            # before the next blocking read
     Py_ssize_t count     # how many replies it waits for, where began is set
