@@ -839,8 +839,12 @@ cdef class Mailbox:
             raise RuntimeError("another thread waits for this mailbox")
         if place != REFUSED:
             self._wait(place, timeout_s)
-        PyErr_CheckSignals()  # while it was woken: Python would raise that as soon as it had the message
         if self.pipe._take_message(&self.slot):
+            try:
+                PyErr_CheckSignals()  # or Python would raise that as soon as the caller had the message
+            except BaseException:
+                self.pipe._tell(&self.slot)  # it stays
+                raise
             return self.messages.popleft()
         if self.pipe.dead:
             raise Lost(False, "the connection broke")
