@@ -11,7 +11,7 @@ IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.
 .PHONY: help bench test test-both coverage lint format wheel test-all clean
 
 help:
-	@echo "make bench      locks taken and released on a real server, beside redis-py"
+	@echo "make bench      locks taken, released and waited for on a real server, beside redis-py"
 	@echo "make test       the whole suite, on the compiled core and on its pure-Python twin"
 	@echo "make coverage   branch coverage of the Python layer (>= 95 %), line coverage of the core"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
@@ -30,6 +30,7 @@ $(VENV)/installed: $(SOURCES)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m bench throughput --mode main
+	$(BIN)/python -m bench contention --preset short
 
 test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from bench import throughput
+from bench.contention import command as contention
 
 
 class Command(Protocol):
@@ -26,7 +27,7 @@ class Command(Protocol):
         """Do it, and answer the exit status."""
 
 
-COMMANDS: Mapping[str, Command] = {"throughput": throughput}
+COMMANDS: Mapping[str, Command] = {"throughput": throughput, "contention": contention}
 
 
 def main() -> int:

@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 LEASE_S = 10
 """The timeout of every lock: whole seconds, since python-redis-lock knows no finer ones."""
 
+SLEEP_S = 0.1
+"""How long whoever polls for a lock sleeps between two looks: the default of redis-py."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all the locks of a measurement are made with.
+
+    Attributes:
+        lease_s: the timeout of every lock, in whole seconds.
+        sleep_s: how long whoever polls sleeps, where the library lets one say so.
+    """
+
+    lease_s: int = LEASE_S
+    sleep_s: float = SLEEP_S
+
 
 class AnyLock(Protocol):
     """What all the libraries' locks have in common."""
@@ -97,15 +113,18 @@ class CheckFailedError(Exception):
 
 REDIS_PY = "redis-py"
 OURS = "redislock_fast"
+OURS_POLLING = "redislock_fast-poll"
+PYTHON_REDIS_LOCK = "python-redis-lock"
+PEERS = (PYTHON_REDIS_LOCK, "pottery")
 
 
-def _redis_py() -> Contestant:
+def _redis_py(terms: Terms) -> Contestant:
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = client.lock(name, timeout=LEASE_S)
+        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
         return lock
 
     def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = client.lock(name, timeout=LEASE_S)
+        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
         return lock
 
     return Contestant(REDIS_PY, version("redis"), make, str, make_async, _PipelineBatch)
@@ -156,16 +175,16 @@ class _OurBatch:
         return sum(self._batch.release().values())
 
 
-def _ours() -> Contestant:
+def _ours(terms: Terms) -> Contestant:
     from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
     from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = client.lock(name, timeout=LEASE_S, lock_class=Lock)
+        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=Lock)
         return lock
 
     def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = client.lock(name, timeout=LEASE_S, lock_class=AsyncLock)
+        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=AsyncLock)
         return lock
 
     return Contestant(
@@ -178,49 +197,70 @@ def _ours() -> Contestant:
     )
 
 
-def _python_redis_lock() -> Contestant:
+def _ours_polling(terms: Terms) -> Contestant:
+    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
+
+    choice: dict[str, Any] = {"timeout": terms.lease_s, "sleep": terms.sleep_s, "wait": "poll"}
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Lock(client, name, **choice)
+        return lock
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = AsyncLock(client, name, **choice)
+        return lock
+
+    return Contestant(OURS_POLLING, __version__, make, str, make_async)
+
+
+def _python_redis_lock(terms: Terms) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
     # It warns of every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Lock(client, name, expire=LEASE_S)
+        lock: AnyLock = Lock(client, name, expire=terms.lease_s)
         return lock
 
-    return Contestant("python-redis-lock", version("python-redis-lock"), make, "lock:{}".format)
+    return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
 
 
-def _pottery() -> Contestant:
+def _pottery(terms: Terms) -> Contestant:
     from pottery import Redlock  # noqa: PLC0415 - optional
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=LEASE_S)
+        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=terms.lease_s)
         return lock
 
     return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
 
 
-_FACTORIES: dict[str, tuple[str, Callable[[], Contestant]]] = {
+_FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
-    "python-redis-lock": ("redis_lock", _python_redis_lock),
+    OURS_POLLING: ("redislock_fast", _ours_polling),
+    PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),
 }
-PEERS = tuple(name for name in _FACTORIES if name not in (REDIS_PY, OURS))
 
 
-def find(name: str) -> Contestant:
+def find(name: str, terms: Terms = Terms()) -> Contestant:
     """The contestant of that name.
 
+    Args:
+        name: as `--only` has it.
+        terms: what its locks are made with.
+
     Raises:
-        AbsentError: where its library is not installed.
+        AbsentError: where its library is not installed, or cannot do it.
         ImportError: where it is installed and cannot be imported.
     """
     package, make = _FACTORIES[name]
     if not find_spec(package):
         raise AbsentError("not installed")
-    return make()
+    return make(terms)
 
 
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis) -> None:

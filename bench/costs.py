@@ -29,7 +29,7 @@ class Meter:
 
     def start(self) -> None:
         """Begin."""
-        self._server_s = self._server_cpu_s()
+        self._server_s = server_cpu_s(self._witness)
         self._client_s = time.process_time()
 
     def read(self, pairs: int) -> tuple[float, float]:
@@ -39,12 +39,14 @@ class Meter:
             pairs: how many were done since then.
         """
         client_s = time.process_time() - self._client_s
-        server_s = self._server_cpu_s() - self._server_s
+        server_s = server_cpu_s(self._witness) - self._server_s
         return 1e6 * client_s / pairs, 1e6 * server_s / pairs
 
-    def _server_cpu_s(self) -> float:
-        used = self._witness.info("cpu")
-        return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+def server_cpu_s(witness: redis.Redis) -> float:
+    """The CPU time that the server has used since it started."""
+    used = witness.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
 def bytes_per_lock(make: Callable[[str], object]) -> float:

@@ -5,6 +5,7 @@ Rules: a server that we start ends with the command. Must not know: locks or con
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from redislock_fast.server import Server
 
 CHOICES = {"embedded": "valkey", "redis": "redis", "redis-6.2": "redis-6.2"}
 """What `--server` accepts beside a URL, and the kind of `redislock_fast.server` that it means."""
+
+_OPEN_FILES = 4096  # 1,000 connections of a client and as many of the server, and those of the other rows
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ def open_server(choice: str) -> Iterator[RunningServer]:
             yield RunningServer(server.url, _stated_name(server.url))
     else:
         yield RunningServer(choice, _stated_name(choice))
+
+
+def allow_open_files() -> None:
+    """Let this process, and those that it starts, the server among them, have the connections of all the rows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+        allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _stated_name(url: str) -> str:

@@ -8,7 +8,6 @@ of all of them. Must not know: how a contestant works, or what a workload does.
 from __future__ import annotations
 
 import argparse
-import resource
 import secrets
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from bench import batches, contestants, floor, report, rounds, server_limit, servers, single, tasks, threads
+from bench import arguments, batches, contestants, floor, report, rounds, server_limit, servers, single, tasks, threads
 from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant
 from bench.costs import bytes_per_lock
 from bench.import_cost import import_costs_ms
@@ -33,7 +32,6 @@ from bench.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUM
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
 
 _IMPORTS = 15
-_OPEN_FILES = 4096  # 1,000 connections of a client and as many of the server, and those of the other rows
 _BOTH = (REDIS_PY, OURS)
 _YARDSTICKS: dict[str, Callable[[Scene], Entrant]] = {
     **{name: partial(floor.entrant, name) for name in floor.NAMES},
@@ -126,33 +124,21 @@ _MODES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     names = tuple(dict.fromkeys(name for mode in _MODES.values() for name in mode.names))
-
-    def some_of(text: str) -> list[str]:
-        chosen = text.split(",")
-        if unknown := set(chosen).difference(names):
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-        return chosen
-
-    parser.add_argument(
-        "--server",
-        default="embedded",
-        metavar=f"{{{','.join(servers.CHOICES)},URL}}",
-        help="the server to start, or the URL of a running one (default: %(default)s, a Valkey)",
-    )
+    arguments.add_server(parser)
     parser.add_argument(
         "--mode",
         choices=_MODES,
         default="single",
         help="; ".join(f"{name}: {mode.about}" for name, mode in _MODES.items()) + " (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=_positive(int), help=f"default: {_defaults('rounds')}")
+    parser.add_argument("--rounds", type=arguments.positive(int), help=f"default: {_defaults('rounds')}")
     parser.add_argument(
         "--seconds",
-        type=_positive(float),
+        type=arguments.positive(float),
         help=f"for each contestant and round (default: {_defaults('seconds')})",
     )
-    parser.add_argument("--only", type=some_of, metavar="NAME,...", help=", ".join(names))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save every figure here")
+    parser.add_argument("--only", type=arguments.some_of(names), metavar="NAME,...", help=", ".join(names))
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -161,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     options.rounds = options.rounds or mode.rounds
     options.seconds = options.seconds or mode.seconds
     options.only = options.only or list(mode.names)
-    _allow_open_files()
+    servers.allow_open_files()
     try:
         with servers.open_server(options.server) as server, _scene(server.url) as scene:
             result = _run_on(server, scene, options)
@@ -269,25 +255,7 @@ def _scene(url: str) -> Iterator[Scene]:
         yield Scene(url, prefix, witness, Path(folder), closing)
 
 
-def _allow_open_files() -> None:
-    """Let this process, and the server that it starts, have the connections of all the rows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
-        allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
 def _defaults(setting: str) -> str:
     usual = getattr(_Mode, setting)
     others = {name: getattr(mode, setting) for name, mode in _MODES.items() if getattr(mode, setting) != usual}
     return ", ".join((f"{usual}", *(f"{other} in mode {name}" for name, other in others.items())))
-
-
-def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = number(text)
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be positive: {text}")
-        return value
-
-    return parse

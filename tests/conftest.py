@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from redislock_fast._facade import LockBase
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
@@ -36,6 +37,12 @@ def _absent(what: str) -> None:
     if ALL_SERVERS:
         pytest.fail(f"{what}, and REDISLOCK_FAST_ALL_SERVERS=1")
     pytest.skip(what)
+
+
+@pytest.fixture
+def polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of ours wait as redis-py's do, unless they are told otherwise."""
+    monkeypatch.setattr(LockBase, "_wait", "poll")
 
 
 class Servers:

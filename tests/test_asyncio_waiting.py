@@ -1,5 +1,7 @@
 """One suite on redis-py's asyncio Lock and on ours: blocking, polling, and the limits of waiting, to the exact sleep.
 
+Ours polls here: what it does by default is in `test_waiting*.py`.
+
 Rules: sleeping is faked where it is counted, and real where another holder lets go. Must not know: how either class
 talks to the server.
 """
@@ -17,6 +19,8 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, AsyncLockClass, eventually, in_loop, run_in_loop
 from tests.helpers import PATIENCE_S, FakeTime, start
+
+pytestmark = pytest.mark.usefixtures("polling")
 
 
 @pytest.fixture

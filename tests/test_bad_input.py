@@ -205,6 +205,7 @@ def test_sleep_of_a_wrong_type_is_refused(taken: redis.Redis, sleep: Any) -> Non
         redislock_fast.Lock(taken, "name").acquire(sleep=sleep, blocking_timeout=1)
 
 
+@pytest.mark.usefixtures("polling")
 @pytest.mark.parametrize("limit_s", [float("inf"), 1e12])
 def test_infinite_blocking_timeout_is_no_limit(
     lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime, limit_s: float
@@ -215,6 +216,7 @@ def test_infinite_blocking_timeout_is_no_limit(
     assert [0.1] * 20 == fake_time.sleeps_s
 
 
+@pytest.mark.usefixtures("polling")
 def test_sleep_of_zero_polls_without_a_pause(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     fake_time.at_most = 20
     with pytest.raises(AssertionError, match="waits for ever"):

@@ -1,5 +1,7 @@
 """One suite on redis-py's Lock and on ours: blocking, polling, and the limits of waiting, to the exact sleep.
 
+Ours polls here: what it does by default is in `test_waiting*.py`.
+
 Rules: sleeping is faked where it is counted (redis-py's own tests do the same), and real where another holder lets go.
 Must not know: how either class talks to the server.
 """
@@ -13,6 +15,8 @@ import redis
 from redis.exceptions import LockNotOwnedError
 
 from tests.helpers import FakeTime, LockClass, start, wait_until
+
+pytestmark = pytest.mark.usefixtures("polling")
 
 
 @pytest.fixture

@@ -134,6 +134,7 @@ def test_interrupted_sleep_raises_and_holds_nothing(
             pass
 
 
+@pytest.mark.usefixtures("polling")
 def test_interrupted_sleep_spares_a_holder_with_the_same_token(
     lock_class_id: str, lock_class: LockClass, valkey_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,10 @@ Must not know: sockets, threads, event loops.
 
 from __future__ import annotations
 
-from redislock_fast._batch import Execute, Group, Hold, Sleep, Split, Steps
+from redislock_fast._batch import Group, Hold
 from redislock_fast._many import AcquireMany, Many, ReleaseMany
 from redislock_fast._protocol import Reacquire
+from redislock_fast._steps import Execute, Sleep, Split, Steps
 from redislock_fast._times import clock
 
 __all__ = ["acquiring"]

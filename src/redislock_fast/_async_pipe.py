@@ -21,7 +21,7 @@ from typing import Any, Protocol, final
 import hiredis
 
 from redislock_fast._implementation import compiled, encode
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, Reply, is_answer, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
 
 __all__ = ["AsyncPipe", "Pipe", "new_pipe"]
 
@@ -40,6 +40,10 @@ class Pipe(Protocol):
     on_push: OnPush | None
 
     @property
+    def closed(self) -> asyncio.Future[None]:
+        """Done when the connection is gone."""
+
+    @property
     def broken(self) -> bool:
         """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
 
@@ -53,8 +57,14 @@ class Pipe(Protocol):
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> Awaitable[list[Reply]]:
         """Send requests in one piece; likewise `_wire.Pipe.call_many`."""
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply."""
+    def listener(self) -> Awaitable[object]:
+        """What a task awaits, at once and once, until `tell` gives it a message."""
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; `_wire.Pipe.post` for a loop."""
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -74,9 +84,10 @@ def _raise(error: BaseException) -> None:
 class _Slot:
     """Where replies go that are not for one waiting caller: many for one caller, or one for nobody."""
 
-    __slots__ = ("future", "replies", "wanted")
+    __slots__ = ("future", "on_reply", "replies", "wanted")
 
-    def __init__(self, future: asyncio.Future[Any] | None, wanted: int) -> None:
+    def __init__(self, future: asyncio.Future[Any] | None, wanted: int, on_reply: OnReply | None = None) -> None:
+        self.on_reply = on_reply
         self.future = future
         self.replies: list[Reply] = []
         self.wanted = wanted
@@ -160,10 +171,21 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
         return future
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply."""
-        self._send(encode(args), _Slot(None, 1), -1.0)
-        self._flush()
+    def listener(self) -> asyncio.Future[object]:
+        """What a task awaits until `tell` gives it a message."""
+        return self._loop.create_future()
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+        assert isinstance(listener, asyncio.Future)
+        if not listener.done():
+            listener.set_result(message)
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; nobody waits for its reply."""
+        self._send(encode(args), _Slot(None, 1, on_reply), -1.0)
+        if on_reply is None:
+            self._flush()
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -258,10 +280,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                     slot.wanted -= 1
                     if slot.wanted:
                         continue
+                    del self._slots[0], self._deadlines[0]
+                    if slot.on_reply is not None:
+                        slot.on_reply(reply)
+                        continue
                     future, reply = slot.future, slot.replies
                 else:
                     future = slot
-                del self._slots[0], self._deadlines[0]
+                    del self._slots[0], self._deadlines[0]
                 if future is not None and not future.done():
                     future.set_result(reply)
         except hiredis.ProtocolError as error:

@@ -1,8 +1,6 @@
 """Many locks held, prolonged and given back together: what `Batch` is made of, for threads and for asyncio.
 
-Each operation is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
-what it raises. So the logic is written once, and an error or a cancel arrives where it must be dealt with. How locks
-are acquired stands in `_acquiring.py`.
+Each operation is a generator of steps (`_steps.py`). How locks are acquired stands in `_acquiring.py`.
 
 One token for the whole batch: a key's value tells who holds it, and no two batches have the same.
 
@@ -11,7 +9,7 @@ Must not know: sockets, threads, event loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,38 +17,14 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process
 from redislock_fast._many import Many, ReleaseMany
-from redislock_fast._protocol import Extend, Operation, Reacquire
+from redislock_fast._protocol import Extend, Reacquire
+from redislock_fast._steps import Execute, Steps
 from redislock_fast._times import added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._tokens import new_token
 
-__all__ = ["BatchBase", "Execute", "Group", "Hold", "Name", "Plan", "Sleep", "Split", "Steps"]
+__all__ = ["BatchBase", "Group", "Hold", "Name", "Plan"]
 
 Name: TypeAlias = "str | bytes"
-
-
-@dataclass(frozen=True)
-class Execute:
-    """Drive the operation to its end, within so many seconds."""
-
-    operation: Operation
-    limit_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Sleep:
-    """Do nothing for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Split:
-    """Send back the keys' indexes, those together that one server has."""
-
-    keys: list[bytes]
-
-
-Steps: TypeAlias = Generator["Execute | Sleep | Split", Any, Any]
 
 
 class Plan:

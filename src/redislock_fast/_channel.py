@@ -19,7 +19,8 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Dialect, NotExecuted, Operation, Release, undo_request
+from redislock_fast._protocol import Dialect, NotExecuted, Operation, undo_request
+from redislock_fast._queue import Leave
 from redislock_fast._wire import Args, Lost, NoReply
 
 __all__ = [
@@ -183,7 +184,7 @@ class Channel(Encoding, Generic[LinkType]):
             for link in loose:
                 with contextlib.suppress(Lost):
                     for key, token in entries:
-                        link.pipe.post(undo_request(link.dialect, key, token))
+                        link.pipe.post(operation.undo_request(link.dialect, key, token))
             self.undo(entries)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
@@ -202,7 +203,7 @@ class Channel(Encoding, Generic[LinkType]):
     def _next_undoing(self) -> Many:
         """For who alone takes from `_undone` now."""
         del self._undone[:-_MAX_UNDONE]
-        return Many([Release(key, token, None) for key, token in self._undone[:_UNDO_AT_ONCE]])
+        return Many([Leave(key, token) for key, token in self._undone[:_UNDO_AT_ONCE]])
 
     def _spare(self, operation: Operation) -> None:
         """A token may come back: what waits to be undone under it must not hit the new attempt."""

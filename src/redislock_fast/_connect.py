@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from redislock_fast import _core_py, _protocol
 from redislock_fast._implementation import compiled
+from redislock_fast._room import Room
 from redislock_fast._wire import SPIN_US, Pipe
 
 __all__ = ["Link", "RetryPolicy", "open_link", "redis_error", "settings_of"]
@@ -38,14 +39,19 @@ class Link:
     Attributes:
         pipe: drives the socket.
         dialect: what the server understands.
+        room: who waits on it for messages; None where none can come.
     """
 
-    __slots__ = ("_connection", "dialect", "pipe")
+    __slots__ = ("_connection", "dialect", "pipe", "room")
 
     def __init__(self, connection: Any, pipe: Pipe, dialect: _protocol.Dialect) -> None:
         self._connection = connection
         self.pipe = pipe
         self.dialect = dialect
+        self.room = None
+        if dialect.push:
+            self.room = Room(dialect)
+            pipe.on_push = self.room.hear
 
     def close(self) -> None:
         """Break the pipe; whoever still waits is told."""
@@ -118,11 +124,11 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
         pipe = _core_py.Pipe(connection, sock)
     timeout_s = settings.get("socket_timeout")
     try:
-        reply = pipe.call(_protocol.PROBE, -1.0 if timeout_s is None else timeout_s)
+        probed, greeted = pipe.call_many([_protocol.PROBE, _protocol.HELLO], -1.0 if timeout_s is None else timeout_s)
     except BaseException:
         pipe.close()
         raise
-    return Link(connection, pipe, _protocol.Dialect(reply))
+    return Link(connection, pipe, _protocol.Dialect(probed, greeted))
 
 
 def _is_plain(sock: object) -> bool:

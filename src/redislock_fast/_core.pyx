@@ -178,19 +178,19 @@ cdef class Pipe:
     def call(self, tuple args not None, double timeout_s):
         """Send one request and wait for its reply."""
         cdef Place place
-        cdef Slot* slot = self._queue(args, None, WAITING, &place)
+        cdef Slot* slot = self._queue(args, None, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
     def call_many(self, requests, double timeout_s):
         """Send requests in one piece and wait for all their replies."""
         cdef Place place
-        cdef Slot* slot = self._queue(None, requests, WAITING, &place)
+        cdef Slot* slot = self._queue(None, requests, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
-    def post(self, tuple args not None):
-        """Send one request behind all that were sent before, and drop its reply."""
+    def post(self, tuple args not None, on_reply=None):
+        """Send one request behind all that were sent before; nobody waits for its reply."""
         cdef Place place
-        self._queue(args, None, ABANDONED, &place)
+        self._queue(args, None, ABANDONED, on_reply, &place)
         if place == SENDING:
             self._send_queue()
         elif place != FOLLOWING:
@@ -214,7 +214,9 @@ cdef class Pipe:
         """A new mailbox."""
         return Mailbox(self)
 
-    cdef Slot* _queue(self, tuple args, object requests, SlotState state, Place* place) except NULL:
+    cdef Slot* _queue(
+        self, tuple args, object requests, SlotState state, object on_reply, Place* place
+    ) except NULL:
         """Queue one request (args), or many. The slot of a post is another's at once."""
         cdef char scratch[SCRATCH_BYTES]
         cdef char* data = scratch
@@ -224,6 +226,9 @@ cdef class Pipe:
         if slot == NULL:
             raise MemoryError
         slot.state = state
+        if on_reply is not None:
+            Py_INCREF(on_reply)
+            slot.on_reply = <PyObject*>on_reply
         place[0] = REFUSED
         try:
             if args is None:
@@ -590,6 +595,8 @@ cdef class Pipe:
             return
         with self.mutex:
             while self.consumed < received and self.head != NULL and self.head.replies == NULL:
+                if self.head.on_reply != NULL:
+                    break
                 plain = plain_reply(self.landing + self.consumed, received - self.consumed, &length)
                 if plain == NOT_PLAIN:
                     break
@@ -655,7 +662,10 @@ cdef class Pipe:
             slot.reply = <PyObject*>reply
         slot = self._unlink_oldest()
         if slot != NULL:
+            on_reply = None if slot.on_reply == NULL else <object>slot.on_reply
             drop_slot(slot)
+            if on_reply is not None:
+                on_reply(reply)
         return 0
 
     cdef Slot* _oldest(self) noexcept nogil:
@@ -905,6 +915,7 @@ cdef void free_slot(Slot* slot) noexcept nogil:
 cdef void drop_slot(Slot* slot) noexcept:
     Py_XDECREF(slot.reply)
     Py_XDECREF(slot.replies)
+    Py_XDECREF(slot.on_reply)
     free_slot(slot)
 
 

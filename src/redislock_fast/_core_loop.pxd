@@ -11,7 +11,7 @@ cdef enum State:
     DONE = 1       # outcome is the reply
     FAILED = 2     # outcome is the exception
     CANCELLED = 3  # outcome is the message, or None
-    DROPPED = 4    # nobody ever waited
+    DROPPED = 4    # nobody ever waited; callback, if any, is given the reply
 
 
 cdef class Waiter:
@@ -48,6 +48,8 @@ cdef class LoopPipe:
     cdef Waiter done_head          # completed, their tasks yet to run
     cdef Waiter done_tail
     cdef Py_ssize_t done_count
+    cdef bint receiving            # replies and pushes are being parsed
+    cdef bint told                 # a listener is among the completed
     cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
@@ -73,5 +75,6 @@ cdef class LoopPipe:
     cdef void _learn(self) noexcept
     cdef int _deliver(self, Py_ssize_t received) except -1
     cdef int _complete(self, object reply) except -1
+    cdef int _make_done(self, Waiter waiter) except -1
     cdef int _step(self, bint direct) except -1
     cdef int _fail(self, str cause) except -1

@@ -209,12 +209,14 @@ cdef class LoopPipe:
         self._enlist(None, requests, size, waiter, timeout_s)
         return waiter
 
-    def post(self, tuple args not None):
-        """Send one request behind all that were sent before, and drop its reply."""
+    def post(self, tuple args not None, on_reply=None):
+        """Send one request behind all that were sent before; nobody waits for its reply."""
         cdef Waiter waiter = Waiter.__new__(Waiter)
         waiter.state = DROPPED
+        waiter.callback = on_reply
         self._enlist(args, None, request_size(args), waiter, -1)
-        self._write()
+        if on_reply is None:
+            self._write()
 
     def close(self):
         """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
@@ -223,6 +225,24 @@ cdef class LoopPipe:
             self._write()
             self._fail("the connection was closed")
             self.transport.close()
+
+    def listener(self):
+        """What a task awaits, once, until `tell` gives it a message."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.loop = self.loop
+        return waiter
+
+    def tell(self, Waiter waiter not None, message):
+        """Give a listener a message, unless it has one or was cancelled."""
+        if waiter.state != WAITING:
+            return
+        if self.receiving:
+            waiter.state = DONE
+            waiter.outcome = message
+            self._make_done(waiter)
+            self.told = True
+        else:
+            waiter._end(DONE, message)
 
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1:
         """Queue one request (args), or many."""
@@ -354,7 +374,11 @@ cdef class LoopPipe:
         self.heard = monotonic()
         if self.began > 0:
             self._learn()
-        self._deliver(received)
+        self.receiving = True
+        try:
+            self._deliver(received)
+        finally:
+            self.receiving = False
         self.delivering = True
         try:
             self._step(current_task(self.loop) is None)
@@ -415,12 +439,19 @@ cdef class LoopPipe:
         if waiter.state == WAITING:
             waiter.state = DONE
             waiter.outcome = reply
-            if self.done_head is None:
-                self.done_head = waiter
-            else:
-                self.done_tail.next = waiter
-            self.done_tail = waiter
-            self.done_count += 1
+            self._make_done(waiter)
+        elif waiter.state == DROPPED and waiter.callback is not None:
+            waiter.callback(reply)
+        return 0
+
+    cdef int _make_done(self, Waiter waiter) except -1:
+        """The waiter's task is to be stepped."""
+        if self.done_head is None:
+            self.done_head = waiter
+        else:
+            self.done_tail.next = waiter
+        self.done_tail = waiter
+        self.done_count += 1
         return 0
 
     cdef int _step(self, bint direct) except -1:
@@ -428,7 +459,9 @@ cdef class LoopPipe:
         cdef Waiter waiter
         cdef object callback
         cdef object context
-        self.half = (self.done_count + 1) // 2
+        # Who was told of a lock is about to release it, for which all others wait: that leaves with the rest.
+        self.half = self.done_count if self.told else (self.done_count + 1) // 2
+        self.told = False
         self.done_count = 0
         while self.done_head is not None:
             waiter = self.done_head

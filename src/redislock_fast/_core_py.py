@@ -29,7 +29,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, Reply, is_answer, new_reader
+from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
 
 __all__ = ["Mailbox", "Pipe", "encode"]
 
@@ -79,13 +79,14 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "messages", "replies", "state", "waits", "wake", "wanted")
+    __slots__ = ("begins", "messages", "on_reply", "replies", "state", "waits", "wake", "wanted")
 
     def __init__(self, state: _State, wanted: int = 1, messages: Sequence[object] = ()) -> None:
         self.state = state  # mutex
         self.wanted = wanted  # reader, once queued; how many replies are still to come
         self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.messages = messages  # of the mailbox that is waited for
+        self.on_reply: OnReply | None = None  # fixed once queued; who is given the reply of a post
         self.begins = 0  # mutex
         self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
@@ -170,11 +171,13 @@ class Pipe:
                 self._fail()
             raise
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply."""
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; nobody waits for its reply."""
         request = encode(args)
+        slot = _Slot(_State.ABANDONED)
+        slot.on_reply = on_reply
         try:
-            if self._queue(request, _Slot(_State.ABANDONED)):
+            if self._queue(request, slot):
                 self._hand_over()
         except Lost:
             raise
@@ -401,6 +404,8 @@ class Pipe:
                 del self._slots[0]
                 if slot.state is _State.WAITING:
                     slot.end(_State.DONE)
+        if slot.on_reply is not None:
+            slot.on_reply(reply)
 
     def _give_up(self, slot: _Slot) -> _State:
         with self._mutex:

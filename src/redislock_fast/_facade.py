@@ -5,17 +5,22 @@ Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loop
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
+from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._ownership import Holding, SharedHolding
-from redislock_fast._times import ttl_ms_of
-from redislock_fast._tokens import new_token
+from redislock_fast._times import clock, poll_seconds, ttl_ms_of
+from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
+from redislock_fast._waiting import Waiting
 
-__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "LockBase", "LockerBase"]
+__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
+
+WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
 NOT_ENTERED = "Unable to acquire lock within the time specified"
 
@@ -42,6 +47,29 @@ EXTEND = _LuaScript(_scripts.EXTEND.text.decode())
 REACQUIRE = _LuaScript(_scripts.REACQUIRE.text.decode())
 
 
+class Backoff:
+    """How long to sleep before each attempt but the first.
+
+    Args:
+        wait: the lock's setting.
+        sleep: in seconds, where that is no backoff.
+    """
+
+    def __init__(self, wait: WaitBy, sleep: float) -> None:
+        self._sleep = sleep
+        self._failures = 0
+        self._backoff = None if isinstance(wait, str) else copy.deepcopy(wait)  # which may remember its last pause
+        if self._backoff is not None:
+            self._backoff.reset()  # type: ignore[no-untyped-call]
+
+    def next_s(self) -> float:
+        """After one more attempt that failed, in seconds."""
+        if self._backoff is None:
+            return self._sleep
+        self._failures += 1
+        return poll_seconds(self._backoff.compute(self._failures))
+
+
 class LockBase:
     """The settings of a lock, and whose token is whose. The parameters stand on the classes that users name."""
 
@@ -55,6 +83,8 @@ class LockBase:
 
     local: Any
 
+    _wait: WaitBy = "push"
+
     def __init__(
         self,
         redis: Any,
@@ -65,6 +95,8 @@ class LockBase:
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        *,
+        wait: WaitBy = "push",
     ) -> None:
         # Not through the properties: a lock is often made for one use.
         self._redis = redis
@@ -78,6 +110,8 @@ class LockBase:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
+        if wait != "push":  # an attribute less in most locks
+            self.wait = wait
         self._own_nothing()
         self.register_scripts()
 
@@ -122,6 +156,17 @@ class LockBase:
         self._ttl_ms = ttl_ms_of(timeout)
         self._timeout = timeout
 
+    @property
+    def wait(self) -> WaitBy:
+        """How `acquire` waits: "push", "poll" or a backoff of redis-py."""
+        return self._wait
+
+    @wait.setter
+    def wait(self, wait: WaitBy) -> None:
+        if wait not in ("push", "poll") and not isinstance(wait, AbstractBackoff):
+            raise ValueError(f"wait is 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
+        self._wait = wait
+
     def _own_nothing(self) -> None:
         self._generation = _process.generation
         self.local = self._new_holding() if self.thread_local else SharedHolding()
@@ -152,10 +197,33 @@ class LockBase:
     def _next_token(self, token: Any, local: Holding) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
-            return new_token()
+            fresh = new_token()
+            if self.lua_release is RELEASE and self.lua_extend is EXTEND and self.lua_reacquire is REACQUIRE:
+                return fresh
+            return fresh[len(MARKER) :]  # scripts of a class's own know nothing of marks
         local.attempt = None  # which may have had the same token
         encoded: bytes = self._transport.encode(token)
         return encoded
+
+    def _token_after(self, token: bytes, brought: Any, local: Holding) -> bytes:
+        """The token of the next attempt, after one that failed: a token that is being undone does not come back."""
+        attempt = local.attempt
+        if brought is None and attempt is not None and attempt.token is token and attempt.unsettled:
+            return self._next_token(None, local)
+        return token
+
+    def _waiting(self, token: bytes, brought: Any, interval_s: float, left_s: float | None) -> Waiting:
+        """How to wait after an attempt with this token failed.
+
+        Args:
+            token: the attempt's.
+            brought: the token as the caller brought it; None where he did not.
+            interval_s: how often to look whether all is well, in seconds.
+            left_s: how long to wait at most, in seconds.
+        """
+        queues = brought is None and is_ours(token)
+        deadline = None if left_s is None else clock() + max(left_s, 0.0)
+        return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues)
 
     def _refuse_to_wait_for_itself(self, local: Holding) -> None:
         attempt = local.attempt  # None where an overridden do_acquire made it
@@ -163,8 +231,8 @@ class LockBase:
             self.thread_local
             and self._ttl_ms is None
             and attempt is not None
-            and attempt.holder is not None
-            and attempt.holder == local.token
+            and local.token is not None
+            and is_held_with(attempt.holder, local.token)
         ):
             raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
 
@@ -235,6 +303,8 @@ class LockerBase(Generic[_AnyLock]):
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        *,
+        wait: WaitBy = "push",
     ) -> _AnyLock:
         """A lock on this client; the parameters are those of `Lock`."""
         return self._lock_class(
@@ -246,4 +316,5 @@ class LockerBase(Generic[_AnyLock]):
             blocking_timeout=blocking_timeout,
             thread_local=thread_local,
             raise_on_release_error=raise_on_release_error,
+            wait=wait,
         )

@@ -34,6 +34,7 @@ class Holding:
         lease: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
         attempt: the last acquire.
         releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
+        queued: the token of a lock behind which somebody waited when it was granted.
     """
 
     if not TYPE_CHECKING:  # mypy takes it for a promise that a holding has no attributes
@@ -43,6 +44,7 @@ class Holding:
     lease: tuple[bytes | None, float | None] = (None, None)
     attempt: _protocol.Acquire | None = None
     releasing: bytes | None = None
+    queued: bytes | None = None
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""

@@ -21,10 +21,13 @@ from typing import Any, Protocol
 
 import hiredis
 
-from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE, Script
+from redislock_fast._names import queue_keys
+from redislock_fast._scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE, Script
+from redislock_fast._tokens import MARK, is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
 
 __all__ = [
+    "HELLO",
     "PROBE",
     "Acquire",
     "Dialect",
@@ -36,11 +39,15 @@ __all__ = [
     "Redirected",
     "Refused",
     "Release",
+    "TokenOperation",
     "undo_request",
 ]
 
 PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
 """Sent once per connection. Versions are not trusted: a Valkey may call itself Redis 7.2.4."""
+
+HELLO: Args = (b"HELLO", 3)
+"""Sent behind it: RESP3, in which a server may push messages between replies. Without it, waiters poll."""
 
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", "ASK"})
 
@@ -69,26 +76,37 @@ class Dialect:
         release: the native compare-and-delete, b"DELIFEQ" (Valkey 9.0) or b"DELEX" (Redis 8.4), or None for the script:
             it costs the server three to four times as much.
         set_ifeq: `SET ... IFEQ token` (Valkey 8.1, Redis 8.4).
+        push: messages may come between replies.
+        sharded: the server is a node of a cluster, and channels have slots as keys have (Redis 7.0).
 
     Shared by all callers of the connection. Attributes only ever fall, so a stale read costs one refused request.
     """
 
-    __slots__ = ("release", "set_get", "set_ifeq")
+    __slots__ = ("push", "release", "set_get", "set_ifeq", "sharded")
 
-    def __init__(self, probe_reply: Reply = None) -> None:
-        """Read the reply to `PROBE`; anything but a list (forbidden, unknown) gives the plain dialect."""
+    def __init__(self, probe_reply: Reply = None, hello_reply: Reply = None) -> None:
+        """Read the replies to `PROBE` and `HELLO`; errors (forbidden, unknown) give the plain dialect."""
         known = probe_reply if isinstance(probe_reply, list) else []
         delifeq, delex, lmpop = (bool(entry) for entry in known) if len(known) == 3 else (False,) * 3
         self.set_get = lmpop  # LMPOP came with Redis 7.0, as NX together with GET did
         self.set_ifeq = delifeq or delex
         self.release = b"DELIFEQ" if delifeq else b"DELEX" if delex else None
+        hello = hello_reply if isinstance(hello_reply, dict) else {}
+        self.sharded = hello.get(b"mode") == b"cluster"
+        self.push = bool(hello) and (lmpop or not self.sharded)
 
 
 def undo_request(dialect: Dialect, key: bytes, token: bytes) -> Args:
     """A compare-and-delete in one request whose reply nobody needs to read."""
-    release = Release(key, token, None)
-    release.with_text = True
-    return release.request(dialect, 0.0)
+    if dialect.release is None:
+        return (b"EVAL", RELEASE.text, 1, key, token)
+    return _native_release(dialect, key, token)
+
+
+def _native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:
+    if dialect.release == b"DELIFEQ":
+        return (b"DELIFEQ", key, token)
+    return (b"DELEX", key, b"IFEQ", token)
 
 
 class Operation(Protocol):
@@ -129,8 +147,11 @@ class Operation(Protocol):
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         """The keys and tokens that may be set on the server without being held: `failed` if the caller got an error."""
 
+    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
+        """What undoes one of them on a connection on which a request of the operation is under way, going behind it."""
 
-class _Base:
+
+class TokenOperation:
     """What every operation on one token shares.
 
     The defaults stand on the classes: an operation is made for every acquire and release, and assigns what differs.
@@ -154,12 +175,19 @@ class _Base:
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
         return []
 
-    def _script(self, script: Script, *args: bytes | int) -> Args:
+    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
+        return undo_request(dialect, key, token)
+
+    def script(self, script: Script, *args: bytes | int) -> Args:
         if self.with_text:
             return (b"EVAL", script.text, 1, self.key, self.token, *args)
         return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)
 
-    def _error(self, reply: hiredis.ReplyError) -> str:
+    def queue_script(self, script: Script, *args: bytes | int) -> Args:
+        name, body = (b"EVAL", script.text) if self.with_text else (b"EVALSHA", script.sha)
+        return (name, body, 3, self.key, *queue_keys(self.key), self.token, *args)
+
+    def error_code(self, reply: hiredis.ReplyError) -> str:
         """The code of an error that the operation itself deals with; every other one is raised."""
         text = str(reply)
         code = text.split(" ", 1)[0]
@@ -184,7 +212,7 @@ def _syntax_or_permission(code: str, text: str) -> bool:
     return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
 
 
-class Acquire(_Base):
+class Acquire(TokenOperation):
     """Take the lock if it is free.
 
     Idempotent: a lock that already holds this very token, after an attempt of unknown outcome, was taken by it.
@@ -235,7 +263,7 @@ class Acquire(_Base):
                 self.result = True
             else:
                 self.holder = reply
-                self.result = self.unsettled and reply == self.token
+                self.result = self.unsettled and is_held_with(reply, self.token)
             return True
         return self._refused(reply, dialect)
 
@@ -249,7 +277,7 @@ class Acquire(_Base):
     def _refused(self, reply: Reply, dialect: Dialect) -> bool:
         text = str(reply)
         if isinstance(reply, hiredis.ReplyError):
-            code = self._error(reply)
+            code = self.error_code(reply)
             if self._looking and code == "NOPERM" and not self.unsettled:
                 return True  # may not read: held by somebody
             if self.with_get and not self._looking and _syntax_or_permission(code, text):
@@ -258,7 +286,7 @@ class Acquire(_Base):
         raise Refused(text)
 
 
-class _NativeOrScript(_Base):
+class _NativeOrScript(TokenOperation):
     """An operation that some servers have a command for, and the others a script."""
 
     _native = False  # the form of the request under way: the dialect may fall before its reply is here
@@ -267,7 +295,7 @@ class _NativeOrScript(_Base):
         """Deal with what is no verdict. True: the lock is not held. False: ask again, in the next form."""
         text = str(reply)
         if isinstance(reply, hiredis.ReplyError):
-            code = self._error(reply)
+            code = self.error_code(reply)
             if code == "WRONGTYPE":
                 return True
             if code == "NOSCRIPT":
@@ -283,7 +311,10 @@ class _NativeOrScript(_Base):
 
 
 class Release(_NativeOrScript):
-    """Delete the lock if it holds this token.
+    """Delete the lock if it holds this token, or hand it over to who waits in the queue.
+
+    The first request deletes an unmarked lock. Only where that finds none, and the token is one that may be marked, the
+    queue is looked at. Where the scripts of the queue are forbidden, a marked lock is deleted: who waits finds out.
 
     Idempotent: finding nothing of ours, after an attempt of unknown outcome that left while the lease was valid, means
     that the attempt was executed.
@@ -291,36 +322,53 @@ class Release(_NativeOrScript):
     Args:
         expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or
             is not known.
+        queued: whether somebody is known to wait: the first request hands over.
 
     `valid` says whether the lease was valid when the first attempt left.
     """
 
-    def __init__(self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False) -> None:
+    _step = "delete"
+
+    def __init__(
+        self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False, queued: bool = False
+    ) -> None:
         self.key = key
         self.token = token
         self.expires_at = expires_at
         self.unsettled = unsettled
         self.valid = unsettled
+        if queued:
+            self._step = "pass on"
 
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        self._native = True
-        if dialect.release == b"DELIFEQ":
-            return (b"DELIFEQ", self.key, self.token)
-        if dialect.release is not None:
-            return (b"DELEX", self.key, b"IFEQ", self.token)
-        self._native = False
-        return self._script(RELEASE)
+        if self._step == "pass on":
+            return self.queue_script(PASS_ON)
+        self._native = dialect.release is not None
+        if self._native:
+            token = self.token if self._step == "delete" else self.token + MARK
+            return _native_release(dialect, self.key, token)
+        return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply that means "it was ours", and the type of those that mean "it was not"."""
-        return 1, None if self.unsettled else int
+        return 1, None if self.unsettled or is_ours(self.token) else int
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if type(reply) is int:
+            if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
+                self._step = "pass on"
+                return False
             self.result = reply == 1 or (self.unsettled and self.valid)
             return True
+        if self._step == "pass on" and isinstance(reply, hiredis.ReplyError):
+            code = self.error_code(reply)
+            if code == "WRONGTYPE":
+                return True
+            if code != "NOSCRIPT":
+                self._step = "delete marked"
+            return False
         return self._refusal(reply, dialect)
 
     def _lower(self, dialect: Dialect) -> None:
@@ -328,23 +376,31 @@ class Release(_NativeOrScript):
 
 
 class Reacquire(_NativeOrScript):
-    """Set the ttl of the lock if it holds this token. Idempotent as it is."""
+    """Set the ttl of the lock if it holds this token. Idempotent as it is.
+
+    Args:
+        queued: whether the lock is known to be marked.
+    """
 
     sent_at = 0.0
 
-    def __init__(self, key: bytes, token: bytes, ttl_ms: int) -> None:
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int, queued: bool = False) -> None:
         super().__init__(key, token)
         self.ttl_ms = ttl_ms
+        self._value = token + MARK if queued and is_ours(token) else token
 
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
         self._native = dialect.set_ifeq
         if self._native:
-            return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self.ttl_ms)
-        return self._script(REACQUIRE, self.ttl_ms)
+            return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self.ttl_ms)
+        return self.script(REACQUIRE, self.ttl_ms)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if reply is None and self._native and self._value is self.token and is_ours(self.token):
+            self._value = self.token + MARK  # a lock that was marked stays so until it is handed over
+            return False
         if reply is None or type(reply) in (bytes, int):
             self.result = reply in (b"OK", 1)
             return True
@@ -354,7 +410,7 @@ class Reacquire(_NativeOrScript):
         dialect.set_ifeq = False
 
 
-class Extend(_Base):
+class Extend(TokenOperation):
     """Add to the ttl of the lock, or replace it, if it holds this token and has a ttl.
 
     Idempotent: after an attempt of unknown outcome the script gets the longest ttl that one execution could have left.
@@ -373,6 +429,7 @@ class Extend(_Base):
         self._add_ms = add_ms
         self._replace = replace
         self.expires_at = expires_at
+        self._value = token  # what stands at the key, marked or not
         self._step = "PTTL" if expires_at is None and not replace else "extend"
 
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
@@ -382,10 +439,10 @@ class Extend(_Base):
         if self._step != "extend":
             return (self._step.encode(), self.key)
         if self._native:
-            return (b"SET", self.key, self.token, b"IFEQ", self.token, b"PX", self._new_ttl_ms(now))
+            return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self._new_ttl_ms(now))
         if not self.unsettled or self._replace:
-            return self._script(EXTEND, self._add_ms, b"1" if self._replace else b"0")
-        return self._script(EXTEND, self._add_ms, b"0", self._new_ttl_ms(now))
+            return self.script(EXTEND, self._add_ms, b"1" if self._replace else b"0")
+        return self.script(EXTEND, self._add_ms, b"0", self._new_ttl_ms(now))
 
     def _new_ttl_ms(self, now: float) -> int:
         """What one execution leaves of the lease by now; 1 ms at least, which servers take."""
@@ -397,8 +454,9 @@ class Extend(_Base):
         if isinstance(reply, hiredis.ReplyError):
             return self._refused(reply, dialect)
         if self._step == "GET":
-            if reply != self.token:
+            if not isinstance(reply, bytes) or not is_held_with(reply, self.token):
                 return True
+            self._value = reply
             self._step = "PTTL"
             return False
         if self._step == "PTTL":
@@ -407,6 +465,9 @@ class Extend(_Base):
             self.expires_at = self._now + reply / 1000
             self._step = "extend"
             return False
+        if reply is None and self._value is self.token and is_ours(self.token):
+            self._value = self.token + MARK  # marked since it was read
+            return False
         self.result = reply in (b"OK", 1)
         if self.result:
             base = self._now if self._replace or self.expires_at is None else self.expires_at
@@ -414,7 +475,7 @@ class Extend(_Base):
         return True
 
     def _refused(self, reply: hiredis.ReplyError, dialect: Dialect) -> bool:
-        code = self._error(reply)
+        code = self.error_code(reply)
         if code == "WRONGTYPE":
             return True
         if code == "NOSCRIPT":
@@ -426,7 +487,7 @@ class Extend(_Base):
         raise Refused(str(reply))
 
 
-class Look(_Base):
+class Look(TokenOperation):
     """Read the lock: `result` is True when the key exists, `holder` is its value (None for what is no string)."""
 
     holder: bytes | None = None
@@ -442,7 +503,7 @@ class Look(_Base):
             self.result = reply is not None
             self.holder = reply
             return True
-        if isinstance(reply, hiredis.ReplyError) and self._error(reply) == "WRONGTYPE":
+        if isinstance(reply, hiredis.ReplyError) and self.error_code(reply) == "WRONGTYPE":
             self.result = True
             return True
         raise Refused(str(reply))

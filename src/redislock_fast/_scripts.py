@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["EXTEND", "REACQUIRE", "RELEASE", "Script"]
+__all__ = ["EXTEND", "LEAVE", "PASS_ON", "REACQUIRE", "RELEASE", "WAIT", "Script"]
 
 
 class Script(NamedTuple):
@@ -20,12 +20,20 @@ class Script(NamedTuple):
     sha: bytes
 
 
-def _load(name: str) -> Script:
-    text = Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_bytes()
+def _text(name: str) -> bytes:
+    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_bytes()
+
+
+def _script(text: bytes) -> Script:
     # The SHA-1 is the server's name for the script, not a safeguard.
     return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
-RELEASE = _load("release")
-EXTEND = _load("extend")
-REACQUIRE = _load("reacquire")
+RELEASE = _script(_text("release"))
+EXTEND = _script(_text("extend"))
+REACQUIRE = _script(_text("reacquire"))
+
+_HAND_OVER = _text("hand_over")
+WAIT = _script(_HAND_OVER + _text("wait"))
+PASS_ON = _script(_HAND_OVER + _text("pass_on"))
+LEAVE = _script(_HAND_OVER + _text("leave"))

@@ -13,11 +13,17 @@ import os
 
 from redislock_fast import _process
 
-__all__ = ["MARKER", "new_token"]
+__all__ = ["MARK", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token"]
 
 MARKER = b"rlf:"
 
+MARK = b"+"
+"""Behind the token at the lock's key while somebody waits in the queue. Only tokens made here are marked."""
+
 _BYTES = 16
+
+TOKEN_BYTES = len(MARKER) + 2 * _BYTES
+
 _BLOCK = 256  # tokens drawn at once: a system call a token would cost as much as encoding the request
 
 _stock: list[bytes] = []
@@ -34,3 +40,13 @@ def new_token() -> bytes:
         token = fresh.pop()
         _stock.extend(fresh)
         return token
+
+
+def is_ours(token: bytes) -> bool:
+    """Whether this library has made the token, so that its holder hands the lock over to who waits in the queue."""
+    return len(token) == TOKEN_BYTES and token.startswith(MARKER)
+
+
+def is_held_with(value: bytes | None, token: bytes) -> bool:
+    """Whether a lock whose key has this value is held with this token."""
+    return value == token or (value is not None and value[-1:] == MARK and value[:-1] == token)

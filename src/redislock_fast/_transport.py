@@ -47,11 +47,14 @@ from redislock_fast._channel import (
     is_cluster,
 )
 from redislock_fast._connect import Link, open_link, redis_error
-from redislock_fast._protocol import NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._queue import Subscribe
+from redislock_fast._room import BROKEN, Seat
+from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
-__all__ = ["ClusterChannel", "ThreadChannel", "Transport", "transport_of"]
+__all__ = ["ClusterChannel", "ThreadChannel", "Transport", "drive", "transport_of"]
 
 
 class Transport(Protocol):
@@ -65,6 +68,12 @@ class Transport(Protocol):
 
     def split(self, keys: list[bytes]) -> list[list[int]]:
         """The keys' indexes, those together that one server has."""
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody in this process is known to wait for this lock."""
+
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """A seat for a waiter; see `ThreadChannel.enter`."""
 
     def encode(self, value: object) -> bytes:
         """A token as bytes, as the client's own encoder has it."""
@@ -177,6 +186,60 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
             if pause_s:
                 time.sleep(pause_s)
                 now = clock()
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody in this process is known to wait for this lock."""
+        link = self.link
+        return link is not None and link.room is not None and link.room.is_awaited(key)
+
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
+
+        Returns:
+            A seat; None where the connection takes no messages.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever `execute` raises.
+        """
+        deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+        while True:
+            link = self.link
+            if link is None:
+                self.run(Look(key), limit_s, [])  # connects, within the retry policy
+                continue
+            room = link.room
+            if room is None or get_ident() in self._inside:
+                return None
+            channel = room.channel_for(key)
+            if room.knows(channel):
+                return room.take(key, token, link.pipe.mailbox(), link, self)
+            subscribing = Subscribe(key, room.subscribe, channel)
+            self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
+            if self.link is link:
+                room.note_subscription(channel, subscribing.result)
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests still leave on the seat's connection."""
+        link = self.link
+        return link is not None and link.room is seat.room and not link.pipe.broken
+
+    def listen(self, seat: Seat, timeout_s: float) -> object:
+        """Wait for the next message for a seat, in the pipe, as any caller waits for a reply.
+
+        Returns:
+            The message; None when none has come within so many seconds; BROKEN when none can come any more.
+        """
+        thread = get_ident()
+        self._inside.add(thread)
+        mailbox: Any = seat.mailbox
+        try:
+            return mailbox.wait(min(timeout_s, FOREVER_S))
+        except NoReply:
+            return None
+        except Lost:
+            return BROKEN
+        finally:
+            self._inside.discard(thread)
 
     def _run_apart(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
         apart = ThreadChannel(self._live_pool())
@@ -291,6 +354,32 @@ class ClusterChannel(_BlockingEncoding):
         if operation.unsettled:
             channel.tidy(operation, loose, failed=False)
 
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody in this process is known to wait for this lock."""
+        return self._channel(key).is_awaited(key)
+
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """Listen for messages about a lock, at whichever node has its slot; see `ThreadChannel.enter`."""
+        for _ in range(MOVES):
+            channel = self._channel(key)
+            try:
+                seat = channel.enter(key, token, limit_s)
+            except (Redirected, ConnectionError, TimeoutError):
+                self._live_client().nodes_manager.initialize()
+            else:
+                if seat is not None:
+                    seat.home = self
+                return seat
+        return None
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests for the seat's lock still leave on its connection."""
+        return self._channel(seat.key).is_current(seat)
+
+    def listen(self, seat: Seat, timeout_s: float) -> object:
+        """The next message for a seat; see `ThreadChannel.listen`."""
+        return self._channel(seat.key).listen(seat, timeout_s)
+
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
         for key, token in entries:
@@ -338,3 +427,31 @@ def transport_of(client: Any) -> Transport:
         kind = _kinds[type(client)] = ClusterChannel if is_cluster(client, for_asyncio=False) else ThreadChannel
     owner = client.connection_pool if kind is ThreadChannel else client
     return _channels.get(id(owner)) or _channels.add(owner, kind)
+
+
+def drive(transport: Transport, steps: Steps) -> Any:
+    """Do what the steps say. Returns what they return."""
+    try:
+        step = next(steps)
+        while True:
+            answer: Any = None
+            try:
+                if type(step) is Post:
+                    answer = step.seat.post(step.operation)
+                elif type(step) is Listen:
+                    home: Any = step.seat.home
+                    answer = home.listen(step.seat, step.timeout_s)
+                elif type(step) is Execute:
+                    transport.execute(step.operation, step.limit_s)
+                elif type(step) is Enter:
+                    answer = transport.enter(step.key, step.token, step.limit_s)
+                elif type(step) is Sleep:
+                    time.sleep(step.seconds)
+                elif type(step) is Split:
+                    answer = transport.split(step.keys)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value

@@ -20,6 +20,7 @@ __all__ = [
     "Mailbox",
     "NoReply",
     "OnPush",
+    "OnReply",
     "Pipe",
     "Reply",
     "is_answer",
@@ -46,6 +47,7 @@ Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
 
 OnPush: TypeAlias = Callable[[list[Reply]], None]
+OnReply: TypeAlias = Callable[[Reply], None]
 """What is called with each push that answers no request."""
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -142,8 +144,14 @@ class Pipe(Protocol):
         all is a ValueError. As `call` otherwise; if it raises, each of the requests may have been executed.
         """
 
-    def post(self, args: Args) -> None:
-        """Send one request behind all that were sent before, and drop its reply. Never waits."""
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before. Never waits.
+
+        Args:
+            args: the command's words.
+            on_reply: given the reply by whoever reads, as `on_push` is given pushes, and in order with them; not called
+                when the connection breaks before. None drops the reply.
+        """
 
     def mailbox(self) -> Mailbox:
         """A new mailbox, in which a thread can wait while others call."""

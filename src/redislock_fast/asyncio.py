@@ -26,11 +26,14 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process, _protocol
 from redislock_fast._acquiring import acquiring
-from redislock_fast._async_transport import Transport, transport_of
-from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Steps
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase, LockerBase
+from redislock_fast._async_transport import Transport, drive, transport_of
+from redislock_fast._batch import BatchBase, Hold, Name, Plan
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase, LockerBase
 from redislock_fast._ownership import Holding, TaskHoldings
+from redislock_fast._room import Grant
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
+from redislock_fast._tokens import is_held_with
+from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
 __all__ = ["Batch", "Lock", "Locker"]
 
@@ -54,10 +57,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
         thread_local: whether the token belongs to the task that acquired, or to every task with this object.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
+        wait: how `acquire` waits, as for `redislock_fast.Lock`.
 
     Raises:
         TypeError: for a pipeline or a client that blocks, or a `timeout` that is no number.
-        ValueError: for a `timeout` that is negative, NaN or infinite.
+        ValueError: for a `timeout` that is negative, NaN or infinite, or a `wait` that is none of these.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -103,9 +107,8 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     ) -> Coroutine[Any, Any, bool]:
         """Take the lock.
 
-        Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt. If it raises or is cancelled, the lock is not held, and an attempt of unknown
-        outcome is undone.
+        Sends what `redislock_fast.Lock.acquire` sends. If it raises or is cancelled, the lock is not held, and what may
+        have been done is undone.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
@@ -125,9 +128,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         """
         return self._acquire(self._mine(), blocking, blocking_timeout, token)
 
-    async def _acquire(self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any) -> bool:
+    async def _acquire(  # noqa: PLR0912, PLR0915  # one coroutine: each more would cost 0.3 us
+        self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any
+    ) -> bool:
         sleep = poll_seconds(self.sleep)
-        token = self._next_token(token, local)
+        brought, token = token, self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -135,12 +140,19 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             wait_s = wait_seconds(blocking_timeout, "blocking_timeout")
             stop_trying_at = asyncio.get_running_loop().time() + wait_s
         bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
+        waits = blocking and (bounded or blocking_timeout is None)
         hook = self.do_acquire
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
+        by_push = self._wait == "push" and not overridden
+        # With other tasks of this loop in the queue, an attempt would only fail.
+        queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
+        backoff = None
         try:
             while True:
                 if overridden:
                     acquired = bool(await self._hooked(local, hook, token))
+                elif queues:
+                    acquired = False
                 else:
                     limit_s = None
                     if bounded and stop_trying_at is not None:
@@ -153,18 +165,43 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                 if acquired:
                     local.token = token
                     return True
-                if not blocking or (
-                    stop_trying_at is not None and asyncio.get_running_loop().time() + sleep > stop_trying_at
-                ):
+                if not waits:
                     return False
+                token = self._token_after(token, brought, local)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local)
-                await asyncio.sleep(sleep)
+                if by_push:
+                    left_s = None if stop_trying_at is None else stop_trying_at - asyncio.get_running_loop().time()
+                    outcome = await self._acquire_by_push(self._waiting(token, brought, sleep, left_s), local)
+                    if outcome is not POLL:
+                        return outcome is not TIME_UP
+                    by_push = queues = False
+                backoff = backoff or Backoff(self._wait, sleep)
+                pause_s = backoff.next_s()
+                if stop_trying_at is not None and asyncio.get_running_loop().time() + pause_s > stop_trying_at:
+                    return False
+                await asyncio.sleep(pause_s)
         except Exception:
             raise
         except BaseException:  # a cancel, while an overridden do_acquire still did something after it had the lock
             self._undo_unnoticed(local, token)
             raise
+
+    async def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
+        """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
+        loop = asyncio.get_running_loop()
+        try:
+            outcome = await drive(self._transport, waiting.steps())
+        except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._transport.undo, [(self._key, waiting.token)])
+            raise
+        except BaseException:
+            self._transport.undo([(self._key, waiting.token)])
+            raise
+        if type(outcome) is Grant:
+            outcome.note(local, waiting.token, self._ttl_ms)
+        return outcome
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
@@ -197,14 +234,14 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         token = local.token
         look = _protocol.Look(self._key)
         await self._transport.execute(look)
-        return token is not None and look.holder == token
+        return token is not None and is_held_with(look.holder, token)
 
     # ---- release, extend, reacquire ----
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Give the lock back.
 
-        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. The token is forgotten only after the
+        Sends what `redislock_fast.Lock.release` sends. The token is forgotten only after the
         server's verdict: when this raises a connection error, it can be called again. Cancelled, it goes on in the
         background.
 
@@ -244,7 +281,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         owner, expires_at = local.lease
         if owner != token:
             expires_at = None
-        operation = _protocol.Release(self._key, token, expires_at, local.releasing == token)
+        operation = _protocol.Release(self._key, token, expires_at, local.releasing == token, local.queued == token)
         try:
             await self._transport.execute(operation)
         except BaseException as error:
@@ -332,7 +369,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            operation = _protocol.Reacquire(self._key, token, ttl_ms)
+            operation = _protocol.Reacquire(self._key, token, ttl_ms, local.queued == token)
             try:
                 await self._transport.execute(operation)
             except BaseException:
@@ -377,27 +414,6 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             logger.warning("Lock could not be released when exiting context manager: %r", error)
 
 
-async def _drive(transport: Transport, steps: Steps) -> Any:
-    """Do what the steps say. Returns what they return."""
-    try:
-        step = next(steps)
-        while True:
-            answer: Any = None
-            try:
-                if isinstance(step, Execute):
-                    await transport.execute(step.operation, step.limit_s)
-                elif isinstance(step, Sleep):
-                    await asyncio.sleep(step.seconds)
-                else:
-                    answer = await transport.split(step.keys)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        return end.value
-
-
 class Batch(BatchBase):
     """Locks that were acquired together, under one token. To be used by one task at a time.
 
@@ -416,7 +432,7 @@ class Batch(BatchBase):
         Cancelled, it goes on in the background.
         """
         try:
-            results: dict[Name, bool] = await _drive(self._transport, self._releasing())
+            results: dict[Name, bool] = await drive(self._transport, self._releasing())
         except asyncio.CancelledError:
             self._hold.doubt()
             self._transport.undo(self._hold.entries())
@@ -425,12 +441,12 @@ class Batch(BatchBase):
 
     async def extend(self, additional_time: float) -> dict[Name, bool]:
         """Prolong the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
-        results: dict[Name, bool] = await _drive(self._transport, self._extending(additional_time))
+        results: dict[Name, bool] = await drive(self._transport, self._extending(additional_time))
         return results
 
     async def reacquire(self) -> dict[Name, bool]:
         """Set the leases of the locks that are held back to the whole `timeout`."""
-        results: dict[Name, bool] = await _drive(self._transport, self._reacquiring())
+        results: dict[Name, bool] = await drive(self._transport, self._reacquiring())
         return results
 
     async def __aenter__(self) -> Batch:
@@ -476,7 +492,7 @@ class _Acquiring:
     async def _acquire(self) -> Batch:
         hold = Hold(self._plan)
         try:
-            return Batch(self._transport, hold, await _drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
         except BaseException:
             self._transport.undo(hold.entries())
             raise

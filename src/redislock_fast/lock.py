@@ -18,10 +18,13 @@ import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process, _protocol
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, LockBase
-from redislock_fast._ownership import ThreadHolding
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase
+from redislock_fast._ownership import Holding, ThreadHolding
+from redislock_fast._room import Grant
 from redislock_fast._times import added_ms, poll_seconds, wait_seconds
-from redislock_fast._transport import Transport, transport_of
+from redislock_fast._tokens import is_held_with
+from redislock_fast._transport import Transport, drive, transport_of
+from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
 __all__ = ["Lock"]
 
@@ -43,10 +46,14 @@ class Lock(LockBase, redis.lock.Lock):
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
+        wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how
+            often to look whether all is well. "poll": as redis-py does, an attempt every `sleep`. Or a
+            `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts. Where the server allows
+            or knows no better, "push" becomes watching the key by client tracking, and then polling.
 
     Raises:
         TypeError: for a pipeline or an asyncio client, or a `timeout` that is no number.
-        ValueError: for a `timeout` that is negative, NaN or infinite.
+        ValueError: for a `timeout` that is negative, NaN or infinite, or a `wait` that is none of these.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -71,10 +78,12 @@ class Lock(LockBase, redis.lock.Lock):
         """Take the lock.
 
         Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt. If it raises, the lock is not held, and an attempt of unknown outcome is undone.
+        `GET name`, once per attempt. To wait by push, it sends `SUBSCRIBE` (once per connection; in a cluster
+        `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class holds `CLIENT TRACKING`,
+        `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of unknown outcome is undone.
 
         Args:
-            sleep: seconds between two attempts, instead of the lock's own setting.
+            sleep: seconds between two attempts, or two looks, instead of the lock's own setting.
             blocking: whether to wait, likewise.
             blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end may take 0.1 s more.
                 0 or less makes one attempt.
@@ -94,28 +103,57 @@ class Lock(LockBase, redis.lock.Lock):
             self._own_nothing()
         local = self.local
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        token = self._next_token(token, local)
+        brought, token = token, self._next_token(token, local)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
         if blocking_timeout is not None:
             stop_trying_at = mod_time.monotonic() + wait_seconds(blocking_timeout, "blocking_timeout")
         bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
+        waits = blocking and (bounded or blocking_timeout is None)
+        by_push = self._wait == "push" and getattr(self.do_acquire, "__func__", None) is Lock.do_acquire
+        # With others of this process in the queue, an attempt would only fail.
+        queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
+        backoff = None
         try:
             while True:
-                if self._attempt(token, stop_trying_at) if bounded else self.do_acquire(token):
+                if not queues and (self._attempt(token, stop_trying_at) if bounded else self.do_acquire(token)):
                     local.token = token
                     return True
-                if not blocking or (stop_trying_at is not None and mod_time.monotonic() + sleep > stop_trying_at):
+                if not waits:
                     return False
+                token = self._token_after(token, brought, local)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local)
-                mod_time.sleep(sleep)
+                if by_push:
+                    left_s = None if stop_trying_at is None else stop_trying_at - mod_time.monotonic()
+                    outcome = self._acquire_by_push(self._waiting(token, brought, sleep, left_s), local)
+                    if outcome is not POLL:
+                        return outcome is not TIME_UP
+                    by_push = queues = False
+                backoff = backoff or Backoff(self._wait, sleep)
+                pause_s = backoff.next_s()
+                if stop_trying_at is not None and mod_time.monotonic() + pause_s > stop_trying_at:
+                    return False
+                mod_time.sleep(pause_s)
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the server's reply and the line that notes it
             self._undo_unnoticed(local, token)
             raise
+
+    def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
+        """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
+        try:
+            outcome = drive(self._transport, waiting.steps())
+            if type(outcome) is Grant:
+                outcome.note(local, waiting.token, self._ttl_ms)
+        except BaseException:  # whatever it is, and wherever it came: the lock is not held
+            if local.token == waiting.token:
+                local.token = None
+            self._transport.undo([(self._key, waiting.token)])
+            raise
+        return outcome
 
     def _attempt(self, token: bytes, stop_trying_at: float | None) -> bool:
         """Make one attempt that ends in time; an overridden `do_acquire` ends when it likes."""
@@ -150,14 +188,15 @@ class Lock(LockBase, redis.lock.Lock):
         token = self._held().token
         look = _protocol.Look(self._key)
         self._transport.execute(look)
-        return token is not None and look.holder == token
+        return token is not None and is_held_with(look.holder, token)
 
     # ---- release, extend, reacquire ----
 
     def release(self) -> None:
         """Give the lock back.
 
-        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. The token is forgotten only after the
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`; where somebody waits in the queue,
+        `EVALSHA` instead or behind it, which hands the lock over. The token is forgotten only after the
         server's verdict: when this raises a connection error, it can be called again.
 
         Raises:
@@ -194,7 +233,7 @@ class Lock(LockBase, redis.lock.Lock):
         local = self.local
         owner, expires_at = local.lease
         operation = _protocol.Release(
-            self._key, token, expires_at if owner == token else None, local.releasing == token
+            self._key, token, expires_at if owner == token else None, local.releasing == token, local.queued == token
         )
         try:
             self._transport.execute(operation)
@@ -275,7 +314,7 @@ class Lock(LockBase, redis.lock.Lock):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            operation = _protocol.Reacquire(self._key, token, ttl_ms)
+            operation = _protocol.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
             try:
                 self._transport.execute(operation)
             except BaseException:

@@ -10,43 +10,20 @@ Must not know: bytes on the wire, sockets.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 from redis.exceptions import LockError
 
 from redislock_fast._acquiring import acquiring
-from redislock_fast._batch import BatchBase, Execute, Hold, Name, Plan, Sleep, Steps
+from redislock_fast._batch import BatchBase, Hold, Name, Plan
 from redislock_fast._facade import LockerBase
-from redislock_fast._transport import Transport
+from redislock_fast._transport import Transport, drive
 from redislock_fast.lock import Lock
 
 __all__ = ["Batch", "Locker"]
 
 logger = logging.getLogger(__name__)
-
-
-def _drive(transport: Transport, steps: Steps) -> Any:
-    """Do what the steps say. Returns what they return."""
-    try:
-        step = next(steps)
-        while True:
-            answer: Any = None
-            try:
-                if isinstance(step, Execute):
-                    transport.execute(step.operation, step.limit_s)
-                elif isinstance(step, Sleep):
-                    time.sleep(step.seconds)
-                else:
-                    answer = transport.split(step.keys)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        return end.value
 
 
 class Batch(BatchBase):
@@ -75,7 +52,7 @@ class Batch(BatchBase):
             redis.exceptions.TimeoutError: no reply in time; likewise.
         """
         try:
-            results: dict[Name, bool] = _drive(self._transport, self._releasing())
+            results: dict[Name, bool] = drive(self._transport, self._releasing())
         except Exception:
             raise
         except BaseException:  # an interrupt: a release once called runs to its end
@@ -99,12 +76,12 @@ class Batch(BatchBase):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        results: dict[Name, bool] = _drive(self._transport, self._extending(additional_time))
+        results: dict[Name, bool] = drive(self._transport, self._extending(additional_time))
         return results
 
     def reacquire(self) -> dict[Name, bool]:
         """Set the leases of the locks that are held back to the whole `timeout`; as `extend` otherwise."""
-        results: dict[Name, bool] = _drive(self._transport, self._reacquiring())
+        results: dict[Name, bool] = drive(self._transport, self._reacquiring())
         return results
 
     def __enter__(self) -> Batch:
@@ -187,7 +164,7 @@ class Locker(LockerBase[Lock]):
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         hold = Hold(plan)
         try:
-            return Batch(self._transport, hold, _drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, hold, drive(self._transport, acquiring(hold)))
         except BaseException:
             self._transport.undo(hold.entries())
             raise

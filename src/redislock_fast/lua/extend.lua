@@ -6,7 +6,8 @@
 -- ARGV[4]  optional: the longest ttl in milliseconds that may come out. A client that does not know whether its first
 --          request was executed sends what one execution would have given, so that a second one adds nothing.
 -- returns  1 if the ttl was set, 0 if the lock is not held with this token or has no ttl
-if redis.call('get', KEYS[1]) ~= ARGV[1] then
+local value = redis.call('get', KEYS[1])
+if value ~= ARGV[1] and value ~= ARGV[1] .. '+' then -- marked: somebody waits in the queue
     return 0
 end
 local ttl = redis.call('pttl', KEYS[1])

@@ -1,0 +1,64 @@
+"""What commands accept alike on the command line.
+
+Rules: a value that makes no sense is refused when it is parsed. Must not know: what any command measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench import servers
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Declare `--server`."""
+    parser.add_argument(
+        "--server",
+        default="embedded",
+        metavar=f"{{{','.join(servers.CHOICES)},URL}}",
+        help="the server to start, or the URL of a running one (default: %(default)s, a Valkey)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare `--json`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save every figure here")
+
+
+def positive(number: Callable[[str], float]) -> Callable[[str], float]:
+    """The parser of a number above 0."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be positive: {text}")
+        return value
+
+    return parse
+
+
+def not_negative(text: str) -> float:
+    """A number that is 0 or more."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must not be negative: {text}")
+    return value
+
+
+def counts(text: str) -> list[int]:
+    """Whole numbers above 0, with commas between them."""
+    return [int(positive(int)(part)) for part in text.split(",")]
+
+
+def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """The parser of names with commas between them, all of which must be known."""
+
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen).difference(names):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        return chosen
+
+    return parse

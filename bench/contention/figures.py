@@ -1,0 +1,177 @@
+"""The arithmetic: figures from what the workers recorded.
+
+An interval in which a lock is held begins just after acquire returned and ends just before release was called, all on
+one clock; so two intervals of a lock that overlap are two holders at a time. Rules: pure functions of records; times in
+seconds, figures in ms. Must not know: how the records came about.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from bench.contention.records import Hold, Span, Window, holds_of
+
+_CDF_SHARES = (*(count / 100 for count in range(100)), *(0.99 + count / 1000 for count in range(1, 10)), 0.9995, 1.0)
+
+MAXIMA = ("wait_max_ms", "starvation_ms", "connections")
+TOTALS = ("acquisitions", "violations")
+
+
+def violations(holds: Sequence[Hold]) -> int:
+    """How often a lock began to be held while somebody held it.
+
+    Args:
+        holds: those of one lock, in order.
+    """
+    found, latest_s = 0, -math.inf
+    for hold in holds:
+        found += hold.acquired_s < latest_s
+        latest_s = max(latest_s, hold.released_s)
+    return found
+
+
+def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
+    """From each release in the span to the next acquire, where somebody was waiting.
+
+    Args:
+        holds: those of one lock, in order.
+        span: in which the release is called.
+    """
+    asked_s = sorted(hold.asked_s for hold in holds)
+    acquired_s = [hold.acquired_s for hold in holds]
+    return [
+        following.acquired_s - hold.released_s
+        for hold, following in pairwise(holds)
+        if hold.released_s in span
+        and following.acquired_s < math.inf
+        and bisect_right(asked_s, hold.released_s) > bisect_right(acquired_s, hold.released_s)
+    ]
+
+
+def jain(counts: Sequence[int]) -> float:
+    """Jain's fairness of so many acquisitions each: 1 where all have the same, 1/n where one has all."""
+    squares = sum(count * count for count in counts)
+    return sum(counts) ** 2 / (len(counts) * squares) if squares else math.nan
+
+
+def longest_without_s(acquired_s: Iterable[float], span: Span) -> float:
+    """The longest part of the span in which a worker acquired nothing.
+
+    Args:
+        acquired_s: when the worker acquired.
+        span: what counts.
+    """
+    marks_s = [span.begin_s, *sorted(when_s for when_s in acquired_s if when_s in span), span.end_s]
+    return max(later_s - earlier_s for earlier_s, later_s in pairwise(marks_s))
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest of the values that so large a share of them does not exceed.
+
+    Args:
+        ordered: the values, smallest first.
+        share: from 0 to 1.
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def all_waits_s(windows: Iterable[Window]) -> list[float]:
+    """How long each acquire took that was begun in the measured part of a window, as `waits_s` says."""
+    return sorted(wait_s for window in windows for wait_s in waits_s(holds_of(window.records), window.measured))
+
+
+def waits_s(by_key: Mapping[int, Sequence[Hold]], span: Span) -> list[float]:
+    """How long each acquire took that was begun in the span, smallest first; at its end all count as over."""
+    return sorted(
+        min(hold.acquired_s, span.end_s) - hold.asked_s
+        for holds in by_key.values()
+        for hold in holds
+        if hold.asked_s in span
+    )
+
+
+def idle_figures(window: Window) -> dict[str, Any]:
+    """What there is to say of a window in which nobody had the lock."""
+    seconds = window.measured.seconds
+    return {
+        "client_cpu_ms_per_s": 1000 * window.client_cpu_s / seconds,
+        "server_cpu_ms_per_s": 1000 * window.server_cpu_s / seconds,
+        "commands_per_s": None if window.commands is None else window.commands.total() / seconds,
+        "commands_by_name": window.commands,
+        "connections": window.connections,
+    }
+
+
+def figures(window: Window) -> dict[str, Any]:
+    """What there is to say of one window; None for what is not known."""
+    by_key = holds_of(window.records)
+    measured = window.measured
+    of_worker: list[list[float]] = [[] for _ in window.records]
+    for holds in by_key.values():
+        for hold in holds:
+            of_worker[hold.worker].append(hold.acquired_s)
+    counts = [sum(when_s in measured for when_s in acquired_s) for acquired_s in of_worker]
+    acquisitions = sum(counts)
+    watched = sum(when_s in window.watched for acquired_s in of_worker for when_s in acquired_s)
+    gaps = sorted(gap_s for holds in by_key.values() for gap_s in gaps_s(holds, measured))
+    waits = waits_s(by_key, measured)
+    commands = None if window.commands is None or not watched else window.commands
+    return {
+        "acquisitions": acquisitions,
+        "acquisitions_per_s": acquisitions / measured.seconds,
+        "gap_p50_ms": _ms(percentile(gaps, 0.5)),
+        "gap_p99_ms": _ms(percentile(gaps, 0.99)),
+        "gap_p999_ms": _ms(percentile(gaps, 0.999)),
+        "wait_p50_ms": _ms(percentile(waits, 0.5)),
+        "wait_p99_ms": _ms(percentile(waits, 0.99)),
+        "wait_p999_ms": _ms(percentile(waits, 0.999)),
+        "wait_max_ms": _ms(percentile(waits, 1.0)),
+        "jain": jain(counts) if acquisitions else None,
+        "starvation_ms": _ms(max(longest_without_s(acquired_s, measured) for acquired_s in of_worker)),
+        "commands": commands and commands.total() / watched,
+        "commands_by_name": commands and {name: calls / watched for name, calls in commands.most_common()},
+        "server_cpu_us": 1e6 * window.server_cpu_s / acquisitions if acquisitions else None,
+        "client_cpu_us": 1e6 * window.client_cpu_s / acquisitions if acquisitions else None,
+        "connections": window.connections,
+        "left_waiting": sum(hold.acquired_s == math.inf for holds in by_key.values() for hold in holds),
+        "violations": sum(map(violations, by_key.values())),
+    }
+
+
+def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of all rounds: medians; the largest of what is a maximum; sums of what is counted."""
+    together: dict[str, Any] = {}
+    for name, value in rounds[0].items():
+        known = [figures_[name] for figures_ in rounds if figures_[name] is not None]
+        if not known or isinstance(value, dict):
+            together[name] = value
+        elif name in TOTALS:
+            together[name] = sum(known)
+        else:
+            together[name] = max(known) if name in MAXIMA else statistics.median(known)
+    return together
+
+
+def cdf(ordered_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Points of the distribution: ms, and the share that does not exceed them."""
+    return [(1000 * value_s, share) for share in _CDF_SHARES if (value_s := percentile(ordered_s, share)) is not None]
+
+
+def timeline(window: Window, seconds: float) -> list[tuple[float, float, int]]:
+    """Who held the first lock from the middle of the measured part on: from and to in ms, and the worker."""
+    begin_s = (window.measured.begin_s + window.measured.end_s) / 2
+    holds = holds_of(window.records).get(0, ())
+    return [
+        (1000 * (hold.acquired_s - begin_s), 1000 * (hold.released_s - begin_s), hold.worker)
+        for hold in holds
+        if hold.released_s >= begin_s and hold.acquired_s < begin_s + seconds
+    ]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds

@@ -1,0 +1,73 @@
+"""Which workloads are measured: those of the options, or those of a preset.
+
+Must not know: how they are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.contention.workload import HOT, Workload
+from bench.contestants import OURS, OURS_POLLING, PEERS, PYTHON_REDIS_LOCK, REDIS_PY
+
+NAMES = (REDIS_PY, OURS, OURS_POLLING, *PEERS)
+"""Who can take part."""
+
+_PROCESSES = (2, 8, 32, 64)
+_IDLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Race:
+    """A workload, and who takes part in it."""
+
+    workload: Workload
+    names: Sequence[str] = NAMES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and for how long unless the user says otherwise."""
+
+    about: str
+    races: tuple[Race, ...]
+    rounds: int = 3
+    seconds: float = 3.0
+
+
+_BOTH = (REDIS_PY, OURS)
+_GOALS = Plan(
+    "the figures that the project has promised, each beside its bound",
+    (
+        *(Race(Workload(processes), (REDIS_PY, OURS, PYTHON_REDIS_LOCK)) for processes in (8, 32, 64)),
+        Race(Workload(1, threads=16, hold_ms=0, think_ms=0), _BOTH),
+        Race(Workload(1, tasks=1000, hold_ms=0, think_ms=0), _BOTH),
+    ),
+)
+PRESETS: Mapping[str, Plan] = {
+    "goals": _GOALS,
+    "short": Plan("8 processes, redis-py and the package, in about 20 s", (Race(Workload(8), _BOTH),), seconds=2.0),
+}
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What the options ask for."""
+    names = options.only or NAMES
+    if options.preset:
+        plan = PRESETS[options.preset]
+        races = (Race(race.workload, [name for name in race.names if name in names]) for race in plan.races)
+        return replace(plan, races=tuple(races))
+    if options.idle:
+        waiters = Workload(1, 1, options.idle) if options.tasks else Workload(1, options.idle)
+        return Plan("idle", (Race(waiters, names),), rounds=1, seconds=_IDLE_S)
+    keys = 1 if options.distribution == HOT else options.keys
+    processes = options.processes or ((1,) if options.threads or options.tasks else _PROCESSES)
+    workloads = [
+        Workload(
+            count, options.threads or 1, options.tasks or 0, keys, options.distribution, options.hold, options.think
+        )
+        for count in processes
+    ]
+    return Plan("as the options say", tuple(Race(workload, names) for workload in workloads))

@@ -1,0 +1,57 @@
+"""The tables of `python -m bench contention`.
+
+Rules: what a row has no figure for is a dash. Must not know: how the figures came about.
+"""
+
+from __future__ import annotations
+
+from bench.tables import Column
+
+
+def three_digits(value: float) -> str:
+    """A figure with three digits that count, as 0.123, 1.44, 30.1, 502 or 1,512."""
+    for below, form in ((1, ".3f"), (10, ".2f"), (100, ".1f")):
+        if value < below:
+            return format(value, form)
+    return format(value, ",.0f")
+
+
+def _ratio(figure: str) -> Column:
+    return Column(":\nredis\n-py", three_digits, (f"{figure}_to_redis_py",))
+
+
+_WHO = (Column("contestant", str, ("title",)), Column("workload,\nhold/think ms", str, ("workload",)))
+SPEED = (
+    *_WHO,
+    Column("acquis.\n/s", "{:,.0f}".format, ("acquisitions_per_s",)),
+    _ratio("acquisitions_per_s"),
+    Column("gap ms\np50", three_digits, ("gap_p50_ms",)),
+    _ratio("gap_p50_ms"),
+    Column("\np99", three_digits, ("gap_p99_ms",)),
+    Column("\np99.9", three_digits, ("gap_p999_ms",)),
+    Column("wait ms\np50", three_digits, ("wait_p50_ms",)),
+    Column("\np99", three_digits, ("wait_p99_ms",)),
+    _ratio("wait_p99_ms"),
+    Column("\np99.9", three_digits, ("wait_p999_ms",)),
+    Column("\nmax", three_digits, ("wait_max_ms",)),
+)
+SHARES = (
+    *_WHO,
+    Column("Jain", "{:.4f}".format, ("jain",)),
+    Column("longest\nwithout\nms", three_digits, ("starvation_ms",)),
+    Column("client\ncommands\n/acquis.", "{:.2f}".format, ("commands",)),
+    Column("server us\n/acquis.", "{:,.0f}".format, ("server_cpu_us",)),
+    Column("client us\n/acquis.", "{:,.0f}".format, ("client_cpu_us",)),
+    Column("conn.", "{:,.0f}".format, ("connections",)),
+    Column("left\nwaiting", "{:,.0f}".format, ("left_waiting",)),
+    Column("acquis.\nin all", "{:,}".format, ("acquisitions",)),
+    Column("two\nholders", "{:,}".format, ("violations",)),
+)
+IDLE = (
+    Column("contestant", str, ("title",)),
+    Column("waiters", str, ("workload",)),
+    Column("client CPU\nms/s", three_digits, ("client_cpu_ms_per_s",)),
+    Column("server CPU\nms/s", three_digits, ("server_cpu_ms_per_s",)),
+    Column("client commands\n/s", three_digits, ("commands_per_s",)),
+    Column("conn.", "{:,}".format, ("connections",)),
+)

@@ -1,0 +1,392 @@
+"""All that one event loop sends to one server, over one connection that all tasks of the loop share.
+
+A `LoopChannel` does for a loop what `_transport.ThreadChannel` does for threads.
+
+- Cancelling a caller detaches it: its request stays under way. A cancelled acquire is undone behind itself.
+- Connecting is a task of its own that all callers wait for, each as long as it likes.
+- A link ends with its loop: an asynchronous generator is suspended for each, which `asyncio.run`, and every other
+  runner that shuts its generators down, closes at the end. So it ends with its pool, when the generator is collected.
+
+Who may touch what: a channel, its link and its tasks belong to the loop's thread.
+
+Must not know: the API of Lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from copy import copy
+from typing import Any, TypeVar
+
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    RedisError,
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast import _protocol
+from redislock_fast._async_pipe import Pipe, new_pipe
+from redislock_fast._channel import (
+    FOREVER_S,
+    GRACE_S,
+    UNDO_FIRST_S,
+    UNDO_LAST_S,
+    UNDO_LIMIT_S,
+    Channel,
+)
+from redislock_fast._connect import redis_error, settings_of
+from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._queue import Subscribe
+from redislock_fast._room import BROKEN, Room, Seat
+from redislock_fast._times import clock
+from redislock_fast._wire import Lost, NoReply
+
+__all__ = ["AsyncLink", "LoopChannel"]
+
+_CLOSE_LIMIT_S = 1.0
+
+_Result = TypeVar("_Result")
+
+
+class AsyncLink:
+    """A connected pipe with what its server understands. Never reused once broken.
+
+    Attributes:
+        pipe: drives the transport.
+        dialect: what the server understands.
+        room: who waits on it for messages; None where none can come.
+    """
+
+    __slots__ = ("_end", "dialect", "pipe", "room")
+
+    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, end: AsyncGenerator[None]) -> None:
+        self.pipe = pipe
+        self.dialect = dialect
+        self._end = end
+        self.room = None
+        if dialect.push:
+            self.room = room = Room(dialect)
+            pipe.on_push = room.hear
+            pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
+
+    def close(self) -> None:
+        """Break the pipe; whoever still waits is told."""
+        self.pipe.close()
+
+
+async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        pipe.close()
+        await pipe.wait_closed(_CLOSE_LIMIT_S)
+
+
+async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_LIMIT_S)
+
+
+def _attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
+    """Suspend the generator, to be closed when the running loop ends or nobody keeps it any more."""
+    with contextlib.suppress(StopIteration):
+        end.__anext__().__await__().send(None)  # it yields without awaiting anything
+    return end
+
+
+async def _open_link(pool: Any) -> AsyncLink:
+    """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over."""
+    settings = settings_of(pool)
+    settings["retry"] = Retry(NoBackoff(), 0)
+    connection = pool.connection_class(**settings)
+    try:
+        await connection.connect()
+    except BaseException:  # redis-py itself cleans up after errors, not after a cancel
+        await connection.disconnect(nowait=True)
+        raise
+    # redis-py has no public names for them. Without them, it leaves the transport alone.
+    reader, writer = connection._reader, connection._writer  # noqa: SLF001
+    connection._reader = connection._writer = None  # noqa: SLF001
+    if reader.at_eof():
+        writer.close()
+        raise ConnectionError("the server closed the connection")
+    pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
+    end = _attend(_close_at_the_end(pipe))
+    timeout_s = settings.get("socket_timeout")
+    try:
+        requests = [_protocol.PROBE, _protocol.HELLO]
+        probed, greeted = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+    except BaseException:
+        pipe.close()
+        raise
+    try:
+        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), end)
+    finally:
+        del connection, reader, writer, pipe, end  # see LoopChannel._open
+
+
+class Mailbox:
+    """How one waiting task is told. It belongs to the loop's thread.
+
+    Args:
+        pipe: steps the task.
+        loop: the running one.
+    """
+
+    __slots__ = ("_listener", "_loop", "_messages", "_pipe")
+
+    def __init__(self, pipe: Pipe, loop: asyncio.AbstractEventLoop) -> None:
+        self._pipe = pipe
+        self._loop = loop
+        self._messages: deque[object] = deque()
+        self._listener: Awaitable[object] | None = None
+
+    def tell(self, message: object) -> None:
+        """Leave a message. From elsewhere (a collector of garbage may run anywhere) it comes by way of the loop."""
+        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001  # documented, for those who drive loops
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.tell, message)
+            return
+        listener, self._listener = self._listener, None
+        if listener is None:
+            self._messages.append(message)
+        else:
+            self._pipe.tell(listener, message)
+
+    async def wait(self, timeout_s: float) -> object:
+        """The oldest message; None when none has come within so many seconds."""
+        if self._messages:
+            return self._messages.popleft()
+        if timeout_s <= 0:
+            return None
+        self._listener = listener = self._pipe.listener()
+        timer = None if timeout_s >= FOREVER_S else self._loop.call_later(timeout_s, self.tell, None)
+        try:
+            return await listener
+        finally:
+            self._listener = None
+            if timer is not None:
+                timer.cancel()
+
+
+class LoopChannel(Channel[AsyncLink]):
+    """All that one event loop sends to one server.
+
+    Args:
+        pool: the connection pool whose server it is.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool)
+        self._loop = asyncio.get_running_loop()
+        self._opening: asyncio.Task[None] | None = None
+        self._undoer: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._end = _attend(_cancel_at_the_end(self._tasks))
+
+    async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
+        self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
+    ) -> None:
+        """Drive an operation until it is finished.
+
+        Args:
+            operation: a fresh state machine.
+            limit_s: as for `ThreadChannel.execute`.
+            loose: given by who undoes and translates errors himself; every link on which a request left without an
+                answer is added to it.
+
+        Raises:
+            redis.exceptions.ConnectionError: no connection, after all retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
+            asyncio.CancelledError: the caller was cancelled. An acquire is undone.
+        """
+        tidies = loose is None
+        if self._undone:
+            self._spare(operation)
+        now = clock()
+        deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
+        failures = 0
+        try:
+            while True:
+                link = self.link
+                try:
+                    if link is None:
+                        link = await self._connect(deadline)
+                        now = clock()
+                    timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
+                    dialect = link.dialect
+                    call: Any = link.pipe.call_many if operation.many else link.pipe.call
+                    while not operation.feed(await call(operation.request(dialect, now), timeout_s), dialect):
+                        now = clock()
+                    break
+                except (AuthenticationError, AuthorizationError, Refused, Redirected):
+                    raise
+                except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
+                    if loose is None:
+                        loose = []
+                    error = self._trouble(link, operation, trouble, loose)
+                    failures += 1
+                    now = clock()
+                    pause_s = self._pause_s(trouble, failures, now, deadline)
+                except BaseException:  # cancelled: the request may be under way
+                    if loose is None:
+                        loose = []
+                    if link is not None:
+                        operation.lost(True)
+                        loose.append(link)
+                    raise
+                if pause_s is None:
+                    try:
+                        raise error
+                    finally:
+                        del error  # or this frame and the error would keep each other, and the connection, alive
+                del error
+                await asyncio.sleep(pause_s)
+                now = clock()
+        except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
+            if tidies and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.tidy, operation, loose or [], True)
+            raise
+        except BaseException as error:
+            if tidies:
+                self.tidy(operation, loose or [], failed=True)
+                if isinstance(error, Redirected | Refused):
+                    raise redis_error(str(error)) from None
+            # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
+            link = loose = call = None
+            raise
+        if tidies and operation.unsettled:
+            self.tidy(operation, loose or [], failed=False)
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether some task of the loop is known to wait for this lock."""
+        link = self.link
+        return link is not None and link.room is not None and link.room.is_awaited(key)
+
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """Listen for messages about a lock; see `ThreadChannel.enter`."""
+        deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+        while True:
+            link = self.link
+            if link is None:
+                await self.execute(Look(key), limit_s, [])  # connects, within the retry policy
+                continue
+            room = link.room
+            if room is None:
+                return None
+            channel = room.channel_for(key)
+            if room.knows(channel):
+                return room.take(key, token, Mailbox(link.pipe, self._loop), link, self)
+            subscribing = Subscribe(key, room.subscribe, channel)
+            await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
+            if self.link is link:
+                room.note_subscription(channel, subscribing.result)
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests still leave on the seat's connection."""
+        link = self.link
+        return link is not None and link.room is seat.room and not link.pipe.broken
+
+    async def listen(self, seat: Seat, timeout_s: float) -> object:
+        """The next message for a seat; see `ThreadChannel.listen`."""
+        mailbox: Any = seat.mailbox
+        return await mailbox.wait(timeout_s)
+
+    async def _connect(self, deadline: float | None) -> AsyncLink:
+        """Wait for the one task that connects. It goes on without who stops waiting."""
+        opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = self._start(self._open())
+            opening.add_done_callback(self._opened)
+        limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
+        await asyncio.wait([opening], timeout=limit_s)
+        if not opening.done():
+            raise TimeoutError("no connection in time")
+        if opening.cancelled():  # the loop ends
+            raise ConnectionError("connecting was cancelled")
+        error = opening.exception()
+        if error is not None:
+            # Each who waits gets an error of his own: a shared one would keep the frames of all alive, and their links.
+            raise copy(error).with_traceback(None)
+        if self.link is None:
+            raise ConnectionError("the connection was lost at once")
+        return self.link
+
+    async def _open(self) -> None:
+        # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
+        self.link = await _open_link(self._live_pool())
+        self._post_undone(self.link)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        if self._opening is opening:
+            self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # counts as noticed, even where nobody waits any more
+
+    def _start_undoing(self) -> None:
+        if self._undoer is None or self._undoer.done():
+            # The task keeps no channel alive.
+            self._undoer = self._start(_undo_in_background(weakref.ref(self)))
+
+    def _start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+        if self._undoer is not None:  # which would try again what it has begun
+            self._undoer.cancel()
+            self._undoer = None
+        self._undone[:] = [entry for entry in self._undone if entry not in taken]
+        if self._undone:
+            self._start_undoing()
+
+    async def undo_some(self) -> bool:
+        """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
+        if not self._undone:
+            return True
+        undoing = self._next_undoing()
+        entries = self._undone[: len(undoing)]
+        try:
+            await self.execute(undoing, UNDO_LIMIT_S, [])
+        except (Refused, Redirected):
+            pass  # no retry mends that: the lock's own ttl must do
+        except (RedisError, OSError):
+            return False
+        gone = set(entries)
+        self._undone[:] = [entry for entry in self._undone if entry not in gone]
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: close our copy of the socket, and nothing else of the parent's."""
+        if self.link is not None:
+            self.link.pipe.abandon()
+
+
+async def _undo_in_background(channel_ref: weakref.ref[LoopChannel]) -> None:
+    delay_s = UNDO_FIRST_S
+    while delay_s < UNDO_LAST_S:
+        channel = channel_ref()
+        if channel is None or channel.idle:
+            return
+        if await channel.undo_some():
+            delay_s = UNDO_FIRST_S
+        else:
+            del channel
+            await asyncio.sleep(delay_s)
+            delay_s *= 2

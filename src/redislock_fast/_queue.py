@@ -1,0 +1,178 @@
+"""The operations of who waits for a lock: state machines, as those of `_protocol.py` are.
+
+Standing in the queue, leaving it, and watching a lock whose holder will not hand it over. None of them ever fails where
+polling would work: what a server does not know or does not allow ends them `denied`.
+
+Must not know: sockets, threads, asyncio, redis-py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hiredis
+
+from redislock_fast._protocol import Dialect, Refused, Release, TokenOperation
+from redislock_fast._scripts import LEAVE, WAIT
+from redislock_fast._wire import Args, Reply
+
+__all__ = ["Leave", "Subscribe", "Wait", "Watch"]
+
+
+class Wait(TokenOperation):
+    """Take the lock, or stand in its queue. Idempotent: who stands there keeps his place.
+
+    Args:
+        ttl_ms: of the lock, once it is granted.
+        publish: the command that reaches the waiter.
+        channel: where he listens.
+        awake_ms: for how long his process counts as awake.
+        kept_ms: for how long the queue is kept.
+        look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
+            in front and sleep; empty to look for nothing.
+
+    `denied` is the code of the error where the server does not do it. `result` is True when the lock is ours, by this
+    request or since an earlier one. Else `word` is what stands there,
+    `left_ms` its ttl (-1 for none), `foreign` whether its holder will not hand over, `arrival` the server's time if we
+    are new in the queue, else 0, and `is_there` whether who was looked for stands in it. `sent_at` is the time of the
+    last request.
+    """
+
+    denied = ""
+    sent_at = 0.0
+    word = b""
+    left_ms = -1
+    foreign = False
+    arrival = 0
+    is_there = True
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+        publish: bytes,
+        channel: bytes,
+        awake_ms: int,
+        kept_ms: int,
+        look_for: bytes,
+    ) -> None:
+        super().__init__(key, token)
+        self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
+
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
+        self.sent_at = now
+        return self.queue_script(WAIT, *self._words)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        if isinstance(reply, hiredis.ReplyError):
+            code = self.error_code(reply)
+            self.denied = "" if code == "NOSCRIPT" else code
+            return self.denied != ""
+        answer: Any = reply  # a list, as the script says
+        self.word = answer[1]
+        self.result = answer[0] == 1
+        if not self.result:
+            self.foreign = answer[0] == 2
+            self.left_ms = answer[2]
+            self.arrival = answer[3]
+            self.is_there = answer[4] == 1
+        return True
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        # Of two requests that left, the first may yet be executed, when nobody waits under this token any more.
+        return [(self.key, self.token)] if self.unsettled else []
+
+    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:  # its own
+        leave = Leave(key, token)
+        leave.with_text = True
+        return leave.request(dialect, 0.0)
+
+
+class Leave(Release):
+    """Leave the queue.
+
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. Where the script
+    is forbidden, a lock that holds the token is released as `Release` does it.
+    """
+
+    word = b""
+
+    def __init__(self, key: bytes, token: bytes, keep: bool = False) -> None:
+        super().__init__(key, token, None)
+        self._step = "leave"
+        self._keep = keep
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if self._step == "leave":
+            return self.queue_script(LEAVE, b"keep" if self._keep else b"pass on")
+        return super().request(dialect, now)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if self._step != "leave":
+            return self._released(reply, dialect)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self.error_code(reply)
+            if code not in ("NOSCRIPT", "WRONGTYPE"):
+                self._step = "delete"
+            return code == "WRONGTYPE"
+        if isinstance(reply, bytes):
+            self.result = True
+            self.word = reply
+        return True
+
+    def _released(self, reply: Reply, dialect: Dialect) -> bool:
+        try:
+            is_finished = super().feed(reply, dialect)
+        except Refused:
+            is_finished = True  # forbidden, too: what remains ends with its ttl
+        self.result = False  # not kept
+        return is_finished
+
+
+class Watch(TokenOperation):
+    """Let the server push a message when the lock changes next. `word` is what stands there now, None for nothing.
+
+    Only a read arms it, for one change, and an extend is one.
+    """
+
+    many = True
+    denied = False
+    word: bytes | None = None
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key, b"")
+
+    def request(self, dialect: Dialect, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
+        return [
+            (b"CLIENT", b"TRACKING", b"ON", b"OPTIN"),
+            (b"CLIENT", b"CACHING", b"YES"),
+            (b"GET", self.key),
+        ]
+
+    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                self.error_code(reply)  # raises what is to be tried again
+                self.denied = True
+        word = replies[-1]
+        self.word = word if isinstance(word, bytes) else None
+        return True
+
+
+class Subscribe(TokenOperation):
+    """Listen on a channel; `result` says whether that is allowed."""
+
+    def __init__(self, key: bytes, subscribe: bytes, channel: bytes) -> None:
+        super().__init__(key, b"")
+        self._words = (subscribe, channel)
+
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # at any time
+        # After a reconnect the server may push nothing any more; it would take a subscription, and then nothing else.
+        return self._words if dialect.push else (b"GET", self.key)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        if isinstance(reply, hiredis.ReplyError):
+            self.error_code(reply)  # raises what is to be tried again
+        self.result = isinstance(reply, list)
+        return True

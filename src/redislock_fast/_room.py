@@ -1,0 +1,402 @@
+"""Who waits for what on one connection: where a push from the server finds the waiter it is for.
+
+A `Room` belongs to a connection, a `Line` to one lock in it, a `Seat` to one waiter. A seat is taken before the server
+is told that somebody waits, so no message can come too early.
+
+What a waiter may believe: a lock is granted to him after any moment at which the server said that it is not his. So the
+lease of a grant counts from the last such moment (`since`) before the message came. What the server tells one waiter of
+a line, it tells all of them.
+
+Who may touch what: `hear` runs in the thread or loop that reads the connection. Seats are taken and left by anybody,
+under `_mutex`, which a signal handler or finalizer of the same thread may enter again. The times of a line are assigned
+as a whole; a stale one makes somebody ask once more than necessary.
+
+Must not know: sockets, threads, event loops, what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from typing import Any, Final, NamedTuple, Protocol
+
+from redislock_fast._names import channel_beside
+from redislock_fast._ownership import Holding
+from redislock_fast._protocol import Dialect
+from redislock_fast._queue import Leave, Wait
+from redislock_fast._times import clock
+from redislock_fast._tokens import MARK, TOKEN_BYTES
+from redislock_fast._wire import Args, Lost, OnReply, Reply
+
+__all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
+
+BROKEN: Final = "broken"
+"""Told when the connection is of no more use."""
+
+RECKON: Final = "reckon"
+"""Told when something is due sooner than was known."""
+
+LOOK: Final = "look"
+"""Told when something about the lock has changed."""
+
+_EXPIRY_S = 0.005
+"""A key that ends at some millisecond is certainly gone so much later."""
+
+_MOST_FORBIDDEN = 1000  # to be remembered: more are tried again
+
+_ANSWER_S = 1.0
+"""A posted wait without a reply for so long is asked again, so that whoever waits learns what is wrong."""
+
+
+class Grant(NamedTuple):
+    """Told when the lock is the waiter's.
+
+    Attributes:
+        word: the lock's new value.
+        since: since when it can be his.
+        arrival: the server's time of the arrival in the queue that led to it.
+    """
+
+    word: bytes
+    since: float
+    arrival: bytes = b""
+
+    def note(self, local: Holding, token: bytes, ttl_ms: int | None) -> None:
+        """Let the waiter hold it."""
+        local.lease = (token, None if ttl_ms is None else self.since + ttl_ms / 1000)
+        local.queued = token if self.word is not token else None
+        local.token = token
+
+
+class Mailbox(Protocol):
+    """How one waiter is told."""
+
+    def tell(self, message: object) -> None:
+        """Leave a message; never waits."""
+
+
+class Pipe(Protocol):
+    """What a seat needs of a connection's pipe."""
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request; see `_wire.Pipe.post`."""
+
+
+class Link(Protocol):
+    """What a seat needs of its connection."""
+
+    @property
+    def pipe(self) -> Pipe:
+        """Drives it."""
+
+    dialect: Dialect
+
+
+class Home(Protocol):
+    """Where a seat was taken."""
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether the seat's connection is still the one on which requests for its lock leave."""
+
+
+class Line:
+    """The waiters of one lock on one connection.
+
+    The last who joined the queue looks for all in it whether all is well: he is the one who stays longest.
+
+    Attributes:
+        seats: by token.
+        queue: those of them whom the server has said to stand in the queue, in order.
+        watchman: who of these looks.
+        since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
+        looked_at: when somebody last looked.
+        ends_at: when the holder's lease ends, as far as is known.
+    """
+
+    __slots__ = ("ends_at", "looked_at", "queue", "seats", "since", "watchman")
+
+    def __init__(self) -> None:
+        self.seats: dict[bytes, Seat] = {}
+        self.queue: dict[bytes, Seat] = {}
+        self.watchman: Seat | None = None
+        self.since = 0.0
+        self.looked_at = clock()
+        self.ends_at: float | None = None
+
+
+class Seat:
+    """One waiter's place.
+
+    Attributes:
+        key: the lock.
+        room: the connection's.
+        home: where the seat was taken, and is listened on.
+        line: the lock's.
+        mailbox: his.
+        channel: on which he is told; None where the connection may not subscribe, or not use the queue.
+        publish: the command that reaches it.
+        since: the last moment at which the lock was certainly not his.
+        arrival: the server's time of his last arrival in the queue, where that was not the first.
+        asked_at: when a posted wait left whose reply has not come; else 0.
+        until: how long he listens before he looks by himself.
+    """
+
+    __slots__ = (
+        "_link",
+        "arrival",
+        "asked_at",
+        "channel",
+        "home",
+        "key",
+        "line",
+        "mailbox",
+        "publish",
+        "room",
+        "since",
+        "token",
+        "until",
+    )
+
+    def __init__(
+        self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home
+    ) -> None:
+        self.room = room
+        self.home = home
+        self._link = link
+        self.key = key
+        self.token = token
+        self.line = line
+        self.mailbox = mailbox
+        self.channel = room.channel_of(key)
+        self.publish = room.publish
+        self.since = 0.0
+        self.arrival = 0
+        self.asked_at = 0.0
+        self.until = math.inf
+
+    @property
+    def current(self) -> bool:
+        """Whether the connection is still the one on which requests for this lock leave."""
+        return self.home.is_current(self)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether he still waits."""
+        return self.line.seats.get(self.token) is self
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether he is in the queue, as far as is known."""
+        return self.line.queue.get(self.token) is self
+
+    def due_at(self, interval_s: float) -> float | None:
+        """When to look whether all is well; None while another of the line does it."""
+        line = self.line
+        due_at = line.looked_at + interval_s
+        if self.asked_at:
+            now = clock()
+            if due_at <= now:
+                due_at = self.asked_at + interval_s
+            return due_at if due_at > now else self.asked_at + interval_s + _ANSWER_S
+        if line.watchman is not self:
+            return None
+        ends_at = line.ends_at
+        if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
+            return ends_at + _EXPIRY_S
+        return due_at
+
+    def post(self, operation: Wait) -> bool:
+        """Send the wait. Returns False where the connection is not the current one any more."""
+        if not self.current:
+            return False
+        link = self._link
+        self.asked_at = clock()
+        try:
+            link.pipe.post(operation.request(link.dialect, self.asked_at), self.answer)
+        except Lost:
+            return False
+        return True
+
+    def withdraw(self) -> None:
+        """Undo what has been sent with this token, behind it on the same connection, and without waiting."""
+        if self.channel is not None:
+            with contextlib.suppress(Lost):
+                self._link.pipe.post(self.room.leaving(self).request(self._link.dialect, 0.0))
+
+    def answer(self, reply: Reply) -> None:
+        """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""
+        answer: Any = reply  # a list as wait.lua has it, or an error
+        asked_at, self.asked_at = self.asked_at, 0.0
+        if isinstance(reply, list) and answer[0] == 1:
+            self.mailbox.tell(Grant(answer[1], self.since))
+        elif isinstance(reply, list) and answer[0] == 0:
+            self.note(answer[1], asked_at, answer[2])
+            ends_at = self.line.ends_at
+            if ends_at is not None and ends_at + _EXPIRY_S < self.until:
+                self.mailbox.tell(RECKON)
+        else:
+            self.mailbox.tell(LOOK)
+
+    def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
+        """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
+        line = self.line
+        self.room.enqueue(self)
+        line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
+        self.since = max(self.since, asked_at)
+        other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
+        if other is None:
+            line.since = max(line.since, asked_at)
+        elif other is not self:  # his message was lost, or is about to come
+            other.mailbox.tell(LOOK)
+
+    def oldest(self) -> Seat | None:
+        """Who has been in the queue for longest."""
+        return next(iter(self.room.queue_of(self.line)), None)
+
+    def wake_others(self) -> None:
+        """Let the others of the queue look."""
+        for seat in self.room.queue_of(self.line):
+            if seat is not self:
+                seat.mailbox.tell(LOOK)
+
+    def leave_queue(self) -> None:
+        """Wait in another way."""
+        self.room.dequeue(self)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        self.room.leave(self)
+
+
+class Room:
+    """The waiters on one connection.
+
+    Args:
+        dialect: the connection's.
+
+    Attributes:
+        publish: the command by which others reach this connection.
+        subscribe: the command by which it listens.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._mutex = threading.RLock()
+        self._lines: dict[bytes, Line] = {}
+        self._listener = os.urandom(16).hex().encode()
+        self._sharded = dialect.sharded
+        self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
+        self._has_left = False  # the text of the script for leaving has been sent
+        self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
+        self.publish = b"spublish" if dialect.sharded else b"publish"
+        self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
+
+    def channel_for(self, key: bytes) -> bytes:
+        """The channel on which this connection hears of this lock, once it has subscribed."""
+        return channel_beside(key, self._listener) if self._sharded else b"rlf:" + self._listener
+
+    def channel_of(self, key: bytes) -> bytes | None:
+        """The same; None where the connection may not listen there, or not use the queue."""
+        channel = self.channel_for(key)
+        return channel if self._subscribed.get(channel) and key not in self._forbidden else None
+
+    def forbid(self, key: bytes) -> None:
+        """The connection may not use this lock's queue."""
+        if len(self._forbidden) >= _MOST_FORBIDDEN:
+            self._forbidden.clear()
+        self._forbidden.add(key)
+
+    def knows(self, channel: bytes) -> bool:
+        """Whether it has been tried to subscribe."""
+        return channel in self._subscribed
+
+    def note_subscription(self, channel: bytes, allowed: bool) -> None:
+        """It has been tried."""
+        self._subscribed[channel] = allowed
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody here is in this lock's queue."""
+        line = self._lines.get(key)
+        return line is not None and bool(line.queue)
+
+    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home) -> Seat:
+        """A seat for who waits for this lock with this token."""
+        with self._mutex:
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = Line()
+            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, home)
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """The seat is free."""
+        line = seat.line
+        with self._mutex:
+            if line.seats.get(seat.token) is seat:
+                del line.seats[seat.token]
+                if not line.seats and self._lines.get(seat.key) is line:
+                    del self._lines[seat.key]
+        self.dequeue(seat)
+
+    def enqueue(self, seat: Seat) -> None:
+        """The seat is in the queue, unless it has been left meanwhile."""
+        with self._mutex:
+            if seat.is_taken:
+                seat.line.queue[seat.token] = seat
+                seat.line.watchman = seat
+
+    def dequeue(self, seat: Seat) -> None:
+        """The seat is not in the queue any more; another one looks for the rest."""
+        line = seat.line
+        heir = None
+        with self._mutex:
+            if line.queue.get(seat.token) is seat:
+                del line.queue[seat.token]
+                if line.watchman is seat:
+                    line.watchman = heir = next(reversed(line.queue.values()), None)
+        if heir is not None:
+            heir.mailbox.tell(LOOK)
+
+    def queue_of(self, line: Line) -> list[Seat]:
+        """Who is in a lock's queue now."""
+        with self._mutex:
+            return list(line.queue.values())
+
+    def leaving(self, seat: Seat) -> Leave:
+        """What undoes the seat's waiting, to be posted: with the script's text until the server has surely had that."""
+        leave = Leave(seat.key, seat.token)
+        leave.with_text = not self._has_left
+        self._has_left = True
+        return leave
+
+    def hear(self, push: list[Reply]) -> None:
+        """A push has come."""
+        if push[0] in (b"message", b"smessage") and isinstance(push[2], bytes):
+            size, _, rest = push[2].partition(b":")
+            end = int(size) + TOKEN_BYTES
+            line = self._lines.get(rest[: int(size)])
+            seat = None if line is None else line.seats.get(rest[int(size) : end])
+            if seat is not None:
+                since = max(seat.since, seat.line.since)
+                seat.mailbox.tell(Grant(rest[int(size) : end + 1], since, rest[end + 1 :]))
+        elif push[0] == b"invalidate":
+            keys: Any = push[1]
+            self._tell(LOOK, [seat for seat in self._seats() if keys is None or seat.key in keys])
+        elif push[0] == b"sunsubscribe":  # the slot has moved
+            channel: Any = push[1]
+            self._subscribed.pop(channel, None)
+            self._tell(BROKEN, [seat for seat in self._seats() if seat.channel == channel])
+
+    def tell_all(self, message: object) -> None:
+        """Tell everybody who waits here."""
+        self._tell(message, self._seats())
+
+    def _seats(self) -> list[Seat]:
+        with self._mutex:
+            return [seat for line in self._lines.values() for seat in line.seats.values()]
+
+    @staticmethod
+    def _tell(message: object, seats: list[Seat]) -> None:
+        for seat in seats:
+            seat.mailbox.tell(message)

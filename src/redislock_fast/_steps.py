@@ -1,0 +1,69 @@
+"""What a procedure that takes several operations asks of who drives it, step by step.
+
+A procedure is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
+what it raises. So the logic is written once, for threads, event loops and simulations, and an error or a cancel arrives
+where it must be dealt with.
+
+Must not know: how any step is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from redislock_fast._protocol import Operation
+
+if TYPE_CHECKING:
+    from redislock_fast._queue import Wait
+    from redislock_fast._room import Seat
+
+__all__ = ["Enter", "Execute", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
+
+
+class Execute(NamedTuple):
+    """Drive the operation to its end, within so many seconds."""
+
+    operation: Operation
+    limit_s: float | None = None
+
+
+class Sleep(NamedTuple):
+    """Do nothing for so long."""
+
+    seconds: float
+
+
+class Split(NamedTuple):
+    """Send back the keys' indexes, those together that one server has."""
+
+    keys: list[bytes]
+
+
+class Enter(NamedTuple):
+    """Send back a seat in the room of the lock's connection, or None where that takes no messages."""
+
+    key: bytes
+    token: bytes
+    limit_s: float | None = None
+
+
+class Post(NamedTuple):
+    """Send the operation's first request on the seat's connection, its reply to be given to the seat.
+
+    Send back whether that could be done: on a connection that is not the current one any more, it cannot.
+    """
+
+    seat: Seat
+    operation: Wait
+
+
+class Listen(NamedTuple):
+    """Send back the next message for the seat, or None when none has come within so many seconds."""
+
+    seat: Seat
+    timeout_s: float
+
+
+Step: TypeAlias = "Execute | Sleep | Split | Enter | Post | Listen"
+Steps: TypeAlias = Generator[Step, Any, Any]

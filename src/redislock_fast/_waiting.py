@@ -1,0 +1,244 @@
+"""How a waiter gets a contended lock: a procedure of steps, without I/O.
+
+He stands in the lock's queue and is told when the lock is handed to him. Lost messages, dead holders, deleted keys and
+flushed servers are found by looking: one waiter of each line repeats his request once an interval, and when the
+holder's ttl has ended. What the server denies makes him fall back, first to watching the key and trying
+when it changes, then to polling.
+
+Must not know: sockets, threads, event loops.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from redislock_fast._protocol import Acquire, Reacquire
+from redislock_fast._queue import Leave, Wait, Watch
+from redislock_fast._room import BROKEN, RECKON, Grant, Seat
+from redislock_fast._steps import Enter, Execute, Listen, Post, Steps
+from redislock_fast._times import clock
+from redislock_fast._tokens import is_held_with, new_token
+
+__all__ = ["POLL", "TIME_UP", "Waiting"]
+
+POLL: Final = "poll"
+"""The outcome where nobody can be told anything: who waits must poll."""
+
+TIME_UP: Final = "time up"
+"""The outcome when the lock was not to be had in time."""
+
+_DENIED: Final = "denied"
+_LOOK: Final = "look"
+_DUE: Final = "due"
+
+_NEVER = math.inf
+
+_SPENT = 0.25
+"""How much of a lease may have passed when it is returned; beyond, it is renewed first."""
+
+_SHORTEST_INTERVAL_S = 0.01
+_LONGEST_S = 1e9
+_AWAKE_INTERVALS = 8  # a process that has not looked for so many intervals and a second is asleep, and passed over
+_AWAKE_MS = 1000
+_KEPT_MS = 3_600_000  # what everybody has left behind goes after an hour
+
+
+class Waiting:
+    """Waiting for a lock that another holds.
+
+    Args:
+        key: the lock.
+        token: the waiter's.
+        ttl_ms: of the lock, once it is granted.
+        interval_s: how often to look whether all is well, in seconds.
+        deadline: when to give up, in the clock's seconds; None: never.
+        queues: whether the token was made for this waiter. One that a caller has brought may be another holder's too:
+            with it, nobody can be told apart.
+
+    Attributes:
+        token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
+            said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+        interval_s: float,
+        deadline: float | None,
+        queues: bool = True,
+    ) -> None:
+        self.token = token
+        self._queues = queues
+        self._key = key
+        self._ttl_ms = ttl_ms
+        self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
+        self._deadline = deadline
+        self._awake_ms = int(1000 * _AWAKE_INTERVALS * min(self._interval_s, _LONGEST_S)) + _AWAKE_MS
+
+    def steps(self) -> Steps:
+        """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.
+
+        A token is used on one connection only, since what was sent on a lost one may be executed at any time. So who
+        loses his connection loses his place.
+        """
+        while True:
+            seat: Seat | None = yield Enter(self._key, self.token, self._limit_s())
+            if seat is None:
+                return POLL
+            seat.since = clock()
+            try:
+                queues = self._queues and seat.channel is not None
+                outcome = (yield from self._joining(seat)) if queues else _DENIED
+                if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
+                    grant = yield from self._leave(seat, self._limit_s())
+                    if grant:
+                        return grant
+                if outcome is _DENIED:
+                    seat.leave_queue()
+                    outcome = yield from self._watching(seat)
+                if outcome is not BROKEN:
+                    return outcome
+                if seat.asked_at:
+                    seat.withdraw()
+                if queues:
+                    self.token = new_token()
+            except GeneratorExit:  # in whatever thread
+                raise
+            except BaseException:
+                seat.withdraw()
+                raise
+            finally:
+                seat.leave()
+
+    def _limit_s(self) -> float | None:
+        return None if self._deadline is None else max(self._deadline - clock(), 0.0)
+
+    # ---- in the queue ----
+
+    def _joining(self, seat: Seat) -> Steps:
+        """Join the queue and listen, without waiting for the reply in between: that saves a wake-up."""
+        if (yield Post(seat, self._wait(seat, b""))):
+            outcome = yield from self._listening(seat)
+            if outcome is not _LOOK and outcome is not _DUE:
+                return outcome
+            return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
+        return (yield from self._queueing(seat, None))
+
+    def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
+        """Ask, listen, and ask again: also for the oldest, when it is time to look."""
+        watches = True
+        again = seat.is_queued
+        while True:
+            wait = self._wait(seat, b"" if oldest is None else oldest.token)
+            yield Execute(wait, self._limit_s())
+            if wait.unsettled:  # it is undone
+                self.token = new_token()
+                return BROKEN
+            if wait.denied:
+                if wait.denied == "NOPERM":
+                    seat.room.forbid(self._key)
+                return _DENIED
+            if not seat.current:
+                return BROKEN
+            seat.asked_at = 0.0  # what was posted before has been executed before
+            if wait.result:
+                grant = yield from self._if_fresh(Grant(wait.word, seat.since))
+                if grant:
+                    return grant
+                continue
+            seat.note(wait.word, wait.sent_at, wait.left_ms)
+            if again and wait.arrival:  # we had lost our place
+                seat.arrival = wait.arrival
+            again = True
+            if oldest is not None and self._is_lost(wait, oldest):
+                seat.wake_others()
+            if wait.foreign and watches:
+                watch = Watch(self._key)
+                yield Execute(watch, self._limit_s())
+                watches = not watch.denied
+                if watches and watch.word != wait.word:
+                    continue
+            outcome = yield from self._listening(seat)
+            if outcome is not _LOOK and outcome is not _DUE:
+                return outcome
+            oldest = seat.oldest() if outcome is _DUE else None
+
+    @staticmethod
+    def _is_lost(wait: Wait, oldest: Seat) -> bool:
+        """Whether who should be in the queue is not there: then all have lost their places."""
+        return not wait.is_there and oldest.is_queued and not is_held_with(wait.word, oldest.token)
+
+    def _wait(self, seat: Seat, look_for: bytes) -> Wait:
+        assert seat.channel is not None
+        kept_ms = max(_KEPT_MS, 2 * self._awake_ms)
+        return Wait(self._key, self.token, self._ttl_ms, seat.publish, seat.channel, self._awake_ms, kept_ms, look_for)
+
+    def _listening(self, seat: Seat) -> Steps:
+        """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
+        deadline = _NEVER if self._deadline is None else self._deadline
+        while True:
+            seat.until = until = min(seat.due_at(self._interval_s) or _NEVER, deadline)
+            message = yield Listen(seat, max(until - clock(), 0.0))
+            if message is RECKON:
+                continue
+            if type(message) is Grant:
+                if seat.arrival and float(message.arrival) < seat.arrival:
+                    continue  # we had it, and lost it, and have since been told so
+                return (yield from self._if_fresh(message)) or _LOOK
+            if message is not None:
+                return BROKEN if message is BROKEN else _LOOK
+            now = clock()
+            if now >= deadline:
+                return (yield from self._leave(seat, 0.0)) or TIME_UP
+            if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
+                seat.line.looked_at = now
+                return _DUE
+
+    def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
+        """Leave the queue. Returns the grant, if there was one meanwhile.
+
+        Not with a posted wait that is still unanswered: `withdraw` will undo that.
+        """
+        leave = Leave(self._key, self.token, keep=not seat.asked_at)
+        yield Execute(leave, limit_s)
+        return (yield from self._if_fresh(Grant(leave.word, seat.since))) if leave.result else None
+
+    def _if_fresh(self, grant: Grant) -> Steps:
+        """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
+        if self._ttl_ms is None or clock() - grant.since <= self._ttl_ms * _SPENT / 1000:
+            return grant
+        reacquire = Reacquire(self._key, self.token, self._ttl_ms, queued=True)
+        yield Execute(reacquire, self._limit_s())
+        return Grant(grant.word, reacquire.sent_at) if reacquire.result else None
+
+    # ---- without a queue ----
+
+    def _watching(self, seat: Seat) -> Steps:
+        while True:
+            watch = Watch(self._key)
+            yield Execute(watch, self._limit_s())
+            if watch.denied:
+                return POLL
+            if watch.word is None:
+                attempt = Acquire(self._key, self.token, self._ttl_ms)
+                yield Execute(attempt, self._limit_s())
+                if attempt.result:
+                    return Grant(self.token, attempt.sent_at)
+                if attempt.unsettled and self._queues:  # it is undone
+                    self.token = new_token()
+                continue
+            if not seat.current:
+                return BROKEN
+            until = clock() + self._interval_s
+            if self._deadline is not None and self._deadline < until:
+                until = self._deadline
+            message = yield Listen(seat, max(until - clock(), 0.0))
+            if message is BROKEN:
+                return BROKEN
+            if type(message) is Grant:  # to a place in the queue that could not be left
+                return (yield from self._if_fresh(message)) or TIME_UP
+            if message is None and until is self._deadline:
+                return TIME_UP

@@ -1,0 +1,20 @@
+-- Leave: give up waiting.
+-- KEYS[1]  the lock's name
+-- KEYS[2]  queue
+-- KEYS[3]  waiters
+-- ARGV[1]  token
+-- ARGV[2]  what to do with a lock that was granted meanwhile: "keep" or "pass on"
+-- returns  the lock's value if it was granted and kept, else nil
+redis.call('zrem', KEYS[2], ARGV[1])
+redis.call('hdel', KEYS[3], 't' .. ARGV[1])
+if redis.call('exists', KEYS[2]) == 0 then
+    redis.call('del', KEYS[3])
+end
+local value = redis.call('get', KEYS[1])
+if value and is_held_with(value, ARGV[1]) then
+    if ARGV[2] == 'keep' then
+        return value
+    end
+    hand_over(KEYS[1], KEYS[2], KEYS[3])
+end
+return false
