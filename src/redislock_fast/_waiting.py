@@ -130,7 +130,6 @@ class Waiting:
     def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
         """Ask, listen, and ask again: also for the oldest, when it is time to look."""
         watches = True
-        again = seat.is_queued
         while True:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
             yield Execute(wait, self._limit_s())
@@ -150,9 +149,7 @@ class Waiting:
                     return grant
                 continue
             seat.note(wait.word, wait.sent_at, wait.left_ms)
-            if again and wait.arrival:  # we had lost our place
-                seat.arrival = wait.arrival
-            again = True
+            seat.arrival = wait.arrival or seat.arrival  # a grant to an earlier place is not worth anything any more
             if oldest is not None and self._is_lost(wait, oldest):
                 seat.wake_others()
             if wait.foreign and watches:
@@ -185,7 +182,7 @@ class Waiting:
             if message is RECKON:
                 continue
             if type(message) is Grant:
-                if seat.arrival and float(message.arrival) < seat.arrival:
+                if seat.arrival and float(message.arrival or 0) < seat.arrival:
                     continue  # we had it, and lost it, and have since been told so
                 return (yield from self._if_fresh(message)) or _LOOK
             if message is not None:

@@ -172,9 +172,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                     self._refuse_to_wait_for_itself(local)
                 if by_push:
                     left_s = None if stop_trying_at is None else stop_trying_at - asyncio.get_running_loop().time()
-                    outcome = await self._acquire_by_push(self._waiting(token, brought, sleep, left_s), local)
+                    waiting = self._waiting(token, brought, sleep, left_s)
+                    outcome = await self._acquire_by_push(waiting, local)
                     if outcome is not POLL:
                         return outcome is not TIME_UP
+                    token = waiting.token
                     by_push = queues = False
                 backoff = backoff or Backoff(self._wait, sleep)
                 pause_s = backoff.next_s()

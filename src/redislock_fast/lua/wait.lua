@@ -20,7 +20,7 @@ local token = ARGV[1]
 local function pass_over_sleepers(now_ms)
     while true do
         local first = redis.call('zrange', queue, 0, 0)[1]
-        if first == token then
+        if not first or first == token then
             return
         end
         local entry = redis.call('hget', waiters, 't' .. first)
@@ -92,6 +92,9 @@ if not value then
     end
     if is_held_with(value, token) then
         return {1, value}
+    end
+    if ARGV[7] ~= '' then
+        pass_over_sleepers(now_ms)
     end
 end
 local holder = value
