@@ -13,8 +13,9 @@ must send it himself, or nobody would. So the right to send is not the right to 
   there is one, leaving, left and sent are its own, and the reader only receives.
 - Pipe.dozing tells who queues a request to become a sender. It implies, under the mutex, that somebody reads, nobody
   sends, nothing is queued or leaving, and nothing is under way. The reader sets it by what it sees in one section
-  before it blocks, and the sender as its last act, since the reply may have come, and the reader have blocked, before
-  that. Who queues a request clears it, and so does who takes up or hands on reading, so it is never left standing.
+  before it blocks, or hands reading on to a listener, and the sender as its last act, since the reply may have come,
+  and the reader have blocked, before that. Who queues a request clears it, and so does the reader at each turn and
+  before it hands on, so it is never left standing.
 
 So every byte that is queued has somebody who sends it: a sender, who ends in the section in which it sees the queue
 empty; else the reader, before it blocks again. What keeps the reader blocked meanwhile is a request under way, whose
