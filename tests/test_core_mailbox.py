@@ -1,4 +1,4 @@
-"""Mailboxes and pushes, in the pipe compiled and pure: who waits for a push drives the socket, and delays nobody.
+"""Mailboxes, in the pipe compiled and pure: who waits for a push drives the socket, and delays nobody.
 
 As in `test_core_pipe.py`, the peer is in the test's own hands unless a test is about pub/sub or numbers. Whether a
 listener reads already when a caller comes cannot be seen from outside, so what depends on it is done many times over: a
@@ -7,20 +7,23 @@ request that only left with the reader's next look would make such a test last f
 
 from __future__ import annotations
 
+import contextlib
+import random
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import hiredis
 import pytest
 import redis
 
 from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
 from redislock_fast.server import Server
-from tests.test_core_pipe import FOREVER, MAKERS, Interrupted, Owner, Peer, interrupt
+from tests.conftest import TlsServer
+from tests.test_core_pipe import FOREVER, MAKERS, Interrupted, Owner, Peer, interrupt, python_pipe
 
 __all__ = ["interrupt"]
 
@@ -72,6 +75,20 @@ def test_messages_that_are_there_come_at_once_and_in_order(pair: tuple[Pipe, Pee
     assert [0, 1, 2] == [box.wait(0.0) for _ in range(3)]
     with pytest.raises(NoReply):
         box.wait(0.0)
+
+
+def test_messages_that_are_there_come_at_once_while_another_thread_reads(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    for number in range(3):
+        box.tell(number)
+    assert [0, 1, 2] == [box.wait(FOREVER) for _ in range(3)]
+    peer.answer(b"+OK\r\n")
+    assert reply.result(timeout=20) == b"OK"
 
 
 def test_a_listener_reads_what_is_pushed(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
@@ -260,15 +277,19 @@ def test_silence_begins_with_a_request_though_a_listener_reads(
 
 def test_reading_goes_from_callers_to_listeners_and_back(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
-    boxes = {b"%d" % number: pipe.mailbox() for number in range(4)}
-    pipe.on_push = lambda push: boxes[_word(push)].tell(push[-1])
+    boxes = {b"%d" % number: pipe.mailbox() for number in range(6)}
+    pipe.on_push = lambda push: boxes[word_of(push)].tell(push[-1])
     for _ in range(20):
         first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
         peer.read()
         waits = {word: threads.submit(box.wait, FOREVER) for word, box in boxes.items()}
         peer.answer(b"+first\r\n")
         assert first.result(timeout=20) == b"first"
-        for word, waiting in waits.items():
+        for number, (word, waiting) in enumerate(waits.items()):
+            if number % 2:
+                peer.answer(message(word))
+                assert waiting.result(timeout=20) == word
+                continue
             second = threads.submit(pipe.call, (b"ECHO", b"second"), FOREVER)
             peer.read()
             peer.answer(message(word))
@@ -277,93 +298,32 @@ def test_reading_goes_from_callers_to_listeners_and_back(pair: tuple[Pipe, Peer]
             assert second.result(timeout=20) == b"second"
 
 
-# Pushes
-
-
-def test_pushes_and_replies_cut_anywhere_each_find_their_way(
-    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor
-) -> None:
+def test_listeners_that_come_and_go_disturb_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
-    data = (
-        message(b"a") + b"+OK\r\n" + message(b"b") + message(b"c") + b"*2\r\n:1\r\n+x\r\n" + message(b"d") + b":1\r\n"
-    )
-    for cut in range(len(data) + 1):
-        waiting = threads.submit(lambda: [box.wait(FOREVER) for _ in range(4)])
-        replies = threads.submit(pipe.call_many, [(b"X",)] * 3, FOREVER)
-        peer.read(3)
-        peer.answer(data[:cut])
-        peer.answer(data[cut:])
-        assert replies.result(timeout=20) == [b"OK", [1, b"x"], 1]
-        assert waiting.result(timeout=20) == [b"a", b"b", b"c", b"d"]
+    over = threading.Event()
 
+    def come_and_go(worker: int) -> None:
+        dice = random.Random(worker)
+        box = pipe.mailbox()
+        while not over.is_set():
+            with contextlib.suppress(NoReply):
+                box.wait(dice.random() * 0.0002)
 
-def test_pushes_are_dropped_where_nobody_wants_them(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    assert pipe.on_push is None
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(message(b"a") + b">0\r\n" + b"+OK\r\n")
-    assert reply.result(timeout=20) == b"OK"
+    def work(worker: int) -> None:
+        for number in range(ROUNDS // 4):
+            word = b"%d:%d" % (worker, number)
+            pipe.post((b"ECHO", b"posted"))
+            assert pipe.call((b"ECHO", word), FOREVER) == word
 
-
-@pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])
-def test_a_subscription_is_answered_by_a_push(
-    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, kind: bytes
-) -> None:
-    pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (kind, b"c"), FOREVER)
-    peer.read()
-    behind = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.answer(message(b"a") + b">3\r\n+%b\r\n+c\r\n:1\r\n" % kind)
-    assert subscribing.result(timeout=20) == [kind, b"c", 1]
-    peer.read()
-    peer.answer(b"+OK\r\n")
-    assert behind.result(timeout=20) == b"OK"
-    assert box.wait(0.0) == b"a"
-    with pytest.raises(NoReply):
-        box.wait(0.0)
-
-
-def test_a_refused_subscription_is_answered_by_an_error(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"c"), FOREVER)
-    peer.read()
-    peer.answer(b"-NOPERM no\r\n")
-    assert isinstance(subscribing.result(timeout=20), hiredis.ReplyError)
+    listeners = [threads.submit(come_and_go, worker) for worker in range(4)]
+    workers = [threads.submit(work, worker) for worker in range(4)]
+    _echo_each(peer, 8 * (ROUNDS // 4))
+    for working in workers:
+        working.result(timeout=60)
+    over.set()
+    for listener in listeners:
+        listener.result(timeout=20)
     assert not pipe.broken
-
-
-def test_what_takes_a_push_may_post(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    box = pipe.mailbox()
-
-    def on_push(push: list[Reply]) -> None:
-        pipe.post((b"ECHO", b"posted"))
-        box.tell(push[-1])
-
-    pipe.on_push = on_push
-    for _ in range(20):
-        waiting = threads.submit(box.wait, FOREVER)
-        peer.answer(message(b"a"))
-        assert waiting.result(timeout=20) == b"a"
-        assert peer.read() == [[b"ECHO", b"posted"]]
-        peer.answer(b"+posted\r\n")
-
-
-def test_what_takes_a_push_and_raises_breaks_the_pipe(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-
-    def on_push(push: list[Reply]) -> None:
-        raise ValueError(push[-1])
-
-    pipe.on_push = on_push
-    waits: list[Future[Any]] = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(3)]
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(message(b"a"))
-    told = [type(future.exception(timeout=20)) for future in [reply, *waits]]
-    assert {ValueError: 1, Lost: 3} == {kind: told.count(kind) for kind in set(told)}
-    assert pipe.broken
 
 
 # Breaking
@@ -374,7 +334,7 @@ def test_a_broken_pipe_ends_waits_as_nothing_sent(pair: tuple[Pipe, Peer], threa
     waits = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
     peer.sock.close()
     for waiting in waits:
-        assert _lost(waiting) is False
+        assert is_sent(waiting) is False
     assert pipe.broken
     with pytest.raises(Lost) as caught:
         pipe.mailbox().wait(FOREVER)
@@ -386,7 +346,7 @@ def test_messages_outlive_the_pipe(pair: tuple[Pipe, Peer], box: Mailbox, thread
     peer.answer(message(b"a") + message(b"b"))
     peer.sock.close()
     listener = threads.submit(pipe.mailbox().wait, FOREVER)
-    assert _lost(listener) is False
+    assert is_sent(listener) is False
     box.tell(b"c")
     assert [b"a", b"b", b"c"] == [box.wait(FOREVER) for _ in range(3)]
     with pytest.raises(Lost):
@@ -399,7 +359,7 @@ def test_close_ends_listeners_and_callers(pair: tuple[Pipe, Peer], threads: Thre
     peer.read()
     waits: list[Future[Any]] = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
     pipe.close()
-    assert [True] + [False] * 5 == [_lost(future) for future in [reply, *waits]]
+    assert [True] + [False] * 5 == [is_sent(future) for future in [reply, *waits]]
 
 
 class Reopener(Owner):
@@ -421,19 +381,19 @@ def test_nothing_is_sent_on_a_descriptor_that_was_closed(
         owners.append(Reopener(sock))
         return owners[-1]
 
-    def post_for_ever(pipe: Pipe) -> None:
+    def call_for_ever(pipe: Pipe) -> None:
         while True:
-            pipe.post((b"X",))
+            pipe.call((b"ECHO", b"a"), FOREVER)
 
     monkeypatch.setattr("tests.test_core_pipe.Owner", make_owner)
     for _ in range(30):
         near, far = socket.socketpair()
         pipe = make_pipe(near)
         running = [threads.submit(pipe.mailbox().wait, FOREVER)]
-        running += [threads.submit(post_for_ever, pipe) for _ in range(3)]
-        far.recv(1)
+        running += [threads.submit(call_for_ever, pipe) for _ in range(3)]
+        _echo_each(Peer(far), 20)
         far.close()
-        assert [False] * 4 == [_lost(future) for future in running]
+        assert [Lost] * 4 == [type(future.exception(timeout=20)) for future in running]
         reopened = owners[-1].reopened
         assert [] == select.select(reopened, [], [], 0)[0]
         for sock in reopened:
@@ -448,7 +408,7 @@ def test_two_hundred_listeners_are_each_told_once_beside_callers(
 ) -> None:
     pipe = make_pipe(socket.create_connection(("127.0.0.1", valkey.port)))
     boxes = {b"%d" % number: pipe.mailbox() for number in range(200)}
-    pipe.on_push = lambda push: boxes[_word(push)].tell(push[-1])
+    pipe.on_push = lambda push: boxes[word_of(push)].tell(push[-1])
     pipe.call((b"HELLO", 3), FOREVER)
     assert pipe.call((b"SUBSCRIBE", b"c"), FOREVER) == [b"subscribe", b"c", 1]
     told = threading.Event()
@@ -476,18 +436,40 @@ def test_two_hundred_listeners_are_each_told_once_beside_callers(
     pipe.close()
 
 
+def test_over_tls_callers_may_send_while_a_listener_reads(tls_server: TlsServer, threads: ThreadPoolExecutor) -> None:
+    context = ssl.create_default_context(cafile=tls_server.ca_path)
+    sock = socket.create_connection(("127.0.0.1", tls_server.port))
+    pipe = python_pipe(context.wrap_socket(sock, server_hostname="localhost"))
+    box = pipe.mailbox()
+    pipe.on_push = lambda push: box.tell(push[-1])
+    pipe.call((b"HELLO", 3), FOREVER)
+    pipe.call((b"SUBSCRIBE", b"c"), FOREVER)
+    waiting = threads.submit(box.wait, FOREVER)
+
+    def work(worker: int) -> None:
+        for number in range(200):
+            word = b"%d:%d" % (worker, number) * (5000 if number % 50 == 0 else 1)
+            assert pipe.call((b"ECHO", word), FOREVER) == word
+
+    for working in [threads.submit(work, worker) for worker in range(4)]:
+        working.result(timeout=30)
+    pipe.call((b"PUBLISH", b"c", b"told"), FOREVER)
+    assert waiting.result(timeout=20) == b"told"
+    pipe.close()
+
+
 def _echo_each(peer: Peer, count: int) -> None:
     for _ in range(count):
         peer.echo()
 
 
-def _word(push: list[Reply]) -> bytes:
+def word_of(push: list[Reply]) -> bytes:
     word = push[-1]
     assert isinstance(word, bytes)
     return word
 
 
-def _lost(future: Future[Any]) -> bool:
+def is_sent(future: Future[Any]) -> bool:
     """What a future that ended in `Lost` says of its request."""
     error = future.exception(timeout=20)
     assert isinstance(error, Lost)

@@ -13,8 +13,9 @@ must send it himself, or nobody would. So the right to send is not the right to 
   there is one, leaving, left and sent are its own, and the reader only receives.
 - Pipe.dozing tells who queues a request to become a sender. It implies, under the mutex, that somebody reads, nobody
   sends, nothing is queued or leaving, and nothing is under way. The reader sets it by what it sees in one section
-  before it blocks, and the sender as its last act, since the reply may have come, and the reader have blocked, before
-  that. Who queues a request clears it, and so does who takes up or hands on reading, so it is never left standing.
+  before it blocks, or hands reading on to a listener, and the sender as its last act, since the reply may have come,
+  and the reader have blocked, before that. Who queues a request clears it, and so does the reader at each turn and
+  before it hands on, so it is never left standing.
 
 So every byte that is queued has somebody who sends it: a sender, who ends in the section in which it sees the queue
 empty; else the reader, before it blocks again. What keeps the reader blocked meanwhile is a request under way, whose
@@ -40,9 +41,10 @@ cdef enum SlotState:
 cdef enum Place:         # what became of a request
     REFUSED = 0          # the pipe is dead, or there is no memory
     FOLLOWING = 1        # somebody else reads
-    READING = 2          # the caller reads
-    ALONE = 3            # and nothing else is under way
-    BUSY = 4             # somebody else waits for the mailbox
+    SENDING = 2          # and the caller is a sender now, who is to send before anything else
+    READING = 3          # the caller reads
+    ALONE = 4            # and nothing else is under way
+    BUSY = 5             # somebody else waits for the mailbox
 
 
 cdef enum Outcome:       # what _drive and _turn return besides a number of received bytes
@@ -78,6 +80,7 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     double began         # CLOCK_MONOTONIC before a lone call that is a sample for _learn; else 0
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
+    bint sender          # it is a sender
     bint woken           # it has taken what wake was released for
     bint spin            # before the next blocking read
     Py_ssize_t count     # how many replies it waits for, where began is set

@@ -191,7 +191,9 @@ cdef class Pipe:
         """Send one request behind all that were sent before; nobody waits for its reply."""
         cdef Place place
         self._queue(args, None, ABANDONED, on_reply, &place)
-        if place != FOLLOWING:
+        if place == SENDING:
+            self._send_queue()
+        elif place != FOLLOWING:
             self._hand_over()
 
     def close(self):
@@ -260,7 +262,6 @@ cdef class Pipe:
     cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil:
         """Queue an encoded request."""
         cdef Place place
-        cdef bint sends = False
         with self.mutex:
             if self.dead or reserve(&self.queued, size) < 0:
                 return REFUSED
@@ -272,7 +273,8 @@ cdef class Pipe:
                     self.heard = monotonic()
                 if self.dozing:
                     self.dozing = False
-                    self.sending = sends = True
+                    self.sending = True
+                    place = SENDING
             else:
                 self.reading = True
                 place = ALONE if self.head == NULL else READING
@@ -285,8 +287,6 @@ cdef class Pipe:
             else:
                 self.tail.next = slot
             self.tail = slot
-        if sends:
-            self._send_queue()
         return place
 
     cdef Place _listen(self, Slot* slot) noexcept nogil:
@@ -364,6 +364,9 @@ cdef class Pipe:
         are for the parser; or what keeps the caller from waiting on.
         """
         cdef Py_ssize_t got
+        if wait.sender:
+            wait.sender = False
+            self._send_queue()
         if not wait.lead:
             got = self._sleep(wait)
             if not wait.lead:
@@ -849,6 +852,11 @@ cdef class Mailbox:
         if place != REFUSED:
             self._wait(place, timeout_s)
         if self.pipe._take_message(&self.slot):
+            try:
+                PyErr_CheckSignals()  # or Python would raise that as soon as the caller had the message
+            except BaseException:
+                self.pipe._tell(&self.slot)  # it stays
+                raise
             return self.messages.popleft()
         if self.pipe.dead:
             raise Lost(False, "the connection broke")
@@ -873,8 +881,9 @@ cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil:
     wait.timeout_s = timeout_s
     wait.deadline = 0
     wait.began = 0
-    wait.lead = wait.woken = place != FOLLOWING
+    wait.lead = wait.woken = place == READING or place == ALONE
     wait.sends = False
+    wait.sender = place == SENDING
     wait.spin = False
     wait.count = 1
     return wait
