@@ -47,8 +47,10 @@ Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
 
 OnPush: TypeAlias = Callable[[list[Reply]], None]
-OnReply: TypeAlias = Callable[[Reply], None]
 """What is called with each push that answers no request."""
+
+OnReply: TypeAlias = Callable[[Reply], None]
+"""What is called with the reply to a request that was posted."""
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
