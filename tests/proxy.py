@@ -48,6 +48,11 @@ def command_name(request: bytes) -> str:
     return request.split(b"\r\n", 3)[2].decode("ascii", "replace").upper()
 
 
+def is_message(reply: bytes) -> bool:
+    """Whether this is a push that answers no request. A subscription is answered by a push, too."""
+    return reply.startswith(b">") and not command_name(reply).endswith("SUBSCRIBE")
+
+
 @dataclass
 class _Rule:
     """One armed fault: what happens to the n-th of these commands from now on."""
@@ -81,6 +86,7 @@ class Proxy:
         requests: how many requests arrived, by command.
         replies: how many replies were passed on, by command.
         dropped: set when an armed fault has struck.
+        lost: how many messages were lost.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -93,6 +99,8 @@ class Proxy:
         self.requests: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
         self.dropped = threading.Event()
+        self.lost = 0
+        self._losing = False
         self.port = 0
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -110,6 +118,11 @@ class Proxy:
         with self._state:
             self.dropped.clear()
             self._rules.append(rule)
+
+    def lose_messages(self, losing: bool = True) -> None:
+        """Lose every message that answers no request, and close nothing, until told otherwise."""
+        with self._state:
+            self._losing = losing
 
     def hold(self) -> None:
         """Keep all replies back until `resume`."""
@@ -151,6 +164,10 @@ class Proxy:
     def wait_for_request(self, command: str, count: int = 1) -> None:
         """Return once this many requests of a command have arrived in all."""
         self._wait(lambda: self.requests[command] >= count, f"{count} requests {command}")
+
+    def wait_for_lost(self, count: int = 1) -> None:
+        """Return once this many messages have been lost in all."""
+        self._wait(lambda: self.lost >= count, f"{count} messages lost")
 
     def wait_for_reply(self, command: str, count: int = 1) -> None:
         """Return once this many replies to a command have been passed on in all."""
@@ -223,7 +240,7 @@ class Proxy:
         link: _Link,
         source: socket.socket,
         target: socket.socket,
-        on_message: Callable[[_Link, bytes], bool],
+        on_message: Callable[[_Link, bytes], bool | None],
     ) -> None:
         buffer = bytearray()
         try:
@@ -232,7 +249,10 @@ class Proxy:
                 while buffer and (end := message_end(buffer)) is not None:
                     message = bytes(buffer[:end])
                     del buffer[:end]
-                    if not on_message(link, message):
+                    passes = on_message(link, message)
+                    if passes is None:
+                        continue
+                    if not passes:
                         return
                     target.sendall(message)
         except OSError:
@@ -256,11 +276,15 @@ class Proxy:
             link.in_flight.append((name, lost is not None))
             return True
 
-    def _on_reply(self, link: _Link, message: bytes) -> bool:
+    def _on_reply(self, link: _Link, message: bytes) -> bool | None:
+        """Whether it is passed on; None when it is lost alone, False when the connection is closed with it."""
         with self._state:
-            # A push answers no request.
-            is_push = message.startswith(b">")
-            name, lost = ("", False) if is_push or not link.in_flight else link.in_flight.popleft()
+            pushed = is_message(message)
+            if pushed and self._losing:
+                self.lost += 1
+                self._state.notify_all()
+                return None
+            name, lost = ("", False) if pushed or not link.in_flight else link.in_flight.popleft()
             self._state.wait_for(lambda: not self._holding or link not in self._links)
             if link not in self._links:  # cut
                 return False
