@@ -426,7 +426,7 @@ class Model:
                 self._items_to_fill(queue)[token] = arrival
                 self._keep(queue, 3_600_000)
                 break
-            if self._publish(publish, channel, b"%d:%b%b+%d" % (len(lock), lock, token, arrival)):
+            if self._publish(publish, channel, b"%b+%d" % (token, arrival)):
                 return self._give(lock, token, ttl_ms)
         else:
             self.remove(waiters)

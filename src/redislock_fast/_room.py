@@ -285,6 +285,7 @@ class Room:
     def __init__(self, dialect: Dialect) -> None:
         self._mutex = threading.RLock()
         self._lines: dict[bytes, Line] = {}
+        self._by_token: dict[bytes, Seat] = {}  # a token that a caller has brought may come twice: it hears nothing
         self._listener = os.urandom(16).hex().encode()
         self._sharded = dialect.sharded
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
@@ -328,17 +329,22 @@ class Room:
             if line is None:
                 line = self._lines[key] = Line()
             seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, base)
+            self._by_token.setdefault(token, seat)
         return seat
 
     def leave(self, seat: Seat) -> None:
         """The seat is free."""
         line = seat.line
+        token = seat.token
         with self._mutex:
-            if line.seats.get(seat.token) is seat:
-                del line.seats[seat.token]
+            if self._by_token.get(token) is seat:
+                del self._by_token[token]
+            if line.seats.get(token) is seat:
+                del line.seats[token]
                 if not line.seats and self._lines.get(seat.key) is line:
                     del self._lines[seat.key]
-        self.dequeue(seat)
+            if token in line.queue:
+                self.dequeue(seat)
 
     def enqueue(self, seat: Seat) -> None:
         """The seat is in the queue, unless it has been left meanwhile."""
@@ -374,13 +380,10 @@ class Room:
     def hear(self, push: list[Reply]) -> None:
         """A push has come."""
         if push[0] in (b"message", b"smessage") and isinstance(push[2], bytes):
-            size, _, rest = push[2].partition(b":")
-            end = int(size) + TOKEN_BYTES
-            line = self._lines.get(rest[: int(size)])
-            seat = None if line is None else line.seats.get(rest[int(size) : end])
+            word = push[2][: TOKEN_BYTES + 1]
+            seat = self._by_token.get(word[:TOKEN_BYTES])
             if seat is not None:
-                since = max(seat.since, seat.line.since)
-                seat.mailbox.tell(Grant(rest[int(size) : end + 1], since, rest[end + 1 :]))
+                seat.mailbox.tell(Grant(word, max(seat.since, seat.line.since), push[2][TOKEN_BYTES + 1 :]))
         elif push[0] == b"invalidate":
             keys: Any = push[1]
             self._tell(LOOK, [seat for seat in self._seats() if keys is None or seat.key in keys])

@@ -25,7 +25,7 @@ local function give(lock, token, ttl_ms)
 end
 
 -- Hand the lock over to the first waiter whose connection is there, in order of arrival; with nobody waiting, free it.
--- The waiter is told by "<bytes of the name>:<name><new value><time of arrival>"; who asks for himself needs no telling.
+-- The waiter is told by "<new value><time of arrival>"; who asks for himself needs no telling.
 -- Returns the lock's new value, or false.
 local function hand_over(lock, queue, waiters, asking)
     while true do
@@ -41,7 +41,7 @@ local function hand_over(lock, queue, waiters, asking)
             if token == asking then
                 return give(lock, token, ttl_ms)
             end
-            local heard = redis.pcall(publish, channel, #lock .. ':' .. lock .. token .. '+' .. first[2])
+            local heard = redis.pcall(publish, channel, token .. '+' .. first[2])
             if type(heard) == 'table' then -- this client may not publish: whoever looks next hands over
                 redis.call('zadd', queue, first[2], token)
                 redis.call('expire', queue, 3600)
