@@ -15,12 +15,12 @@ import multiprocessing
 import os
 import signal
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +38,8 @@ FAR_S = 60.0
 LATE: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
 """Settings of a lock that neither expires nor looks while a test runs."""
 
-_FORKED = multiprocessing.get_context("fork")
+_PEERS = multiprocessing.get_context("forkserver")  # a plain fork would copy whatever this process's threads hold
+_PEERS.set_forkserver_preload(["tests.waiting_helpers"])
 
 
 def queue_of(name: str | bytes) -> bytes:
@@ -109,9 +110,9 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._inside = _FORKED.Lock()
-        self._overlaps = _FORKED.Value("i", 0)
-        self._entries = _FORKED.Value("i", 0)
+        self._inside = _PEERS.Lock()
+        self._overlaps = _PEERS.Value("i", 0)
+        self._entries = _PEERS.Value("i", 0)
 
     @property
     def overlaps(self) -> int:
@@ -355,13 +356,10 @@ class Peer:
     def __init__(self, kind: str, port: int, name: str = "name", **settings: Any) -> None:
         Peer._number += 1
         self.client_name = f"peer-{Peer._number}"
-        self._pipe, theirs = _FORKED.Pipe()
-        serve = (theirs, self._pipe, kind, port, self.client_name, name, settings)
-        self._process = _FORKED.Process(target=_serve, args=serve, daemon=True)
-        with warnings.catch_warnings():
-            # Newer interpreters warn of forking beside threads. The child makes everything it uses itself.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
+        self._pipe, theirs = _PEERS.Pipe()
+        serve = (theirs, kind, port, self.client_name, name, settings)
+        self._process = _PEERS.Process(target=_serve, args=serve, daemon=True)
+        self._process.start()
         theirs.close()
 
     def ask(self, verb: str, *args: Any, **kwargs: Any) -> None:
@@ -391,7 +389,8 @@ class Peer:
         """Stop the process where it stands. Returns once it has stopped."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        stat = Path(f"/proc/{self._process.pid}/stat")  # the child is the fork server's: nobody can be waited for
+        wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), "it has stopped")
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -420,14 +419,12 @@ class Peer:
 
 def _serve(
     pipe: Connection,
-    parents_end: Connection,
     kind: str,
     port: int,
     client_name: str,
     name: str,
     settings: dict[str, Any],
 ) -> None:
-    parents_end.close()
     with CALLERS[kind]() as callers:
         contender = callers.contender(callers.client(port, client_name=client_name), name, **settings)
         with contextlib.suppress(EOFError):
