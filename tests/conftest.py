@@ -10,7 +10,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +26,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from redislock_fast._facade import LockBase
+from redislock_fast._wire import Pipe
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
+from tests.pipes import MAKERS, Peer
 from tests.proxy import Proxy
+from tests.waiting_helpers import CALLERS, Callers
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
@@ -341,3 +346,35 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
         raise
     with server:
         yield TlsServer(int(options["tls-port"]), str(ca_path))
+
+
+@pytest.fixture(params=MAKERS)
+def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
+    """Makes the pure-Python pipe, and the compiled one."""
+    maker: Callable[[socket.socket], Pipe] = request.param
+    return maker
+
+
+@pytest.fixture
+def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
+    """A pipe, and the server's end of its socket."""
+    near, far = socket.socketpair()
+    pipe = make_pipe(near)
+    yield pipe, Peer(far)
+    pipe.close()
+    far.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Where callers run."""
+    pool = ThreadPoolExecutor(64)
+    yield pool
+    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
+
+
+@pytest.fixture(params=CALLERS)
+def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
+    """Threads and tasks in turn."""
+    with CALLERS[request.param]() as running:
+        yield running

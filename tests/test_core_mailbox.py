@@ -13,7 +13,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -23,33 +23,12 @@ import redis
 from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.conftest import TlsServer
-from tests.test_core_pipe import FOREVER, MAKERS, Interrupted, Owner, Peer, interrupt, python_pipe
+from tests.pipes import FOREVER, Owner, Peer, python_pipe
+from tests.test_core_pipe import Interrupted, interrupt
 
 __all__ = ["interrupt"]
 
 ROUNDS = 2000
-
-
-@pytest.fixture(params=MAKERS)
-def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
-    maker: Callable[[socket.socket], Pipe] = request.param
-    return maker
-
-
-@pytest.fixture
-def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
-    yield pipe, Peer(far)
-    pipe.close()
-    far.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(64)
-    yield pool
-    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
 
 
 @pytest.fixture
@@ -385,7 +364,7 @@ def test_nothing_is_sent_on_a_descriptor_that_was_closed(
         while True:
             pipe.call((b"ECHO", b"a"), FOREVER)
 
-    monkeypatch.setattr("tests.test_core_pipe.Owner", make_owner)
+    monkeypatch.setattr("tests.pipes.Owner", make_owner)
     for _ in range(30):
         near, far = socket.socketpair()
         pipe = make_pipe(near)

@@ -10,7 +10,7 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import hiredis
@@ -24,8 +24,8 @@ from redislock_fast._wire import Args, Bulk, Lost, NoReply, Pipe
 from redislock_fast.server import Server
 from tests.async_peer import MakePipe, connected, within
 from tests.helpers import PATIENCE_S, wait_until
+from tests.pipes import FOREVER, MAKERS, Peer
 from tests.test_async_pipe import PIPES
-from tests.test_core_pipe import FOREVER, MAKERS, Peer
 
 Requests = list[Args] | Bulk
 
@@ -42,28 +42,6 @@ EACH_SHAPE = pytest.mark.parametrize("echoing", [_listed, _in_bulk], ids=["liste
 EACH_LOOP_PIPE = pytest.mark.parametrize("make_loop_pipe", PIPES)
 
 Echoing = Callable[[list[bytes]], Requests]
-
-
-@pytest.fixture(params=MAKERS)
-def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
-    maker: Callable[[socket.socket], Pipe] = request.param
-    return maker
-
-
-@pytest.fixture
-def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
-    yield pipe, Peer(far)
-    pipe.close()
-    far.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(64)
-    yield pool
-    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
 
 
 # Encoding

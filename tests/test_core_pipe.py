@@ -17,91 +17,9 @@ import hiredis
 import pytest
 import redis
 
-from redislock_fast import _core_py
-from redislock_fast._implementation import compiled
 from redislock_fast._wire import Lost, NoReply, Pipe, Reply
 from redislock_fast.server import Server
-
-FOREVER = -1.0
-
-
-class Owner:
-    """Owns a socket as a redis-py connection does."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    def disconnect(self) -> None:
-        self.sock.close()
-
-
-def compiled_pipe(sock: socket.socket) -> Pipe:
-    assert compiled is not None
-    pipe: Pipe = compiled.Pipe(Owner(sock), sock.fileno(), 50)
-    return pipe
-
-
-def python_pipe(sock: socket.socket) -> Pipe:
-    return _core_py.Pipe(Owner(sock), sock)
-
-
-MAKERS = [pytest.param(python_pipe, id="python")]
-if compiled is not None:
-    MAKERS.append(pytest.param(compiled_pipe, id="compiled"))
-
-
-class Peer:
-    """The server's end: reads whole requests, answers when told to."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.sock.settimeout(20)
-        self._parser = hiredis.Reader()
-
-    def read(self, count: int = 1) -> list[list[bytes]]:
-        """The next requests."""
-        requests: list[list[bytes]] = []
-        while len(requests) < count:
-            request = self._parser.gets()
-            if request is False:
-                self._parser.feed(self.sock.recv(65536))
-            else:
-                requests.append(request)
-        return requests
-
-    def received(self, data: bytes) -> None:
-        """Take bytes that the test itself has read from the socket."""
-        self._parser.feed(data)
-
-    def answer(self, data: bytes) -> None:
-        self.sock.sendall(data)
-
-    def echo(self, count: int = 1) -> None:
-        """Answer the next requests, each with its own last word."""
-        for request in self.read(count):
-            self.answer(b"+%b\r\n" % request[-1])
-
-
-@pytest.fixture(params=MAKERS)
-def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
-    maker: Callable[[socket.socket], Pipe] = request.param
-    return maker
-
-
-@pytest.fixture
-def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
-    yield pipe, Peer(far)
-    pipe.close()
-    far.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(64)
-    yield pool
-    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
+from tests.pipes import FOREVER, Peer
 
 
 def test_a_lone_caller_gets_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:

@@ -12,10 +12,10 @@ import hiredis
 import pytest
 
 from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
-from tests.test_core_mailbox import box, make_pipe, message, pair, threads
-from tests.test_core_pipe import FOREVER, Peer
+from tests.pipes import FOREVER, Peer
+from tests.test_core_mailbox import box, message
 
-__all__ = ["box", "make_pipe", "pair", "threads"]
+__all__ = ["box"]
 
 
 def test_pushes_and_replies_cut_anywhere_each_find_their_way(

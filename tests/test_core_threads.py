@@ -14,7 +14,7 @@ import pytest
 
 from redislock_fast._wire import NoReply, Pipe, Reply
 from redislock_fast.server import Server
-from tests.test_core_pipe import FOREVER, MAKERS, Peer
+from tests.pipes import FOREVER, Peer
 
 REPLIES: dict[bytes, tuple[bytes, Reply]] = {
     b"one": (b":1\r\n", 1),
@@ -27,21 +27,6 @@ REPLIES: dict[bytes, tuple[bytes, Reply]] = {
     b"seven": (b":7\r\n", 7),
 }
 """What a caller that sends such a word is answered, and must get: both what needs the parser and what does not."""
-
-
-@pytest.fixture(params=MAKERS)
-def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]:
-    maker: Callable[[socket.socket], Pipe] = request.param
-    return maker
-
-
-@pytest.fixture
-def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
-    yield pipe, Peer(far)
-    pipe.close()
-    far.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ Orders are made certain by the length of the queue. Must not know: the scripts, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -37,13 +36,6 @@ from tests.waiting_helpers import (
     sent_by,
     until_queued,
 )
-
-
-@pytest.fixture(params=CALLERS)
-def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
-    """Threads and tasks in turn."""
-    with CALLERS[request.param]() as running:
-        yield running
 
 
 @pytest.fixture

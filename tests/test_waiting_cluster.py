@@ -7,7 +7,6 @@ everywhere else they wait with an interval that no test lives to see. Must not k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,14 +16,7 @@ import redis.asyncio
 
 from tests.helpers import PATIENCE_S, wait_until
 from tests.test_cluster import Cluster, Place, client, cluster, clusters, place  # noqa: F401
-from tests.waiting_helpers import CALLERS, FAR_S, LATE, Callers, Contender, Threads, queued, until_queued
-
-
-@pytest.fixture(params=CALLERS)
-def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
-    """Threads and tasks in turn."""
-    with CALLERS[request.param]() as running:
-        yield running
+from tests.waiting_helpers import FAR_S, LATE, Callers, Contender, Threads, queued, until_queued
 
 
 def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:

@@ -6,7 +6,7 @@ waits with an interval that no test lives to see; one who can only look has a sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,17 +21,10 @@ from redislock_fast.server import KINDS, Server
 from tests.conftest import MakeUser, TlsServer
 from tests.helpers import PATIENCE_S, wait_until
 from tests.test_sentinel import SERVICE, Watch, watch  # noqa: F401
-from tests.waiting_helpers import CALLERS, FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, until_queued
+from tests.waiting_helpers import FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, until_queued
 
 SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
 """Settings of a lock that looks soon."""
-
-
-@pytest.fixture(params=CALLERS)
-def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
-    """Threads and tasks in turn."""
-    with CALLERS[request.param]() as running:
-        yield running
 
 
 class Way:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, in_fork, start, wait_until
 from tests.proxy import Proxy
 from tests.test_process import interrupt_when, signals_handled_by
-from tests.waiting_helpers import CALLERS, FAR_S, Contender, Guard, Tasks, Threads, queued, sent_by, until_queued
+from tests.waiting_helpers import FAR_S, Contender, Guard, Tasks, Threads, queued, sent_by, until_queued
 
 Callers = Threads | Tasks
 
@@ -36,13 +36,6 @@ SHORT_S = 0.05
 
 TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
 """Settings of who must be told."""
-
-
-@pytest.fixture(params=CALLERS)
-def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
-    """Threads and tasks in turn."""
-    with CALLERS[request.param]() as running:
-        yield running
 
 
 @pytest.fixture

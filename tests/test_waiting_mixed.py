@@ -7,7 +7,7 @@ an interval that no test lives to see. Must not know: the scripts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -36,13 +36,6 @@ from tests.waiting_helpers import (
     sent_by,
     until_queued,
 )
-
-
-@pytest.fixture(params=CALLERS)
-def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
-    """Threads and tasks in turn."""
-    with CALLERS[request.param]() as running:
-        yield running
 
 
 @pytest.fixture

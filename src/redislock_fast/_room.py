@@ -83,21 +83,18 @@ class Link(Protocol):
     dialect: Dialect
 
 
-class Base(Protocol):
-    """The channel in which a seat is taken."""
-
-    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request on a connection of the channel; see `_wire.Pipe.post`."""
-
-    def is_current(self, seat: Seat) -> bool:
-        """Whether the seat's connection is still the one on which requests for its lock leave."""
-
-
 class Home(Protocol):
     """Where a seat is listened on: the channel, or the cluster that it belongs to."""
 
     def is_current(self, seat: Seat) -> bool:
         """Whether the seat's connection is still the one on which requests for its lock leave."""
+
+
+class Base(Home, Protocol):
+    """The channel in which a seat is taken."""
+
+    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request on a connection of the channel; see `_wire.Pipe.post`."""
 
 
 class Line:
