@@ -20,7 +20,8 @@ from redis.exceptions import NoPermissionError
 
 import redislock_fast
 from redislock_fast._many import AcquireMany
-from redislock_fast._transport import ThreadChannel, transport_of
+from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._transport import transport_of
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS, start, wait_until

@@ -23,7 +23,8 @@ from redis.retry import Retry
 
 from redislock_fast import Lock, _connect, _core_py, _implementation, _transport
 from redislock_fast._connect import RetryPolicy
-from redislock_fast._transport import ThreadChannel, transport_of
+from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._transport import transport_of
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, few, in_fork, in_thread, once, start, wait_until

@@ -1,6 +1,6 @@
 """All that one event loop sends to one server, over one connection that all tasks of the loop share.
 
-A `LoopChannel` does for a loop what `_transport.ThreadChannel` does for threads.
+A `LoopChannel` does for a loop what `_thread_channel.ThreadChannel` does for threads.
 
 - Cancelling a caller detaches it: its request stays under way. A cancelled acquire is undone behind itself.
 - Connecting is a task of its own that all callers wait for, each as long as it likes.

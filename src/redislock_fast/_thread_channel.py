@@ -1,0 +1,292 @@
+"""The synchronous channel to a server: one connection per server and process, shared by all its threads.
+
+A `ThreadChannel` drives operations over its link: it connects when there is none, sends again what was lost, gives up
+when the pool's retry policy or the caller's time is used up, and then undoes what may have been done.
+
+Who may touch what: `ThreadChannel.link` is replaced under `_connecting` and read without it (a stale link is broken,
+and says so); `_undone` is added to by anybody, by one `+=` on the list, and taken from under `_undoing`; `_inside` is
+used by atomic methods of set alone.
+
+A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
+inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation.
+
+Must not know: the API of Lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from threading import get_ident
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    RedisError,
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast import _process
+from redislock_fast._channel import (
+    FOREVER_S,
+    GRACE_S,
+    UNDO_FIRST_S,
+    UNDO_LAST_S,
+    UNDO_LIMIT_S,
+    Channel,
+    Encoding,
+)
+from redislock_fast._connect import Link, open_link, redis_error
+from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._queue import Subscribe
+from redislock_fast._room import BROKEN, Seat
+from redislock_fast._times import clock
+from redislock_fast._wire import Args, Lost, NoReply, OnReply
+
+__all__ = ["BlockingEncoding", "ThreadChannel"]
+
+
+class BlockingEncoding(Encoding):
+    """The encoder of a client that blocks."""
+
+    def key_of(self, name: object) -> bytes:
+        """As UTF-8 whatever the client's encoding is: hiredis packs redis-py's own commands so."""
+        return name.encode() if isinstance(name, str) else self.encode(name)
+
+
+class ThreadChannel(BlockingEncoding, Channel[Link]):
+    """All that this process sends to one server.
+
+    Args:
+        pool: the connection pool whose server it is.
+    """
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        super().__init__(pool)
+        self._connecting = threading.Lock()
+        self._undoing = threading.Lock()
+        self._undoer: threading.Thread | None = None
+        self._inside: set[int] = set()  # idents of the threads that drive an operation
+        _process.forget_in_child(self)
+
+    def split(self, keys: list[bytes]) -> list[list[int]]:
+        """The keys' indexes, those together that one server has: here, all."""
+        return [list(range(len(keys)))]
+
+    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
+        """Drive an operation until it is finished.
+
+        Args:
+            operation: a fresh state machine.
+            limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; None: the pool's
+                `socket_timeout` and retry policy alone decide, as for any command of redis-py.
+
+        Raises:
+            redis.exceptions.ConnectionError: no connection, after all retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
+        """
+        loose: list[Link] = []
+        if self._undone:
+            self._spare(operation)
+        try:
+            self.run(operation, limit_s, loose)
+        except BaseException as error:
+            self.tidy(operation, loose, failed=True)
+            if isinstance(error, Redirected | Refused):
+                raise redis_error(str(error)) from None
+            raise
+        if operation.unsettled:
+            self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
+
+    def run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
+        """`execute` without its undoing and without its translation of errors.
+
+        Every link on which a request left without an answer is added to `loose`.
+        """
+        thread = get_ident()
+        if thread in self._inside:
+            self._run_apart(operation, limit_s, loose)
+            return
+        now = clock()
+        deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
+        failures = 0
+        while True:
+            link = self.link
+            try:
+                self._inside.add(thread)
+                if link is None:
+                    link = self._connect(deadline)
+                    now = clock()
+                timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
+                dialect = link.dialect
+                call: Any = link.pipe.call_many if operation.many else link.pipe.call
+                while not operation.feed(call(operation.request(dialect, now), timeout_s), dialect):
+                    now = clock()
+            except (AuthenticationError, AuthorizationError, Refused, Redirected):
+                raise
+            except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
+                error = self._trouble(link, operation, trouble, loose)
+                failures += 1
+                now = clock()
+                pause_s = self._pause_s(trouble, failures, now, deadline)
+            except BaseException:  # an interrupt: the request may be under way
+                operation.lost(True)
+                loose += [link] if link is not None else []
+                raise
+            else:
+                return
+            finally:
+                self._inside.discard(thread)
+            if pause_s is None:
+                try:
+                    raise error
+                finally:
+                    del error  # or this frame and the error would keep each other, and the connection, alive
+            del error
+            if pause_s:
+                time.sleep(pause_s)
+                now = clock()
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody in this process is known to wait for this lock."""
+        link = self.link
+        return link is not None and link.room is not None and link.room.is_awaited(key)
+
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
+
+        Returns:
+            A seat; None where the connection takes no messages.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever `execute` raises.
+        """
+        deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+        while True:
+            link = self.link
+            if link is None:
+                self.run(Look(key), limit_s, [])  # connects, within the retry policy
+                continue
+            room = link.room
+            if room is None or get_ident() in self._inside:
+                return None
+            channel = room.channel_for(key)
+            if room.knows(channel):
+                return room.take(key, token, link.pipe.mailbox(), link, self)
+            subscribing = Subscribe(key, room.subscribe, channel)
+            self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
+            if self.link is link:
+                room.note_subscription(channel, subscribing.result)
+
+    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
+        thread = get_ident()
+        was_inside = thread in self._inside
+        self._inside.add(thread)
+        try:
+            link.pipe.post(args, on_reply)
+        finally:
+            if not was_inside:
+                self._inside.discard(thread)
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests still leave on the seat's connection."""
+        link = self.link
+        return link is not None and link.room is seat.room and not link.pipe.broken
+
+    def listen(self, seat: Seat, timeout_s: float) -> object:
+        """Wait for the next message for a seat, in the pipe, as any caller waits for a reply.
+
+        Returns:
+            The message; None when none has come within so many seconds; BROKEN when none can come any more.
+        """
+        thread = get_ident()
+        self._inside.add(thread)
+        mailbox: Any = seat.mailbox
+        try:
+            return mailbox.wait(min(timeout_s, FOREVER_S))
+        except NoReply:
+            return None
+        except Lost:
+            return BROKEN
+        finally:
+            self._inside.discard(thread)
+
+    def _run_apart(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
+        apart = ThreadChannel(self._live_pool())
+        try:
+            apart.run(operation, limit_s, loose)
+        finally:
+            if not loose:
+                apart._drop(apart.link)
+
+    def _connect(self, deadline: float | None) -> Link:
+        limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
+        if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
+            raise TimeoutError("no connection in time")
+        try:
+            if self.link is None:
+                link = open_link(self._live_pool(), limit_s)
+                self._post_undone(link)
+                self.link = link
+            return self.link
+        finally:
+            self._connecting.release()
+
+    def _start_undoing(self) -> None:
+        if self._undoer is None or not self._undoer.is_alive():
+            # Two at once, after a race, do no harm. The thread keeps no channel alive.
+            self._undoer = threading.Thread(
+                target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
+            )
+            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+                self._undoer.start()
+
+    def undo_some(self) -> bool:
+        """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
+        with self._undoing:
+            if not self._undone:
+                return True
+            undoing = self._next_undoing()
+            try:
+                self.run(undoing, UNDO_LIMIT_S, [])
+            except (Refused, Redirected):
+                pass  # no retry mends that: the lock's own ttl must do
+            except (RedisError, OSError):
+                return False
+            del self._undone[: len(undoing)]
+            return True
+
+    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+        with self._undoing:  # only who comes back with such a token waits for an undoing that is under way
+            self._undone[:] = [entry for entry in self._undone if entry not in taken]
+
+    def forget(self) -> None:
+        """In a forked child: leave the parent's connection and unfinished business to the parent."""
+        link, self.link = self.link, None
+        self._connecting = threading.Lock()
+        self._undoing = threading.Lock()
+        self._undone.clear()
+        self._inside.clear()
+        if link is not None:
+            link.forget()
+
+
+def _undo_in_background(channel_ref: weakref.ref[ThreadChannel]) -> None:
+    delay_s = UNDO_FIRST_S
+    while delay_s < UNDO_LAST_S:
+        channel = channel_ref()
+        if channel is None or channel.idle:
+            return
+        if channel.undo_some():
+            delay_s = UNDO_FIRST_S
+        else:
+            del channel
+            time.sleep(delay_s)
+            delay_s *= 2
