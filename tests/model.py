@@ -14,7 +14,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._tokens import is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
 
@@ -29,7 +29,7 @@ SERVERS: dict[str, frozenset[str]] = {
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
-_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, WAIT, PASS_ON, LEAVE)}
+_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
 
 
@@ -349,6 +349,9 @@ class Model:
         if entry is not None and entry.value is None:
             return hiredis.ReplyError(f"{WRONGTYPE} script: {sha.decode()}, on @user_script:7.")
         value = None if entry is None else entry.value
+        if sha == ACQUIRE_FENCED.sha:
+            assert args[2] == 2
+            return self._acquire_fenced(value, *args[3:])
         if sha in self._queue_scripts:
             assert args[2] == 3
             return self._queue_scripts[sha](value, *args[3:])
@@ -376,6 +379,19 @@ class Model:
                 new_ttl_ms = min(new_ttl_ms, operands[2])
             self._pexpire(key, entry, new_ttl_ms)
         return 1
+
+    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+        is_held = is_held_with(value, token)
+        if not is_held and (value is not None or ttl_ms == b""):
+            return [0, value]
+        numbers = self._items_to_fill(fence)
+        if not is_held or numbers.get(b"token") != token:
+            numbers[b"number"] = numbers.get(b"number", 0) + 1
+            numbers[b"token"] = token
+        if is_held:
+            return [2, value, numbers[b"number"]]
+        self.put(lock, token, ttl_ms or None)
+        return [1, None, numbers[b"number"]]
 
     def _pexpire(self, key: bytes, entry: Entry, ttl_ms: object) -> None:
         assert isinstance(ttl_ms, int)

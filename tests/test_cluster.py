@@ -19,6 +19,9 @@ import redis.lock
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast import Lock
+from redislock_fast._fence import AcquireFenced
+from redislock_fast._tokens import new_token
+from redislock_fast._transport import transport_of
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Servers
 from tests.helpers import PATIENCE_S, start, wait_until
@@ -263,6 +266,19 @@ def test_a_slot_that_is_just_leaving_is_waited_for(client: redis.RedisCluster, p
             admin.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
     with lock:
         assert lock.owned()
+
+
+def test_numbers_move_with_the_slot(client: redis.RedisCluster, place: Place) -> None:
+    fences = []
+    for _ in range(2):
+        for _ in range(2):
+            operation = AcquireFenced(place.name.encode(), new_token(), 10_000)
+            transport_of(client).execute(operation)
+            fences.append(operation.fence)
+            client.delete(place.name)
+        if len(fences) == 2:
+            place.move()
+    assert fences == [1, 2, 3, 4]
 
 
 def test_a_pipeline_is_refused(client: redis.RedisCluster) -> None:

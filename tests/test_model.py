@@ -1,4 +1,4 @@
-"""The model server answers the queue's scripts as real servers do.
+"""The model server answers the scripts of several keys as real servers do.
 
 Rules: random sequences of requests go to both, and what both answer, keep and push must be equal, but for times, of
 which only the order can be. Must not know: operations' results.
@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._names import queue_keys
+from redislock_fast._fence import AcquireFenced, Fence
+from redislock_fast._names import fence_key, queue_keys
 from redislock_fast._protocol import Dialect, Reacquire, Release
 from redislock_fast._queue import Leave, Wait
-from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._tokens import is_ours
 from redislock_fast._wire import Args, Reply
 from redislock_fast.server import Server
@@ -26,12 +27,13 @@ KEY = b"name"
 _TOKENS = [b"rlf:%032x" % number for number in range(4)] + [b"custom"]
 _CHANNELS = [b"first", b"second", b"nobody hears it"]
 _PLAIN = Dialect()
+_SCRIPTS = (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, EXTEND, ACQUIRE_FENCED)
 
 
 def _request(dice: random.Random) -> Args:
     token = dice.choice(_TOKENS)
     ttl_ms = dice.choice((None, 50_000))
-    kind = dice.randrange(12)
+    kind = dice.randrange(15)
     if kind < 5:
         awake_ms = dice.choice((9000, 9000, 9000, -9000))
         channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_TOKENS))
@@ -46,6 +48,10 @@ def _request(dice: random.Random) -> Args:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:
         return Reacquire(KEY, token, 40_000).request(_PLAIN, 0.0)
+    if kind == 11:
+        return Fence(KEY, token).request(_PLAIN, 0.0)
+    if kind in (12, 13):
+        return AcquireFenced(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     return (b"DEL", KEY)
 
 
@@ -76,7 +82,7 @@ class _Real:
         for pubsub, channel in zip(self._pubsubs, _CHANNELS, strict=False):
             pubsub.subscribe(channel)
             pubsub.get_message(timeout=1)
-        for script in (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, EXTEND):
+        for script in _SCRIPTS:
             self._admin.script_load(script.text)
 
     def play(self, requests: list[Args]) -> list[Any]:
@@ -84,17 +90,18 @@ class _Real:
         pipeline = self._client.pipeline(transaction=False)
         queue, waiters = queue_keys(KEY)
         for request in requests:
-            looks = ((b"GET", KEY), (b"ZRANGE", queue, 0, -1), (b"HGETALL", waiters))
-            for command in (request, *looks, (b"PTTL", KEY), (b"PTTL", queue)):
+            looks = ((b"GET", KEY), (b"HGETALL", fence_key(KEY)), (b"ZRANGE", queue, 0, -1), (b"HGETALL", waiters))
+            ttls = ((b"PTTL", key) for key in (KEY, queue, fence_key(KEY)))
+            for command in (request, *looks, *ttls):
                 pipeline.execute_command(*command)
         replies = iter(pipeline.execute(raise_on_error=False))
         steps: list[Any] = []
         for reply in replies:
-            word, tokens, fields, *left_ms = (next(replies) for _ in range(5))
+            word, numbers, tokens, fields, *left_ms = (next(replies) for _ in range(7))
             entries = {name: entry for name, entry in fields.items() if name[:1] == b"t"}
             channels = sorted(name for name in fields if name[:1] == b"c")
             answer = _without_times(True if reply == b"OK" else reply)
-            steps.append((answer, word, tokens, entries, channels, [*map(_is_time, left_ms)]))
+            steps.append((answer, word, numbers, tokens, entries, channels, [*map(_is_time, left_ms)]))
         return [*steps, *map(self._heard, self._pubsubs)]
 
     @staticmethod
@@ -114,7 +121,7 @@ class _Real:
 
 def _modelled(requests: list[Args], denied: frozenset[str]) -> list[Any]:
     model = Model(frozenset())
-    for script in (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, EXTEND):
+    for script in _SCRIPTS:
         model._cached.add(script.sha)
     model.now_us = 10**15
     client = model.connect(denied)
@@ -133,13 +140,15 @@ def _modelled(requests: list[Args], denied: frozenset[str]) -> list[Any]:
         else:
             reply = model.execute(request, client)
         entry = model.entry(KEY)
-        kept = [entry, model.entry(queue)]
+        kept = [entry, model.entry(queue), model.entry(fence_key(KEY))]
         scores = model._items(queue)
         fields = model._items(waiters)
+        numbers = model._items(fence_key(KEY))
         steps.append(
             (
                 _without_times(True if reply == b"OK" else reply),
                 None if entry is None else entry.value,
+                {name: b"%d" % value if name == b"number" else value for name, value in numbers.items()},
                 sorted(scores, key=lambda token: (scores[token], token)),
                 {name: b"%d %b %b" % fields[name] for name in fields if name[:1] == b"t"},
                 sorted(name for name in fields if name[:1] == b"c"),
@@ -150,7 +159,7 @@ def _modelled(requests: list[Args], denied: frozenset[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("may_publish", [True, False], ids=["", "may not publish"])
-def test_scripts_of_the_queue(server: Server, acl_user: MakeUser, may_publish: bool) -> None:
+def test_scripts_of_several_keys(server: Server, acl_user: MakeUser, may_publish: bool) -> None:
     user = {} if may_publish else acl_user(server, "-publish").options()
     real = _Real(server, **user)
     denied = frozenset[str]() if may_publish else frozenset({"PUBLISH"})

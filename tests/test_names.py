@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from redislock_fast._names import channel_beside, queue_keys
+from redislock_fast._names import channel_beside, fence_key, queue_keys
 
 AWKWARD = [
     b"",
@@ -37,23 +37,29 @@ AWKWARD = [
 ]
 
 # Braces decide, so they are common.
-NAMES = st.lists(st.one_of(st.sampled_from([b"{", b"}", b"{}", b":rlf:queue"]), st.binary(max_size=5))).map(b"".join)
+NAMES = st.lists(
+    st.one_of(st.sampled_from([b"{", b"}", b"{}", b":rlf:queue", b":rlf:fence"]), st.binary(max_size=5))
+).map(b"".join)
+
+
+def keys_beside(name: bytes) -> tuple[bytes, ...]:
+    return (*queue_keys(name), fence_key(name))
 
 
 @pytest.mark.parametrize("name", AWKWARD, ids=repr)
-def test_awkward_names_share_their_slot_with_their_queue(name: bytes) -> None:
-    assert {key_slot(key) for key in queue_keys(name)} == {key_slot(name)}
+def test_awkward_names_share_their_slot_with_what_stands_beside_them(name: bytes) -> None:
+    assert {key_slot(key) for key in keys_beside(name)} == {key_slot(name)}
     assert key_slot(channel_beside(name, b"listener")) == key_slot(name)
 
 
 @given(NAMES)
-def test_every_name_shares_its_slot_with_its_queue(name: bytes) -> None:
-    assert {key_slot(key) for key in queue_keys(name)} == {key_slot(name)}
+def test_every_name_shares_its_slot_with_what_stands_beside_it(name: bytes) -> None:
+    assert {key_slot(key) for key in keys_beside(name)} == {key_slot(name)}
     assert key_slot(channel_beside(name, b"listener")) == key_slot(name)
 
 
 def share_nothing(one: bytes, other: bytes) -> bool:
-    return one == other or set(queue_keys(one)).isdisjoint(queue_keys(other))
+    return one == other or set(keys_beside(one)).isdisjoint(keys_beside(other))
 
 
 @given(NAMES, NAMES)
@@ -63,7 +69,7 @@ def test_two_locks_share_no_key(one: bytes, other: bytes) -> None:
 
 @given(NAMES)
 def test_a_lock_and_its_tagged_namesake_share_nothing(name: bytes) -> None:
-    begins = [key[: key.index(name) + len(name)] for key in queue_keys(name)]  # as "{name" and "{5}name"
+    begins = [key[: key.index(name) + len(name)] for key in keys_beside(name)]  # as "{name" and "{5}name"
     for begin in begins:
         for namesake in (begin, begin + b"}", b"{" + name + b"}"):
             assert share_nothing(name, namesake)
@@ -71,7 +77,7 @@ def test_a_lock_and_its_tagged_namesake_share_nothing(name: bytes) -> None:
 
 @given(NAMES)
 def test_a_lock_is_none_of_its_own_keys(name: bytes) -> None:
-    assert len({name, *queue_keys(name)}) == 3
+    assert len({name, *keys_beside(name)}) == 4
 
 
 def test_there_is_a_channel_in_every_slot_and_one_only() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies
 
 from redislock_fast import _protocol
+from redislock_fast._fence import AcquireFenced
 from redislock_fast._protocol import Dialect
 from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args, Reply
@@ -31,8 +32,9 @@ def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("neighbours", [False, True], ids=["alone", "with neighbours on the connection"])
-def test_no_schedule_breaks_an_invariant(neighbours: bool) -> None:
-    assert next(_violations(Machines(), neighbours), None) is None
+@pytest.mark.parametrize("acquire", [_protocol.Acquire, AcquireFenced])
+def test_no_schedule_breaks_an_invariant(acquire: type[_protocol.Acquire], neighbours: bool) -> None:
+    assert next(_violations(Machines(acquire=acquire), neighbours), None) is None
 
 
 @hypothesis.settings(max_examples=3000, deadline=None, database=None)

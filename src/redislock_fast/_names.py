@@ -1,6 +1,6 @@
-"""The names of what stands beside a lock on the server: its queue, and the channels on which its waiters listen.
+"""The names of what stands beside a lock on the server: queue, fence, and the channels on which its waiters listen.
 
-The queue is in the hash slot of its lock, as a cluster wants it. The rules for slots are the cluster specification's:
+All are in the hash slot of their lock, as a cluster wants it. The rules for slots are the cluster specification's:
 what stands between the first "{" and the next "}", if anything does, is hashed alone.
 
 Must not know: connections, locks.
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from redislock_fast import _process
 
-__all__ = ["channel_beside", "queue_keys"]
+__all__ = ["channel_beside", "fence_key", "queue_keys"]
 
 _SLOTS = 16384
 
@@ -48,22 +48,29 @@ _numbers = _Numbers()
 
 @lru_cache(1024)  # each contended acquire and release asks: 0.1 us instead of 1.3
 def queue_keys(key: bytes) -> tuple[bytes, bytes]:
-    """The keys of a lock's queue and of its waiters.
-
-    No two locks share them: the ways to stay in the slot end differently.
-    """
-    if _tag_of(key) is not key:
-        base = key + b":rlf:tagged"
-    elif key and b"}" not in key:
-        base = b"{%b}:rlf" % key
-    else:
-        base = b"{%d}%b:rlf:numbered" % (_numbers.of(_slot_of(key)), key)
+    """The keys of a lock's queue and of its waiters."""
+    base = _base_of(key)
     return base + b":queue", base + b":waiters"
+
+
+@lru_cache(1024)
+def fence_key(key: bytes) -> bytes:
+    """The key of a lock's fencing numbers."""
+    return _base_of(key) + b":fence"
 
 
 def channel_beside(key: bytes, listener: bytes) -> bytes:
     """A channel for a listener in the lock's slot: one for all locks of a slot, so that they are bounded in number."""
     return b"{%d}:rlf:%b" % (_numbers.of(_slot_of(key)), listener)
+
+
+def _base_of(key: bytes) -> bytes:
+    """What the keys beside this one begin with. No two keys share it: the ways to stay in the slot end differently."""
+    if _tag_of(key) is not key:
+        return key + b":rlf:tagged"
+    if key and b"}" not in key:
+        return b"{%b}:rlf" % key
+    return b"{%d}%b:rlf:numbered" % (_numbers.of(_slot_of(key)), key)
 
 
 def _tag_of(key: bytes) -> bytes:

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["EXTEND", "LEAVE", "PASS_ON", "REACQUIRE", "RELEASE", "WAIT", "Script"]
+__all__ = ["ACQUIRE_FENCED", "EXTEND", "LEAVE", "PASS_ON", "REACQUIRE", "RELEASE", "WAIT", "Script"]
 
 
 class Script(NamedTuple):
@@ -32,6 +32,7 @@ def _script(text: bytes) -> Script:
 RELEASE = _script(_text("release"))
 EXTEND = _script(_text("extend"))
 REACQUIRE = _script(_text("reacquire"))
+ACQUIRE_FENCED = _script(_text("acquire_fenced"))
 
 _HAND_OVER = _text("hand_over")
 WAIT = _script(_HAND_OVER + _text("wait"))

@@ -1,0 +1,33 @@
+-- Acquire fenced: take the lock if it is free, and number its holder. Repeated, it gives the same number.
+-- KEYS[1]  the lock's name
+-- KEYS[2]  fence, a hash that never expires: "number" is the highest number given, "token" who has it
+-- ARGV[1]  token
+-- ARGV[2]  ttl in milliseconds, 0 for none; empty: do not take it, only number who holds it
+-- returns  {1, false, number}: the lock was free, and is taken
+--          {2, value, number}: it was held with this token
+--          {0, value or false}: it is another's, or free and not to be taken
+-- Counted first, then noted, then taken: whatever fails in between, no number is given twice.
+local lock, fence = KEYS[1], KEYS[2]
+local token, ttl_ms = ARGV[1], ARGV[2]
+
+local function next_number()
+    local number = redis.call('hincrby', fence, 'number', 1)
+    redis.call('hset', fence, 'token', token)
+    return number
+end
+
+local value = redis.call('get', lock)
+if value == token or value == token .. '+' then -- marked: somebody waits in the queue
+    local noted = redis.call('hmget', fence, 'token', 'number')
+    return {2, value, noted[1] == token and tonumber(noted[2]) or next_number()}
+end
+if value or ttl_ms == '' then
+    return {0, value}
+end
+local number = next_number()
+if ttl_ms == '0' then
+    redis.call('set', lock, token)
+else
+    redis.call('set', lock, token, 'px', ttl_ms)
+end
+return {1, false, number}
