@@ -11,6 +11,7 @@ or, without touching a caller, `redislock_fast.patch()`. For asyncio, `redislock
 
 from redis.exceptions import LockError, LockNotOwnedError
 
+from redislock_fast._adaptive import AdaptiveTTL
 from redislock_fast._implementation import implementation
 from redislock_fast._patch import patch, unpatch
 from redislock_fast._version import __version__
@@ -18,6 +19,7 @@ from redislock_fast.lock import Lock
 from redislock_fast.locker import Batch, Locker
 
 __all__ = [
+    "AdaptiveTTL",
     "Batch",
     "Lock",
     "LockError",
