@@ -8,7 +8,7 @@ from __future__ import annotations
 import redis
 from redis.lock import Lock as RedisLock
 
-from redislock_fast import Lock
+from redislock_fast import Lock, Metrics
 
 
 def takes_redis_pys_lock(lock: RedisLock) -> bool:
@@ -48,3 +48,16 @@ class Subclass(Lock):
 
 locks: list[RedisLock] = []
 locks.append(Lock(redis.Redis(), "name"))
+
+
+class Watcher:
+    """Watches locks without deriving from anything."""
+
+    def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:
+        """As `Metrics` declares it."""
+
+    def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:
+        """As `Metrics` declares it."""
+
+
+watcher: Metrics = Watcher()

@@ -13,6 +13,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._adaptive import AdaptiveTTL
 from redislock_fast._implementation import implementation
+from redislock_fast._metrics import Metrics
 from redislock_fast._patch import patch, unpatch
 from redislock_fast._version import __version__
 from redislock_fast.lock import Lock
@@ -25,6 +26,7 @@ __all__ = [
     "LockError",
     "LockNotOwnedError",
     "Locker",
+    "Metrics",
     "__version__",
     "implementation",
     "patch",
