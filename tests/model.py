@@ -366,7 +366,10 @@ class Model:
                 return 2
             self.remove(key)
         elif sha == REACQUIRE.sha:
-            self._pexpire(key, entry, operands[0])
+            if operands[0] == 0:
+                self._write(key, replace(entry, ends_at_ms=None))
+            else:
+                self._pexpire(key, entry, operands[0])
         else:
             if entry.ends_at_ms is None:
                 return 0

@@ -47,7 +47,7 @@ def _request(dice: random.Random) -> Args:
     if kind == 9:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:
-        return Reacquire(KEY, token, 40_000).request(_PLAIN, 0.0)
+        return Reacquire(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind == 11:
         return Fence(KEY, token).request(_PLAIN, 0.0)
     if kind in (12, 13):

@@ -24,7 +24,7 @@ from redislock_fast._protocol import (
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply
-from tests.model import SERVERS, WRONGTYPE, Model
+from tests.model import SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"
 TOKEN = b"token"
@@ -295,6 +295,18 @@ def test_reacquire_request(server: str) -> None:
     native: Args = (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", 1500)
     expected = native if server in ("Valkey 9", "Redis 8.4") else script
     assert expected == Reacquire(KEY, TOKEN, 1500).request(dialect_of(server), 1.0)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_reacquire_without_a_ttl_takes_the_old_one_away(server: str) -> None:
+    model = Model(SERVERS[server])
+    dialect = dialect_of(server)
+    model.put(KEY, TOKEN, 1000)
+    reacquire = Reacquire(KEY, TOKEN, None)
+    while not reacquire.feed(model.execute(reacquire.request(dialect, 1.0)), dialect):
+        pass
+    assert reacquire.result
+    assert model.entry(KEY) == Entry(TOKEN)
 
 
 @pytest.mark.parametrize(("reply", "result"), [(b"OK", True), (None, False), (1, True), (0, False)])

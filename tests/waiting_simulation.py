@@ -212,6 +212,7 @@ class Simulation:
     def note_reacquire(self, hold: Hold, reacquire: Reacquire) -> None:
         """A holder has set his ttl anew."""
         if reacquire.result:
+            assert reacquire.ttl_ms is not None
             hold.ends_us = round(reacquire.sent_at * 1e6) + reacquire.ttl_ms * 1000
             self._check_lease(hold)
         elif self._is_valid(hold):

@@ -376,12 +376,13 @@ class Reacquire(_NativeOrScript):
     """Set the ttl of the lock if it holds this token. Idempotent as it is.
 
     Args:
+        ttl_ms: None takes the ttl away.
         queued: whether the lock is known to be marked.
     """
 
     sent_at = 0.0
 
-    def __init__(self, key: bytes, token: bytes, ttl_ms: int, queued: bool = False) -> None:
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool = False) -> None:
         super().__init__(key, token)
         self.ttl_ms = ttl_ms
         self._value = token + MARK if queued and is_ours(token) else token
@@ -390,9 +391,11 @@ class Reacquire(_NativeOrScript):
         if not self.sent_at:
             self.sent_at = now
         self._native = dialect.set_ifeq
-        if self._native:
-            return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self.ttl_ms)
-        return self.script(REACQUIRE, self.ttl_ms)
+        if not self._native:
+            return self.script(REACQUIRE, self.ttl_ms or 0)
+        if self.ttl_ms is None:
+            return (b"SET", self.key, self._value, b"IFEQ", self._value)
+        return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self.ttl_ms)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         if reply is None and self._native and self._value is self.token and is_ours(self.token):
