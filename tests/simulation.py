@@ -16,6 +16,7 @@ from typing import Protocol
 import hiredis
 
 from redislock_fast import _protocol
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import PROBE, Dialect, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave
 from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
@@ -113,6 +114,7 @@ class _Run:
         started_s: a time before any of its requests left.
         finished: it ended with a result, and was not given up or refused.
         before: what stood at the key when the last request was executed.
+        took: one of its requests set the key that was free.
         deleted_at_s: when the request left that deleted the key, if one did.
         latency_ms: the longest time that any of its requests took to the server.
     """
@@ -120,18 +122,20 @@ class _Run:
     started_s: float
     finished: bool = False
     before: Entry | None = None
+    took: bool = False
     deleted_at_s: float | None = None
     latency_ms: float = 0.0
 
 
 class Simulation:
-    """One schedule: acquire, some extends and reacquires, release.
+    """One schedule: acquire, some extends and reacquires, release. Before an `AcquireOwn`, the key may hold our token.
 
     Invariants:
-        - An acquire changes a free key only; every other request changes a key only while our token stands there, and
-          leaves the mark of who waits.
-        - An acquire ends True if and only if the key holds our token at the last reply.
-        - An acquire that was given up is `unsettled` wherever the key holds our token, and the undo clears it.
+        - An acquire changes a free key only; every other request, and an `AcquireOwn`, changes a key only while our
+          token stands there, and leaves the mark of who waits.
+        - An acquire ends True if and only if the key holds our token at the last reply. Where the server lets an
+          `AcquireOwn` do nothing with what it finds, it may end False.
+        - An acquire that was given up is `unsettled` wherever it has set the key, and the undo clears it.
         - An extend or reacquire ends True if and only if the key holds our token (an extend: and has a ttl).
         - An additive extend, however often it was sent, adds at most once, but for the latency of its requests.
         - What we believe of the lease is never longer than the truth.
@@ -158,6 +162,11 @@ class Simulation:
         self._token = (TOKEN, MARKED_TOKEN)[choices.below(2)]
         self._attempts = 4 - choices.below(4)
         self._pass(self._pause())
+        self._by_own_token = issubclass(machines.acquire, AcquireOwn)
+        self._shared = self._by_own_token and choices.below(2) == 1  # who has our token, too, may give the lock back
+        if self._shared:
+            mark = MARK if is_ours(self._token) and choices.below(2) else b""
+            self._model.put(KEY, self._token + mark, (None, 30, 300, 5000)[choices.below(4)])
         self._dialect = Dialect()
         self._reconnect()
         self._lines: list[tuple[object, ...]] = []
@@ -170,6 +179,7 @@ class Simulation:
             Violation: an invariant does not hold.
         """
         held, expires_at = self._acquire()
+        self._shared = False
         if not held:
             return
         for _ in range(self._choices.below(4)):
@@ -198,7 +208,7 @@ class Simulation:
         self._model.now_ms = int(self._now_ms)
 
     def _meanwhile(self) -> None:
-        """Time passes; a rival takes the free lock, gives it back or comes to wait; an operator flushes the scripts."""
+        """Time passes; rivals take the free lock, give it back or come to wait; an operator flushes the scripts."""
         event = self._choices.below(12)
         entry = self._entry()
         if event >= 9 and entry is None:
@@ -207,6 +217,8 @@ class Simulation:
             del self._model.entries[KEY]
         elif event == 7:
             self._model.flush_scripts()
+        elif event == 5 and self._shared and self._ours():
+            self._model.remove(KEY)
         elif event == 6 and entry is not None and entry.value == self._token and is_ours(self._token):
             self._model.entries[KEY] = Entry(self._token + MARK, entry.ends_at_ms)
         self._pass(self._pause())
@@ -269,9 +281,11 @@ class Simulation:
         after = self._entry()
         self._log("    ", str(before), "->", str(after), repr(reply))
         if before != after:
-            if isinstance(operation, _protocol.Acquire):
-                if before is not None:
-                    self._fail("an acquire changed a key that was not free")
+            acquires = isinstance(operation, _protocol.Acquire)
+            if acquires and before is None:
+                run.took = True
+            elif acquires and not self._by_own_token:
+                self._fail("an acquire changed a key that was not free")
             elif before is None or not is_held_with(before.value, self._token):
                 self._fail("a request changed a key that was not ours")
             elif after is not None and before.value != after.value:
@@ -286,14 +300,15 @@ class Simulation:
         operation = self._machines.acquire(KEY, self._token, self._ttl_ms)
         run = self._drive(operation)
         if run.finished:
-            if operation.result is not self._ours():
+            may_miss_its_own = self._by_own_token and self._model.denied & _ALL_FORMS_DENIED
+            if operation.result is not self._ours() and (operation.result or not may_miss_its_own):
                 self._fail(f"acquire ended {operation.result}")
             if operation.result:
                 expires_at = None if self._ttl_ms is None else operation.sent_at + self._ttl_ms / 1000
                 self._check_lease(expires_at)
                 return True, expires_at
             return False, None
-        if self._ours() and not operation.unsettled:
+        if self._ours() and run.took and not operation.unsettled:
             self._fail("acquire was given up, holds the lock, and does not say so")
         if operation.unsettled:
             self._undo()

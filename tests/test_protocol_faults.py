@@ -15,6 +15,7 @@ from hypothesis import strategies
 
 from redislock_fast import _protocol
 from redislock_fast._fence import AcquireFenced
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Dialect
 from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args, Reply
@@ -31,16 +32,26 @@ def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
             yield f"seed {seed}: {violation}"
 
 
+_BY_EACH_ACQUIRE = pytest.mark.parametrize(
+    "machines",
+    [Machines(), Machines(acquire=AcquireOwn), Machines(acquire=AcquireFenced)],
+    ids=["a token made for it", "the caller's own token", "with a number"],
+)
+
+
 @pytest.mark.parametrize("neighbours", [False, True], ids=["alone", "with neighbours on the connection"])
-@pytest.mark.parametrize("acquire", [_protocol.Acquire, AcquireFenced])
-def test_no_schedule_breaks_an_invariant(acquire: type[_protocol.Acquire], neighbours: bool) -> None:
-    assert next(_violations(Machines(acquire=acquire), neighbours), None) is None
+@_BY_EACH_ACQUIRE
+def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool) -> None:
+    assert next(_violations(machines, neighbours), None) is None
 
 
+@_BY_EACH_ACQUIRE
 @hypothesis.settings(max_examples=3000, deadline=None, database=None)
 @hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())
-def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(schedule: bytes, neighbours: bool) -> None:
-    Simulation(Listed(schedule), Machines(), neighbours).run()
+def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
+    machines: Machines, schedule: bytes, neighbours: bool
+) -> None:
+    Simulation(Listed(schedule), machines, neighbours).run()
 
 
 class _AcquireBlindToItself(_protocol.Acquire):
@@ -82,6 +93,50 @@ class _AcquireThatCountsFromTheLastRequest(_protocol.Acquire):
         request = super().request(dialect, now)
         self.sent_at = now
         return request
+
+
+class _AcquireOwnThatTrustsWhatItFinds(AcquireOwn):
+    """Believes that what holds its token has a whole ttl left."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result or self._renewal is not None
+        return finished or self.result
+
+
+class _AcquireOwnThatLeavesTheTtl(AcquireOwn):
+    """Finds its token at a lock that expires, asks for one that does not, and leaves it as it is."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return (b"GET", self.key) if self.ttl_ms is None and b"IFEQ" in request else request
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        return super().feed(b"OK" if self._renewal is not None and type(reply) is bytes else reply, dialect)
+
+
+class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
+    """Does not look at the reply to its reacquire."""
+
+    def _renewed(self, renewal: _protocol.Reacquire, reply: Reply, dialect: Dialect) -> bool:
+        finished = super()._renewed(renewal, reply, dialect)
+        self.result = self.result or self._renewal is None
+        return finished or self.result
+
+
+class _AcquireOwnThatForgetsLosses(AcquireOwn):
+    """Takes every request for a reacquire, after which nothing is due to be undone."""
+
+    def lost(self, sent: bool) -> None:
+        pass
+
+
+class _AcquireOwnByForce(AcquireOwn):
+    """Renews the lease of whoever holds the lock."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return request[:3] + request[5:] if b"IFEQ" in request else request
 
 
 class _ReleaseBlindToItself(_protocol.Release):
@@ -177,6 +232,11 @@ class _ReacquireThatAlwaysSucceeds(_protocol.Reacquire):
         (Machines(acquire=_AcquireThatForgetsLosses), "acquire (ended False|was given up, holds the lock)"),
         (Machines(acquire=_AcquireByForce), "an acquire changed a key that was not free"),
         (Machines(acquire=_AcquireThatCountsFromTheLastRequest), "believed until"),
+        (Machines(acquire=_AcquireOwnThatTrustsWhatItFinds), "believed until"),
+        (Machines(acquire=_AcquireOwnThatLeavesTheTtl), "believed until None"),
+        (Machines(acquire=_AcquireOwnThatTakesWhatIsGone), "acquire ended True"),
+        (Machines(acquire=_AcquireOwnThatForgetsLosses), "acquire (ended False|was given up, holds the lock)"),
+        (Machines(acquire=_AcquireOwnByForce), "a request changed a key that was not ours"),
         (Machines(release=_ReleaseBlindToItself), "release ended False for a lock that it deleted itself"),
         (Machines(release=_ReleaseThatAlwaysSucceeds), "release ended True for a lock that was not ours"),
         (Machines(release=_ReleaseOfAnybodysLock), "(changed a key that was not ours|left the lock)"),

@@ -1,0 +1,80 @@
+"""Taking a lock by the caller's own token: who finds it held under that very token has it already.
+
+A request's or a job's id as the token makes an acquire idempotent beyond the one call: a worker that is given the job
+again goes on with the lock that its first try took.
+
+Must not know: sockets, threads, asyncio, redis-py.
+"""
+
+from __future__ import annotations
+
+from redislock_fast._protocol import Acquire, Dialect, Reacquire, Refused
+from redislock_fast._tokens import MARK, is_ours
+from redislock_fast._wire import Args, Reply
+
+__all__ = ["AcquireOwn"]
+
+_MAX_RENEWALS = 3
+"""A lock may end between being found held and being renewed. As often as that, it is not to be had."""
+
+
+class AcquireOwn(Acquire):
+    """Take the lock if it is free, or held with this very token: then its lease begins anew.
+
+    A lock that is found held is reacquired, so nothing is changed but what holds the token. `sent_at` is then the time
+    of the reacquire. What is found may be an older lock with little of its ttl left, so an attempt of unknown outcome
+    makes no difference: that it may have set the key says nothing about the lease.
+
+    Where the server refuses the reacquire, or to let the key be read, the lock counts as another's, as it does for
+    `Acquire`. After a SET of unknown outcome, that is an error: it may be ours, or going to be.
+
+    `unsettled` speaks of the SETs alone, since a reacquire sets no key that is not there. So an acquire that ended with
+    an error leaves a lock that was held before under the same token alone, with its old lease or a new one (with no
+    ttl, where this acquire asked for none), unless a SET may have been executed: nobody can then tell whose lock stands
+    there, and it is undone, the earlier one with it.
+    """
+
+    _renewal: Reacquire | None = None
+    _renewals_left = _MAX_RENEWALS
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if self._renewal is not None:
+            return self._renewal.request(dialect, now)
+        return super().request(dialect, now)
+
+    def plain_replies(self) -> tuple[Reply, type | None]:
+        return super().plain_replies()[0], None  # any value may be our own token
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if self._renewal is not None:
+            return self._renewed(self._renewal, reply, dialect)
+        finished = super().feed(reply, dialect)
+        if self.holder is None:
+            return finished
+        self.result = False
+        is_marked = is_ours(self.token) and self.holder == self.token + MARK
+        if not is_marked and self.holder != self.token:
+            return True
+        self._renewal = Reacquire(self.key, self.token, self.ttl_ms, queued=is_marked)
+        return False
+
+    def lost(self, sent: bool) -> None:
+        if self._renewal is None and not self._looking:
+            super().lost(sent)
+
+    def _renewed(self, renewal: Reacquire, reply: Reply, dialect: Dialect) -> bool:
+        try:
+            if not renewal.feed(reply, dialect):
+                return False
+        except Refused:
+            if self.unsettled:
+                raise
+            return True
+        if renewal.result:
+            self.result = True
+            self.sent_at = renewal.sent_at
+            return True
+        self.holder = self._renewal = None
+        self._looking = False
+        self._renewals_left -= 1
+        return self._renewals_left == 0
