@@ -13,9 +13,10 @@ from redis.exceptions import ResponseError
 
 from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import PROBE, Acquire, Dialect, NotExecuted, Redirected, Refused
+from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK
-from redislock_fast._transport import ThreadChannel, transport_of
+from redislock_fast._transport import transport_of
 from redislock_fast._wire import Reply
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
