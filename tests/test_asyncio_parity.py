@@ -76,7 +76,7 @@ def test_signature(async_lock_class: AsyncLockClass, method: str) -> None:
     positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     added = [p for p in parameters if p not in positional]
     assert SIGNATURES[method] == [(p.name, p.default) for p in positional]
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in added)
+    assert all(p.kind is p.VAR_KEYWORD or (p.kind is p.KEYWORD_ONLY and p.default is not p.empty) for p in added)
 
 
 @in_loop

@@ -66,7 +66,7 @@ def test_signature(lock_class: LockClass, method: str) -> None:
     positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     added = [p for p in parameters if p not in positional]
     assert SIGNATURES[method] == [(p.name, p.default) for p in positional]
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in added)
+    assert all(p.kind is p.VAR_KEYWORD or (p.kind is p.KEYWORD_ONLY and p.default is not p.empty) for p in added)
 
 
 def test_attributes_hold_what_the_constructor_was_given(lock_class: LockClass, client: redis.Redis) -> None:

@@ -11,10 +11,8 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -132,23 +130,6 @@ def test_interrupted_sleep_raises_and_holds_nothing(
         client.delete("name")
         with lock_class(client, "name", blocking=False):
             pass
-
-
-@pytest.mark.usefixtures("polling")
-def test_interrupted_sleep_spares_a_holder_with_the_same_token(
-    lock_class_id: str, lock_class: LockClass, valkey_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sleep(_: float) -> None:
-        raise KeyboardInterrupt
-
-    holder, waiter = lock_class(valkey_client, "name"), lock_class(valkey_client, "name", sleep=60)
-    holder.acquire(token="same")
-    monkeypatch.setattr(MODULES[lock_class_id], "mod_time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    with pytest.raises(KeyboardInterrupt):
-        waiter.acquire(token="same")
-    with lock_class(valkey_client, "other"):  # whatever the waiter has left behind is done now
-        pass
-    assert holder.owned()
 
 
 def test_interrupted_body_releases(lock_class: LockClass, client: redis.Redis) -> None:

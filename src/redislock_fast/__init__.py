@@ -12,7 +12,9 @@ or, without touching a caller, `redislock_fast.patch()`. For asyncio, `redislock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._adaptive import AdaptiveTTL
+from redislock_fast._handle import Handle
 from redislock_fast._implementation import implementation
+from redislock_fast._loss import LockLostError, LossReason
 from redislock_fast._metrics import Metrics
 from redislock_fast._patch import patch, unpatch
 from redislock_fast._version import __version__
@@ -22,10 +24,13 @@ from redislock_fast.locker import Batch, Locker
 __all__ = [
     "AdaptiveTTL",
     "Batch",
+    "Handle",
     "Lock",
     "LockError",
+    "LockLostError",
     "LockNotOwnedError",
     "Locker",
+    "LossReason",
     "Metrics",
     "__version__",
     "implementation",

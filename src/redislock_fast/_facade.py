@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
+from redislock_fast._adaptive import AdaptiveTTL
+from redislock_fast._fence import AcquireFenced
 from redislock_fast._ownership import Holding, SharedHolding
+from redislock_fast._protocol import Acquire
+from redislock_fast._terms import Terms, TermSettings
 from redislock_fast._times import clock, poll_seconds, ttl_ms_of
 from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
 from redislock_fast._waiting import Waiting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
 
@@ -84,12 +91,13 @@ class LockBase:
     local: Any
 
     _wait: WaitBy = "push"
+    _terms: Terms | None = None
 
     def __init__(
         self,
         redis: Any,
         name: str | bytes,
-        timeout: float | None = None,
+        timeout: float | AdaptiveTTL | None = None,
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -97,12 +105,17 @@ class LockBase:
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
+        **terms: Unpack[TermSettings],
     ) -> None:
         # Not through the properties: a lock is often made for one use.
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._name = name
         self._key = transport.key_of(name)
+        adaptive: AdaptiveTTL | None = None
+        if isinstance(timeout, AdaptiveTTL):
+            adaptive = timeout
+            timeout = adaptive.ttl_ms(name) / 1000
         self._timeout = timeout
         self._ttl_ms = None if timeout is None else ttl_ms_of(timeout)
         self.sleep = sleep
@@ -112,6 +125,11 @@ class LockBase:
         self.raise_on_release_error = raise_on_release_error
         if wait != "push":  # an attribute less in most locks
             self.wait = wait
+        if terms or adaptive is not None:
+            self._terms = Terms(adaptive=adaptive, **terms)
+            self._terms.check(self._ttl_ms, self.thread_local)
+            if self._terms.fencing:
+                self._attempt_kind = AcquireFenced
         self._own_nothing()
         self.register_scripts()
 
@@ -153,7 +171,10 @@ class LockBase:
 
     @timeout.setter
     def timeout(self, timeout: float | None) -> None:
-        self._ttl_ms = ttl_ms_of(timeout)
+        ttl_ms = ttl_ms_of(timeout)
+        if self._terms is not None:
+            self._terms.check(ttl_ms, self.thread_local)
+        self._ttl_ms = ttl_ms
         self._timeout = timeout
 
     @property
@@ -194,6 +215,8 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
+    _attempt_kind: type[Acquire] = Acquire  # for a token made here
+
     def _next_token(self, token: Any, local: Holding) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
@@ -203,6 +226,7 @@ class LockBase:
             return fresh[len(MARKER) :]  # scripts of a class's own know nothing of marks
         local.attempt = None  # which may have had the same token
         encoded: bytes = self._transport.encode(token)
+        local.brought = encoded
         return encoded
 
     def _token_after(self, token: bytes, brought: Any, local: Holding) -> bytes:
@@ -297,7 +321,7 @@ class LockerBase(Generic[_AnyLock]):
     def lock(
         self,
         name: str | bytes,
-        timeout: float | None = None,
+        timeout: float | AdaptiveTTL | None = None,
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -305,6 +329,7 @@ class LockerBase(Generic[_AnyLock]):
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
+        **terms: Unpack[TermSettings],
     ) -> _AnyLock:
         """A lock on this client; the parameters are those of `Lock`."""
         return self._lock_class(
@@ -317,4 +342,5 @@ class LockerBase(Generic[_AnyLock]):
             thread_local=thread_local,
             raise_on_release_error=raise_on_release_error,
             wait=wait,
+            **terms,
         )

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast import _protocol
 
+if TYPE_CHECKING:
+    from redislock_fast._tenure import Tenure
+
 # Names of their own: each attribute of a module less is one look-up less for every acquire and release.
 _current_task = asyncio.current_task
 _ref = weakref.ref
@@ -33,8 +36,12 @@ class Holding:
         token: the lock's, None where it is not held.
         lease: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
         attempt: the last acquire.
+        brought: the last token that the caller brought himself.
         releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
         queued: the token of a lock behind which somebody waited when it was granted.
+        retries: how often the last acquire polled again.
+        fence: the number of what is held, where it was asked for.
+        tenure: what is known of what is held on terms.
     """
 
     if not TYPE_CHECKING:  # mypy takes it for a promise that a holding has no attributes
@@ -45,6 +52,10 @@ class Holding:
     attempt: _protocol.Acquire | None = None
     releasing: bytes | None = None
     queued: bytes | None = None
+    brought: bytes | None = None
+    retries = 0
+    fence: int | None = None
+    tenure: Tenure | None = None
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""

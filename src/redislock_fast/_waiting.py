@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Acquire, Reacquire
 from redislock_fast._queue import Leave, Wait, Watch
 from redislock_fast._room import BROKEN, RECKON, Grant, Seat
@@ -57,6 +58,7 @@ class Waiting:
             with it, nobody can be told apart.
 
     Attributes:
+        ttl_ms: as above.
         token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
             said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
     """
@@ -73,7 +75,7 @@ class Waiting:
         self.token = token
         self._queues = queues
         self._key = key
-        self._ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms
         self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
         self._deadline = deadline
         self._awake_ms = int(1000 * _AWAKE_INTERVALS * min(self._interval_s, _LONGEST_S)) + _AWAKE_MS
@@ -171,7 +173,7 @@ class Waiting:
     def _wait(self, seat: Seat, look_for: bytes) -> Wait:
         assert seat.channel is not None
         kept_ms = max(_KEPT_MS, 2 * self._awake_ms)
-        return Wait(self._key, self.token, self._ttl_ms, seat.publish, seat.channel, self._awake_ms, kept_ms, look_for)
+        return Wait(self._key, self.token, self.ttl_ms, seat.publish, seat.channel, self._awake_ms, kept_ms, look_for)
 
     def _listening(self, seat: Seat) -> Steps:
         """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
@@ -205,9 +207,9 @@ class Waiting:
 
     def _if_fresh(self, grant: Grant) -> Steps:
         """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
-        if self._ttl_ms is None or clock() - grant.since <= self._ttl_ms * _SPENT / 1000:
+        if self.ttl_ms is None or clock() - grant.since <= self.ttl_ms * _SPENT / 1000:
             return grant
-        reacquire = Reacquire(self._key, self.token, self._ttl_ms, queued=True)
+        reacquire = Reacquire(self._key, self.token, self.ttl_ms, queued=True)
         yield Execute(reacquire, self._limit_s())
         return Grant(grant.word, reacquire.sent_at) if reacquire.result else None
 
@@ -220,7 +222,7 @@ class Waiting:
             if watch.denied:
                 return POLL
             if watch.word is None:
-                attempt = Acquire(self._key, self.token, self._ttl_ms)
+                attempt = (Acquire if self._queues else AcquireOwn)(self._key, self.token, self.ttl_ms)
                 yield Execute(attempt, self._limit_s())
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)

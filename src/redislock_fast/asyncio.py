@@ -15,22 +15,29 @@ Must not know: bytes on the wire, sockets, transports of asyncio.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import redis.asyncio.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast import _process, _protocol
+from redislock_fast import _protocol
 from redislock_fast._async_batch import Acquiring, Batch
+from redislock_fast._async_renewer import renewer_of
 from redislock_fast._async_transport import Transport, drive, transport_of
 from redislock_fast._batch import Name, Plan
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase, LockerBase
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockerBase
+from redislock_fast._keeping import KeepingBase
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, TaskHoldings
 from redislock_fast._room import Grant
+from redislock_fast._tenure import Tenure
+from redislock_fast._terms import Terms
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
@@ -42,7 +49,7 @@ logger = logging.getLogger(__name__)
 _acting: ContextVar[tuple[Lock | None, Holding | None]] = ContextVar("_acting", default=(None, None))
 
 
-class Lock(LockBase, redis.asyncio.lock.Lock):
+class Lock(KeepingBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
     The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
@@ -58,10 +65,17 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         thread_local: whether the token belongs to the task that acquired, or to every task with this object.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits, as for `redislock_fast.Lock`.
+        on_lost: called once with the lock and a `LossReason` when it is found to be lost, in the event loop; what it
+            returns is awaited where it can be.
+        cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
+            that, the CancelledError's cause is a `LockLostError`.
+        terms: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker and metrics, as for
+            `redislock_fast.Lock`.
 
     Raises:
-        TypeError: for a pipeline or a client that blocks, or a `timeout` that is no number.
-        ValueError: for a `timeout` that is negative, NaN or infinite, or a `wait` that is none of these.
+        TypeError: for a pipeline or a client that blocks, a `timeout` that is no number, or an unknown parameter.
+        ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or terms that do
+            not go together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -79,13 +93,6 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
     # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
     # methods, and handed to the coroutines.
-
-    def _mine(self) -> Holding:
-        """The calling task's holding. A forked child has nothing of its parent's."""
-        if self._generation != _process.generation:
-            self._own_nothing()
-        holding: Holding = self.local.mine()
-        return holding
 
     def _acting(self) -> Holding | None:
         """For whom an overridden hook calls the original."""
@@ -126,7 +133,10 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
-        return self._acquire(self._mine(), blocking, blocking_timeout, token)
+        local = self._mine()
+        if self._terms is not None:
+            return self._acquire_on_terms(self._terms, local, asyncio.current_task(), blocking, blocking_timeout, token)
+        return self._acquire(local, blocking, blocking_timeout, token)
 
     async def _acquire(  # noqa: PLR0912, PLR0915  # one coroutine: each more would cost 0.3 us
         self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any
@@ -157,7 +167,8 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                     limit_s = None
                     if bounded and stop_trying_at is not None:
                         limit_s = max(stop_trying_at - asyncio.get_running_loop().time(), 0.0)
-                    local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+                    kind = AcquireOwn if token is local.brought else self._attempt_kind
+                    local.attempt = attempt = kind(self._key, token, self._ttl_ms)
                     await self._transport.execute(attempt, limit_s)
                     acquired = attempt.result
                     if acquired:
@@ -183,11 +194,49 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                 if stop_trying_at is not None and asyncio.get_running_loop().time() + pause_s > stop_trying_at:
                     return False
                 await asyncio.sleep(pause_s)
+                local.retries += 1
         except Exception:
             raise
         except BaseException:  # a cancel, while an overridden do_acquire still did something after it had the lock
             self._undo_unnoticed(local, token)
             raise
+
+    async def _acquire_on_terms(
+        self,
+        terms: Terms,
+        local: Holding,
+        task: asyncio.Task[Any] | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        token: Any,
+    ) -> bool:
+        if self._reenter(local, token):
+            return True
+        self._adapt(terms)
+        asked_at = clock()
+        before = local.token
+        local.retries = 0
+        try:
+            with self._guarded(terms):
+                if not await self._acquire(local, blocking, blocking_timeout, token):
+                    return False
+                await drive(self._transport, self._completing(terms, local))
+                tenure = self._begin(terms, local, asked_at)
+                tenure.task = None if task is None else weakref.ref(task)
+                self._keep(tenure)
+        except BaseException:  # whatever it is: the lock is not held
+            if local.token is not None and local.token is not before:
+                self._transport.undo([self._give_up(local, local.token)])
+            raise
+        return True
+
+    def _keep(self, tenure: Tenure) -> None:
+        if tenure.is_watched:
+            renewer_of(self._transport).keep(tenure)
+
+    def _let_go(self, tenure: Tenure) -> None:
+        if tenure.is_watched:
+            renewer_of(self._transport).let_go(tenure)
 
     async def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
@@ -202,14 +251,15 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             self._transport.undo([(self._key, waiting.token)])
             raise
         if type(outcome) is Grant:
-            outcome.note(local, waiting.token, self._ttl_ms)
+            outcome.note(local, waiting.token, waiting.ttl_ms)
         return outcome
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
         local = self._acting() or self._mine()
         token = token if type(token) is bytes else self._transport.encode(token)
-        local.attempt = attempt = _protocol.Acquire(self._key, token, self._ttl_ms)
+        kind = AcquireOwn if token is local.brought else self._attempt_kind
+        local.attempt = attempt = kind(self._key, token, self._ttl_ms)
         await self._transport.execute(attempt)
         if attempt.result:
             self._note(attempt, local)
@@ -259,15 +309,23 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         token = local.token
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+        tenure = local.tenure
+        if tenure is not None and not self._may_release(local, tenure):
+            return
         try:
             hook = self.do_release
             if getattr(hook, "__func__", None) is not Lock.do_release:
                 await self._hooked(local, hook, token)
             elif not await self._release(token, local):
                 raise self._lost("release")
-        except LockNotOwnedError:
+        except LockNotOwnedError as error:
             local.token = None
+            if tenure is not None:
+                self._account(local, tenure, False)
+                await self._raise_lost("release", tenure, error)
             raise
+        if tenure is not None:
+            self._account(local, tenure, True)
         if local.token == token:  # where the token is shared, another task may have acquired meanwhile
             local.token = None
 
@@ -319,7 +377,30 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         local = self._held_with_ttl("extend")
-        return self._hooked(local, self.do_extend, additional_time, replace_ttl)
+        if local.tenure is None:
+            return self._hooked(local, self.do_extend, additional_time, replace_ttl)
+        return self._prolong("extend", local, local.tenure, self.do_extend, additional_time, replace_ttl)
+
+    async def _prolong(
+        self, verb: str, local: Holding, tenure: Tenure, hook: Callable[..., Awaitable[Any]], *args: Any
+    ) -> Any:
+        if tenure.is_lost():
+            raise self._lost_error(verb, tenure)
+        try:
+            with tenure.prolonged_by_hand(local):
+                result = await self._hooked(local, hook, *args)
+        except LockNotOwnedError as error:
+            await self._raise_lost(verb, tenure, error)
+        self._keep(tenure)
+        return result
+
+    async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError) -> NoReturn:
+        """Find out why the lock was lost, and tell."""
+        self._let_go(tenure)
+        reason = await drive(self._transport, self._finding_out(tenure))
+        if tenure.lose(reason, by_release=tenure.over):
+            renewer_of(self._transport).tell(tenure, reason)
+        raise self._lost_error(verb, tenure) from error
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
@@ -360,7 +441,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         local = self._held_with_ttl("reacquire")
-        return self._hooked(local, self.do_reacquire)
+        if local.tenure is None:
+            return self._hooked(local, self.do_reacquire)
+        return self._prolong("reacquire", local, local.tenure, self.do_reacquire)
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
@@ -385,6 +468,29 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             raise self._lost("reacquire")
         return True
 
+    # ---- in other words ----
+
+    async def try_acquire(self, token: Any = None) -> bool:
+        """Make one attempt: `acquire(blocking=False)`."""
+        return await self.acquire(blocking=False, token=token)
+
+    async def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """`extend`, with False where the lock is not held any more; see `redislock_fast.Lock.try_extend`."""
+        try:
+            return await self.extend(additional_time, replace_ttl)
+        except LockNotOwnedError:
+            return False
+
+    async def acquire_or_extend(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
+    ) -> bool:
+        """Hold the lock with its whole ttl ahead; see `redislock_fast.Lock.acquire_or_extend`."""
+        if self._is_to_prolong(token):
+            with contextlib.suppress(LockNotOwnedError):
+                return await self.reacquire()
+            self._drop_lost()
+        return await self.acquire(blocking, blocking_timeout, token)
+
     # ---- async with ----
 
     async def __aenter__(self) -> Lock:
@@ -404,6 +510,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         traceback: TracebackType | None,
     ) -> None:
         """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        self._say_why(exc_value)
         try:
             await self.release()
         except LockError:

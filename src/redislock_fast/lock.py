@@ -8,20 +8,27 @@ Must not know: bytes on the wire, sockets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time as mod_time
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import redis
 import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process, _protocol
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockBase
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff
+from redislock_fast._keeping import KeepingBase
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, ThreadHolding
+from redislock_fast._renewer import renewer_of, tell
 from redislock_fast._room import Grant
-from redislock_fast._times import added_ms, poll_seconds, wait_seconds
+from redislock_fast._tenure import Tenure
+from redislock_fast._terms import Terms
+from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
@@ -31,7 +38,7 @@ __all__ = ["Lock"]
 logger = logging.getLogger(__name__)
 
 
-class Lock(LockBase, redis.lock.Lock):
+class Lock(KeepingBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
     The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
@@ -50,10 +57,26 @@ class Lock(LockBase, redis.lock.Lock):
             often to look whether all is well. "poll": as redis-py does, an attempt every `sleep`. Or a
             `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts. Where the server allows
             or knows no better, "push" becomes watching the key by client tracking, and then polling.
+        auto_renew: whether the lease is renewed, in the background, as long as the lock is held. `timeout` is then how
+            long others wait for a holder that died.
+        max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
+        on_lost: called once with the lock and a `LossReason` when it is found to be lost, from a background thread, or
+            by the release or extend that finds it out.
+        fencing: whether each holding gets a number, `fence`; see `redislock_fast.fencing`.
+        reentrant: whether the thread that holds the lock may acquire it again; it is released as often.
+        wait_replicas: how many replicas must have the lock before `acquire` returns.
+        wait_timeout: for how long to wait for them, in seconds.
+        breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts errors of the
+            connection and timeouts alone.
+        metrics: is told of each acquisition and release; see `Metrics`.
+
+    `timeout` may be an `AdaptiveTTL`. What the background does stands in docs/holding.md.
 
     Raises:
-        TypeError: for a pipeline or an asyncio client, or a `timeout` that is no number.
-        ValueError: for a `timeout` that is negative, NaN or infinite, or a `wait` that is none of these.
+        TypeError: for a pipeline or an asyncio client, a `timeout` that is no number, an `on_lost` that cannot be
+            called, a `breaker` that is none, or an unknown parameter.
+        ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or terms that do
+            not go together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -101,6 +124,11 @@ class Lock(LockBase, redis.lock.Lock):
         """
         if self._generation != _process.generation:
             self._own_nothing()
+        if self._terms is not None:
+            return self._acquire_on_terms(self._terms, sleep, blocking, blocking_timeout, token)
+        return self._acquire(sleep, blocking, blocking_timeout, token)
+
+    def _acquire(self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: Any) -> bool:
         local = self.local
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
         brought, token = token, self._next_token(token, local)
@@ -138,18 +166,49 @@ class Lock(LockBase, redis.lock.Lock):
                 if stop_trying_at is not None and mod_time.monotonic() + pause_s > stop_trying_at:
                     return False
                 mod_time.sleep(pause_s)
+                local.retries += 1
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the server's reply and the line that notes it
             self._undo_unnoticed(local, token)
             raise
 
+    def _acquire_on_terms(
+        self, terms: Terms, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: Any
+    ) -> bool:
+        local = self.local
+        if self._reenter(local, token):
+            return True
+        self._adapt(terms)
+        asked_at = clock()
+        before = local.token
+        local.retries = 0
+        try:
+            with self._guarded(terms):
+                if not self._acquire(sleep, blocking, blocking_timeout, token):
+                    return False
+                drive(self._transport, self._completing(terms, local))
+                self._keep(self._begin(terms, local, asked_at))
+        except BaseException:  # whatever it is: the lock is not held
+            if local.token is not None and local.token is not before:
+                self._transport.undo([self._give_up(local, local.token)])
+            raise
+        return True
+
+    def _keep(self, tenure: Tenure) -> None:
+        if tenure.is_watched:
+            renewer_of(self._transport).keep(tenure)
+
+    def _let_go(self, tenure: Tenure) -> None:
+        if tenure.is_watched:
+            renewer_of(self._transport).let_go(tenure)
+
     def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         try:
             outcome = drive(self._transport, waiting.steps())
             if type(outcome) is Grant:
-                outcome.note(local, waiting.token, self._ttl_ms)
+                outcome.note(local, waiting.token, waiting.ttl_ms)
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
             if local.token == waiting.token:
                 local.token = None
@@ -171,7 +230,8 @@ class Lock(LockBase, redis.lock.Lock):
     def _try_acquire(self, token: bytes, limit_s: float | None = None) -> bool:
         ttl_ms = self._ttl_ms
         local = self.local
-        local.attempt = attempt = _protocol.Acquire(self._key, token, ttl_ms)
+        kind = AcquireOwn if token is local.brought else self._attempt_kind
+        local.attempt = attempt = kind(self._key, token, ttl_ms)
         self._transport.execute(attempt, limit_s)
         if attempt.result:
             local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
@@ -213,11 +273,19 @@ class Lock(LockBase, redis.lock.Lock):
         token = local.token
         if token is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+        tenure = local.tenure
+        if tenure is not None and not self._may_release(local, tenure):
+            return
         try:
             self.do_release(token)
-        except LockNotOwnedError:
+        except LockNotOwnedError as error:
             local.token = None
+            if tenure is not None:
+                self._account(local, tenure, False)
+                self._raise_lost("release", tenure, error)
             raise
+        if tenure is not None:
+            self._account(local, tenure, True)
         if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
             local.token = None
 
@@ -266,8 +334,30 @@ class Lock(LockBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        self._held_with_ttl("extend")
-        return self.do_extend(additional_time, replace_ttl)
+        held = self._held_with_ttl("extend")
+        if held.tenure is None:
+            return self.do_extend(additional_time, replace_ttl)
+        with self._prolonging("extend", held, held.tenure):
+            return self.do_extend(additional_time, replace_ttl)
+
+    @contextlib.contextmanager
+    def _prolonging(self, verb: str, local: Holding, tenure: Tenure) -> Iterator[None]:
+        if tenure.is_lost():
+            raise self._lost_error(verb, tenure)
+        try:
+            with tenure.prolonged_by_hand(local):
+                yield
+        except LockNotOwnedError as error:
+            self._raise_lost(verb, tenure, error)
+        self._keep(tenure)
+
+    def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError) -> NoReturn:
+        """Find out why the lock was lost, and tell."""
+        self._let_go(tenure)
+        reason = drive(self._transport, self._finding_out(tenure))
+        if tenure.lose(reason, by_release=tenure.over):
+            tell(tenure, reason)
+        raise self._lost_error(verb, tenure) from error
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
@@ -305,8 +395,11 @@ class Lock(LockBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        self._held_with_ttl("reacquire")
-        return self.do_reacquire()
+        held = self._held_with_ttl("reacquire")
+        if held.tenure is None:
+            return self.do_reacquire()
+        with self._prolonging("reacquire", held, held.tenure):
+            return self.do_reacquire()
 
     def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
@@ -329,6 +422,42 @@ class Lock(LockBase, redis.lock.Lock):
         if not held:
             raise self._lost("reacquire")
         return True
+
+    # ---- in other words ----
+
+    def try_acquire(self, token: Any = None) -> bool:
+        """Make one attempt: `acquire(blocking=False)`."""
+        return self.acquire(blocking=False, token=token)
+
+    def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """`extend`, with False where the lock is not held any more.
+
+        Raises:
+            redis.exceptions.LockError: this thread holds no lock, or the lock does not expire; and whatever `extend`
+                raises besides.
+        """
+        try:
+            return self.extend(additional_time, replace_ttl)
+        except LockNotOwnedError:
+            return False
+
+    def acquire_or_extend(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Any = None,
+    ) -> bool:
+        """Hold the lock with its whole ttl ahead: reacquire it if this thread holds it, else acquire it.
+
+        The parameters, what is returned and raised are those of `acquire`. What was lost meanwhile is acquired anew,
+        and has another fence.
+        """
+        if self._is_to_prolong(token):
+            with contextlib.suppress(LockNotOwnedError):
+                return self.reacquire()
+            self._drop_lost()
+        return self.acquire(sleep, blocking, blocking_timeout, token)
 
     # ---- with ----
 

@@ -1,0 +1,148 @@
+"""Who renews for tasks: one for each server and event loop, by a timer of the loop and a task for each burst.
+
+Who may touch what: all of it belongs to the loop's thread. `let_go` and `_dropped` may come from any: they use atomic
+methods of dict alone, and what must be sent is handed to the loop.
+
+Must not know: the API of Lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import weakref
+from typing import Any
+
+from redislock_fast._async_transport import Transport, drive
+from redislock_fast._channel import Registry
+from redislock_fast._loss import LockLostError, LossReason
+from redislock_fast._renewal import Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._tenure import Tenure
+from redislock_fast._times import clock
+
+__all__ = ["LoopRenewer", "renewer_of"]
+
+logger = logging.getLogger(__name__)
+
+
+class LoopRenewer:
+    """Renews what is held on one server by tasks of one loop, and watches for its loss.
+
+    Args:
+        transport: the server's, by weak reference: with the last lock on it, it goes.
+        loop: the running loop.
+    """
+
+    def __init__(self, transport: weakref.ref[Transport], loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._schedule = Schedule()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself keeps none of them alive
+
+    def keep(self, tenure: Tenure) -> None:
+        """Look after it from now on, or at its new time."""
+        if tenure.record is None:
+            tenure.record = Record(tenure, self._dropped)
+        if self._schedule.add(tenure.record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
+            self._set_timer()
+
+    def let_go(self, tenure: Tenure) -> None:
+        """Look after it no more."""
+        record = tenure.record
+        if record is not None:
+            record.is_over = True
+            self._schedule.remove(record)
+
+    def _dropped(self, record: Record) -> None:
+        transport = self._transport()
+        if record.was_dropped() and transport is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
+                self._loop.call_soon_threadsafe(transport.undo, [record.entry])
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        next_at = self._schedule.next_at()
+        self._timer = None if next_at is None else self._loop.call_later(max(next_at - clock(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        due = self._schedule.take(clock())
+        if due:
+            self._run(self._renew(due))
+        self._set_timer()
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _renew(self, due: list[Tenure]) -> None:
+        transport = self._transport()
+        if transport is None:
+            return
+        losses: list[Loss] = []
+        try:
+            losses = await drive(transport, renewing(due))
+        except Exception:  # a fault of ours must not end the renewal of everything else
+            logger.exception("Locks could not be renewed.")
+        late = late_entries(losses)
+        if late:
+            transport.undo(late)
+        for tenure in due:
+            if not tenure.record.is_over:
+                self.keep(tenure)
+        for tenure, reason in losses:
+            self.tell(tenure, reason)
+
+    def tell(self, tenure: Tenure, reason: LossReason) -> None:
+        """Call back for a loss, and cancel the holding task where that is asked for."""
+        lock = tenure.lock()
+        on_lost = tenure.terms.on_lost
+        if on_lost is not None and lock is not None:
+            try:
+                answer = on_lost(lock, reason)
+                if inspect.isawaitable(answer):
+                    self._run(_logged(answer, reason))
+            except Exception:
+                logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+        task = None if tenure.task is None else tenure.task()
+        if tenure.terms.cancel_on_lost and task is not None:
+            name = None if lock is None else lock.name
+            task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
+
+
+async def _logged(answer: Any, reason: LossReason) -> None:
+    try:
+        await answer
+    except Exception:
+        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+
+
+class _LoopRenewers:
+    """The renewers of one transport, by loop."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = weakref.ref(transport)
+        self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
+
+    def of_running_loop(self) -> LoopRenewer:
+        loop = asyncio.get_running_loop()
+        renewer = self._renewers.get(loop)
+        if renewer is None:
+            for other in list(self._renewers):
+                if other.is_closed():
+                    self._renewers.pop(other, None)
+            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop))
+        return renewer
+
+
+_renewers: Registry[_LoopRenewers] = Registry()
+
+
+def renewer_of(transport: Transport) -> LoopRenewer:
+    """The one renewer of a transport and the running loop."""
+    renewers = _renewers.get(id(transport)) or _renewers.add(transport, _LoopRenewers)
+    return renewers.of_running_loop()

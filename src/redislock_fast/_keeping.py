@@ -1,0 +1,323 @@
+"""What `Lock` and `asyncio.Lock` share of holding on terms: validity, loss, reentrance, handles.
+
+A lock with terms has, while it is held, a tenure beside its token. Without terms there is none, and nothing here is on
+the way of an acquire or a release.
+
+Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    LockError,
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast import _process
+from redislock_fast._facade import LockBase
+from redislock_fast._fence import AcquireFenced, Fence
+from redislock_fast._handle import Handle
+from redislock_fast._loss import LockLostError, LossReason
+from redislock_fast._ownership import Holding
+from redislock_fast._protocol import Look
+from redislock_fast._renewal import reason_of
+from redislock_fast._steps import Execute, Steps
+from redislock_fast._tenure import Tenure
+from redislock_fast._terms import Terms
+from redislock_fast._times import clock, drift_s
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["KeepingBase"]
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """What the caller's own objects raise is no reason to lose a lock."""
+    try:
+        yield
+    except Exception:
+        logger.exception("%s failed.", what)
+
+
+class KeepingBase(LockBase):
+    """A lock that may be held on terms. The parameters stand on the classes that users name."""
+
+    # ---- validity ----
+
+    def remaining(self) -> float:
+        """For how long the lock is certainly still held, in seconds. Nothing is sent: the clock is read.
+
+        Counted from before the request left that took or prolonged it, less 1 % of the ttl and 2 ms for clocks that
+        drift. 0.0 where the lock is lost or not held, `math.inf` where it does not expire.
+        """
+        held = self._held()
+        if held.token is None:
+            return 0.0
+        tenure = self._tenure_of(held)
+        if tenure is not None:
+            return 0.0 if tenure.loss is not None else max(tenure.deadline - clock(), 0.0)
+        owner, expires_at = held.lease
+        if owner != held.token:  # set by hand
+            return 0.0 if self._ttl_ms else math.inf
+        return math.inf if expires_at is None else max(expires_at - drift_s((self._ttl_ms or 0) / 1000) - clock(), 0.0)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lock is certainly held, by the clock: `remaining() > 0`."""
+        return self.remaining() > 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost before it was released, as far as is known without asking the server."""
+        return self._held().token is not None and not self.valid
+
+    @property
+    def fence(self) -> int | None:
+        """The number of this holding, higher than that of every earlier one; None where it is not held or numbered.
+
+        See `redislock_fast.fencing`.
+        """
+        held = self._held()
+        return None if held.token is None else held.fence
+
+    def _tenure_of(self, local: Holding) -> Tenure | None:
+        """The tenure of what is held now."""
+        tenure = local.tenure
+        return tenure if tenure is not None and tenure.token == local.token else None
+
+    # ---- acquire ----
+
+    def _reenter(self, local: Holding, token: Any) -> bool:
+        """Enter once more what this thread or task holds already. Returns False where it does not."""
+        tenure = self._tenure_of(local)
+        if tenure is None or not tenure.terms.reentrant or (token is not None and token != tenure.token):
+            return False
+        if tenure.is_lost():
+            raise self._lost_error("reenter", tenure)
+        tenure.depth += 1
+        return True
+
+    def _adapt(self, terms: Terms) -> None:
+        """Take the ttl that the hold times suggest."""
+        if terms.adaptive is not None:
+            ttl_ms = terms.adaptive.ttl_ms(self._name)
+            self._ttl_ms = ttl_ms
+            self._timeout = ttl_ms / 1000
+
+    @contextlib.contextmanager
+    def _guarded(self, terms: Terms) -> Iterator[None]:
+        """Have the breaker, if there is one, learn of a server that does not answer, and of nothing else."""
+        if terms.breaker is None:
+            yield
+            return
+        other: BaseException | None = None
+        with terms.breaker.calling():
+            try:
+                yield
+            except (ConnectionError, TimeoutError):
+                raise
+            except BaseException as error:  # it is not the server's fault
+                other = error
+        if other is not None:
+            raise other
+
+    def _completing(self, terms: Terms, local: Holding) -> Steps:
+        """Do what belongs to the acquire besides having the lock.
+
+        Raises:
+            LockLostError: the lock was lost before that was done.
+        """
+        local.fence = None
+        if terms.fencing:
+            attempt, token = local.attempt, local.token
+            assert token is not None
+            if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
+                local.fence = attempt.fence
+                return
+            numbering = Fence(self._key, token)  # handed over, or acquired by a hook
+            yield Execute(numbering)
+            if not numbering.result:
+                reason = LossReason.EXPIRED
+                raise LockLostError("Lost the lock before it had its fence", lock_name=self.name, reason=reason)
+            local.fence = numbering.fence
+
+    def _begin(self, terms: Terms, local: Holding, asked_at: float | None = None) -> Tenure:
+        """Begin a tenure of the lock that has just been acquired."""
+        token = local.token
+        assert token is not None
+        before, local.tenure = local.tenure, None
+        if before is not None:
+            self._let_go(before)
+        tenure = Tenure(self, self._key, token, self._ttl_ms, local.expires_at(token), terms)
+        tenure.queued = local.queued == token
+        if terms.metrics is not None and asked_at is not None:
+            with _logged("metrics"):
+                terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, local.retries + 1)
+        local.tenure = tenure
+        return tenure
+
+    def _give_up(self, local: Holding, token: bytes) -> tuple[bytes, bytes]:
+        """The acquire failed after it had the lock. Returns what must be undone."""
+        tenure = self._tenure_of(local)
+        local.token = None
+        if tenure is not None:
+            self._forget(local, tenure)
+        return self._key, token
+
+    def _is_to_prolong(self, token: Any) -> bool:
+        """Whether what is held is to be prolonged, instead of acquiring with this token."""
+        held = self._held().token
+        return held is not None and self._ttl_ms is not None and token in (None, held)
+
+    def _drop_lost(self) -> None:
+        """Forget what this thread or task has lost."""
+        held = self._held()
+        held.token = None
+        if held.tenure is not None:
+            self._account(held, held.tenure, False)
+
+    # ---- release ----
+
+    def _may_release(self, local: Holding, tenure: Tenure) -> bool:
+        """Whether a release is to be sent. What is lost is forgotten.
+
+        Raises:
+            LockLostError: the lock was lost.
+        """
+        if tenure.depth > 1:
+            tenure.depth -= 1
+            return False
+        self._let_go(tenure)
+        if not tenure.end():
+            local.token = None
+            self._account(local, tenure, False)
+            raise self._lost_error("release", tenure)
+        local.lease = (tenure.token, tenure.expires_at)
+        return True
+
+    def _account(self, local: Holding, tenure: Tenure, released: bool) -> None:
+        """Note how long it was held."""
+        if local.tenure is tenure:
+            local.tenure = None
+        held_s = clock() - tenure.begun
+        if tenure.terms.adaptive is not None:
+            tenure.terms.adaptive.observe(self._name, held_s)
+        if tenure.terms.metrics is not None:
+            with _logged("metrics"):
+                tenure.terms.metrics.record_release(self._name, held_s, released)
+
+    # ---- loss ----
+
+    def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
+        reason = tenure.loss or LossReason.EXPIRED
+        return LockLostError(f"Cannot {verb} a lock that was lost: {reason}", lock_name=self.name, reason=reason)
+
+    def _say_why(self, error: BaseException | None) -> None:
+        """Give a cancel that the loss of the lock has caused that cause."""
+        tenure = self._held().tenure
+        if tenure is None or not tenure.terms.cancel_on_lost or tenure.loss is None:
+            return
+        if isinstance(error, asyncio.CancelledError) and error.__cause__ is None:
+            error.__cause__ = self._lost_error("hold on to", tenure)
+
+    def _finding_out(self, tenure: Tenure) -> Steps:
+        """Why it is lost. Sends `GET name` where the lease has not ended."""
+        if clock() >= tenure.deadline:
+            return LossReason.EXPIRED
+        look = Look(self._key)
+        try:
+            yield Execute(look)
+        except Exception:  # then nobody knows
+            return LossReason.SERVER_GONE
+        return reason_of(look)
+
+    # ---- handles ----
+
+    def detach(self) -> Handle:
+        """Let go of the lock without releasing it: whoever attaches the handle holds it then.
+
+        Nothing is sent, and nothing is renewed until the handle is attached.
+
+        Raises:
+            redis.exceptions.LockError: this thread or task holds no lock, or has entered it more than once.
+            LockLostError: the lock was lost.
+        """
+        held = self._held()
+        token = held.token
+        if token is None:
+            raise LockError("Cannot detach an unlocked lock", lock_name=self.name)
+        tenure = self._tenure_of(held)
+        lease_end = held.expires_at(token)
+        if tenure is not None:
+            if tenure.depth > 1:
+                raise LockError("Cannot detach a lock that was entered more than once", lock_name=self.name)
+            if tenure.is_lost():
+                raise self._lost_error("detach", tenure)
+            lease_end = tenure.expires_at
+            self._forget(held, tenure)
+        held.token = None
+        name = self.name if isinstance(self.name, (str, bytes)) else self._key
+        return Handle.of(name, token, self._timeout, lease_end, held.fence)
+
+    @classmethod
+    def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
+        """Hold a lock that was detached, here or in another process. Nothing is sent.
+
+        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact.
+
+        Args:
+            client: as for the class.
+            handle: what `detach` gave.
+            settings: of the lock, as for the class; its name and timeout are the handle's.
+
+        Returns:
+            The lock, held by this thread or task.
+
+        Raises:
+            TypeError: `handle` is none; and as the class.
+            ValueError: as the class.
+        """
+        if not isinstance(handle, Handle):
+            raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
+        lock = cls(client, handle.name, handle.timeout, **settings)
+        local = lock._mine()
+        local.lease = (handle.token, handle.lease_end())
+        local.fence = handle.fence
+        local.token = handle.token
+        if lock._terms is not None:
+            lock._keep(lock._begin(lock._terms, local))
+        return lock
+
+    def _forget(self, local: Holding, tenure: Tenure) -> None:
+        """End a tenure, whatever becomes of the lock."""
+        self._let_go(tenure)
+        tenure.end()
+        local.tenure = None
+
+    def _mine(self) -> Holding:
+        """The holding of the calling thread or task."""
+        if self._generation != _process.generation:
+            self._own_nothing()
+        holding: Holding = self.local.mine()
+        return holding
+
+    @abstractmethod
+    def _keep(self, tenure: Tenure) -> None:
+        """Renew it, and watch for its loss, as its terms say."""
+
+    @abstractmethod
+    def _let_go(self, tenure: Tenure) -> None:
+        """Renew it no more."""

@@ -1,0 +1,45 @@
+"""How a lock is lost.
+
+Must not know: how that is found out.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from redis.exceptions import LockNotOwnedError
+
+__all__ = ["LockLostError", "LossReason"]
+
+
+class LossReason(str, Enum):
+    """Why a lock is not held any more although nobody released it."""
+
+    EXPIRED = "expired"
+    """Its lease ended: nobody renewed it, or this process stood still for too long."""
+
+    TAKEN = "taken by another"
+    """The key holds another's token."""
+
+    DELETED = "deleted"
+    """The key is gone before its time: by DEL, FLUSHALL, eviction, or a server that lost its data."""
+
+    SERVER_GONE = "server gone"
+    """The server could not be asked, or did not do it, until the lease ended."""
+
+    def __str__(self) -> str:
+        """The reason in words."""
+        return self.value
+
+
+class LockLostError(LockNotOwnedError):
+    """The lock was lost while it was held.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, message: str, lock_name: Any = None, reason: LossReason = LossReason.EXPIRED) -> None:
+        super().__init__(message, lock_name=lock_name)
+        self.reason = reason

@@ -1,0 +1,245 @@
+"""Renewal: what is due when, and how all that is due on one server is renewed in one burst.
+
+Rules: a renewal is compare-only and never brings a lost lock back; it is tried again until the lease ends; a lost lock
+is lost for good, and whatever may still be executed for it is undone. One renewer for each server: one that is frozen
+holds up no other's.
+
+Nothing here waits. Must not know: sockets, threads, event loops, the API of Lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from redislock_fast import _process
+from redislock_fast._loss import LossReason
+from redislock_fast._many import Many
+from redislock_fast._protocol import Look, Reacquire
+from redislock_fast._steps import Execute, Split, Steps
+from redislock_fast._tenure import Tenure
+from redislock_fast._times import clock
+
+__all__ = ["Loss", "Record", "Schedule", "due_at", "late_entries", "reason_of", "renewing"]
+
+_MOST_AT_ONCE = 1024
+"""Requests of a burst under way at once, as in a batch."""
+
+_SHORTEST_LIMIT_S = 0.05
+_LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
+
+_GRAIN = 1 / 8
+"""What is due within so much of an interval is renewed together."""
+
+
+class Loss(NamedTuple):
+    """A tenure that was lost, and is to be told of."""
+
+    tenure: Tenure
+    reason: LossReason
+
+
+class Record(weakref.ref[Tenure]):
+    """What a schedule has of a tenure: enough to undo it when its handle was dropped.
+
+    Attributes:
+        entry: key and token.
+        generation: of the process that may undo it.
+        ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
+        is_over: whether it needs nobody's care any more.
+    """
+
+    __slots__ = ("entry", "generation", "is_over", "ticks")
+
+    def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
+        """As `weakref.ref` is made."""
+        return super().__new__(cls, tenure, dropped)
+
+    def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
+        self.entry = (tenure.key, tenure.token)
+        self.generation = _process.generation
+        self.ticks: int | None = None
+        self.is_over = False
+
+    def was_dropped(self) -> bool:
+        """Whether the tenure ended because its handle was dropped, in this process. Warns of it."""
+        if self.is_over or self.generation != _process.generation:
+            return False
+        self.is_over = True
+        name = self.entry[0].decode(errors="backslashreplace")
+        warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
+        return True
+
+
+class Schedule:
+    """Which tenure is due when.
+
+    Ticks are milliseconds of the clock. What is due at about the same time comes to the same tick, so that adding and
+    removing cost a dict operation, and bursts come by themselves.
+
+    Who may touch what: whoever has the renewer's lock, or runs on its loop. A finalizer may come in between, and does
+    no more than to add or remove a record of its own.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
+        self._ticks: list[int] = []  # a heap; some may have nothing due any more
+
+    def add(self, record: Record, due_at: float, interval_s: float) -> bool:
+        """Schedule it, instead of whenever it was due. Returns whether it comes before all that was."""
+        self.remove(record)
+        grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
+        ticks = max(int(due_at * 1000) // grain * grain, 0)
+        record.ticks = ticks
+        is_new = ticks not in self._due
+        self._due.setdefault(ticks, {})[id(record)] = record
+        if is_new:
+            heapq.heappush(self._ticks, ticks)
+        return is_new and self._ticks[0] == ticks
+
+    def remove(self, record: Record) -> None:
+        """Forget it."""
+        if record.ticks is not None:
+            self._due.get(record.ticks, {}).pop(id(record), None)
+            record.ticks = None
+
+    def take(self, now: float) -> list[Tenure]:
+        """What is due now. It is not scheduled any more."""
+        due: list[Tenure] = []
+        while self._ticks and self._ticks[0] <= now * 1000:
+            for record in self._due.pop(heapq.heappop(self._ticks), {}).values():
+                record.ticks = None
+                tenure = record()
+                if tenure is not None:
+                    due.append(tenure)
+        return due
+
+    def next_at(self) -> float | None:
+        """When something is due next, in the clock's seconds; None: never."""
+        while self._ticks and not self._due.get(self._ticks[0]):
+            self._due.pop(heapq.heappop(self._ticks), None)
+        return self._ticks[0] / 1000 if self._ticks else None
+
+
+def late_entries(losses: list[Loss]) -> list[tuple[bytes, bytes]]:
+    """What must be undone, since a renewal of it may yet be executed. None of the lost is looked after any more."""
+    for tenure, _ in losses:
+        tenure.record.is_over = True
+    late = (LossReason.EXPIRED, LossReason.SERVER_GONE)
+    return [tenure.record.entry for tenure, reason in losses if tenure.terms.auto_renew and reason in late]
+
+
+def due_at(tenure: Tenure, now: float) -> float:
+    """When to look after it next."""
+    if tenure.troubled or tenure.busy:
+        return tenure.retry_at(now)
+    return tenure.due_at(now, random.random())  # noqa: S311  # it hides nothing
+
+
+# ---- bursts ----
+
+
+def renewing(tenures: list[Tenure]) -> Steps:
+    """Renew what can be renewed. Returns the losses, which nobody has been told of yet."""
+    losses: list[Loss] = []
+    now = clock()
+    open_ones: list[Tenure] = []
+    for tenure in tenures:
+        if now >= tenure.deadline:
+            _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+        elif tenure.renewal_ms(now) is not None and not tenure.over:
+            open_ones.append(tenure)
+    if not open_ones:
+        return losses
+    try:
+        parts = yield Split([tenure.key for tenure in open_ones])
+    except Exception:  # whatever it is, it is tried again until the leases end
+        _trouble(open_ones)
+        return losses
+    for part in parts:
+        for at in range(0, len(part), _MOST_AT_ONCE):
+            yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
+    return losses
+
+
+def _trouble(tenures: list[Tenure]) -> None:
+    for tenure in tenures:
+        tenure.troubled = True
+
+
+def _lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+    if tenure.lose(reason):
+        losses.append(Loss(tenure, reason))
+
+
+def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    """Renew tenures of one server."""
+    now = clock()
+    asked = _requests(tenures, now)
+    if not asked:
+        return
+    operation = Many([reacquire for _, reacquire in asked])
+    unanswered: list[int] = []
+    try:
+        yield Execute(operation, _limit_s(tenures, now))
+    except Exception:  # as above
+        unanswered = operation.unfinished
+    finally:
+        for tenure, _ in asked:
+            tenure.renewing = False
+    for index, (tenure, _) in enumerate(asked):
+        tenure.troubled = index in unanswered
+    gone = [tenure for tenure, reacquire in asked if not _note(tenure, reacquire, losses)]
+    if gone:
+        yield from _asking_why(gone, losses)
+
+
+def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire]]:
+    asked: list[tuple[Tenure, Reacquire]] = []
+    for tenure in tenures:
+        tenure.touched = False
+        tenure.renewing = True
+        ttl_ms = tenure.renewal_ms(now)
+        if tenure.busy or ttl_ms is None:
+            tenure.renewing = False
+        else:
+            asked.append((tenure, Reacquire(tenure.key, tenure.token, ttl_ms, tenure.queued)))
+    return asked
+
+
+def _note(tenure: Tenure, reacquire: Reacquire, losses: list[Loss]) -> bool:
+    """Note what came of a renewal. Returns False where the server says that the lock is not held any more."""
+    if clock() >= tenure.deadline:  # a renewal that came too late does not bring it back
+        _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+    elif tenure.troubled or reacquire.result:
+        if reacquire.sent_at:
+            tenure.renewed(reacquire.sent_at + (reacquire.ttl_ms or 0) / 1000, certainly=not tenure.troubled)
+    else:
+        return tenure.over
+    return True
+
+
+def _limit_s(tenures: list[Tenure], now: float) -> float:
+    """For how long to wait for the answers: there must be time for another attempt."""
+    return max(min(tenure.deadline - now for tenure in tenures) * _LIMIT, _SHORTEST_LIMIT_S)
+
+
+def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    looks = [Look(tenure.key) for tenure in tenures]
+    try:
+        yield Execute(Many(looks), _limit_s(tenures, clock()))
+    except Exception:  # then nobody knows
+        for tenure in tenures:
+            _lose(tenure, LossReason.SERVER_GONE, losses)
+        return
+    for tenure, look in zip(tenures, looks, strict=True):
+        _lose(tenure, reason_of(look), losses)
+
+
+def reason_of(look: Look) -> LossReason:
+    """Why a lock is lost whose lease has not ended, by what stands there now."""
+    return LossReason.TAKEN if look.result else LossReason.DELETED

@@ -1,0 +1,138 @@
+"""Who renews for threads: one thread for each server, as long as anything is held there on terms that want it.
+
+Who may touch what: the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may enter again.
+Callbacks for losses run in a thread of their own, so that none holds up renewals.
+
+A C extension that holds the GIL holds up renewal, too: what that means stands in docs/holding.md.
+
+Must not know: the API of Lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+
+from redislock_fast import _process
+from redislock_fast._channel import Registry
+from redislock_fast._loss import LossReason
+from redislock_fast._renewal import Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._tenure import Tenure
+from redislock_fast._times import clock
+from redislock_fast._transport import Transport, drive
+
+__all__ = ["Renewer", "renewer_of", "tell"]
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 1.0  # before the thread ends, with nothing to do: longer than a thread takes to start
+
+
+class Renewer:
+    """Renews what is held on one server, and watches for its loss.
+
+    Args:
+        transport: the server's. Only a weak reference is kept: with the last lock on it, it goes.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = weakref.ref(transport)
+        self.forget()
+        _process.forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: what the parent holds is the parent's to renew."""
+        self._turn = threading.Condition()
+        self._schedule = Schedule()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, tenure: Tenure) -> None:
+        """Look after it from now on, or at its new time."""
+        record = tenure.record
+        if record is None:
+            record = tenure.record = Record(tenure, self._dropped)
+        with self._turn:
+            self._add(record, tenure)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="redislock_fast-renewal", daemon=True)
+                self._thread.start()
+
+    def _add(self, record: Record, tenure: Tenure) -> None:
+        now = clock()
+        if self._schedule.add(record, due_at(tenure, now), (tenure.ttl_ms or 0) / 3000):
+            self._turn.notify()
+
+    def let_go(self, tenure: Tenure) -> None:
+        """Look after it no more."""
+        record = tenure.record
+        if record is not None:
+            record.is_over = True
+            with self._turn:
+                self._schedule.remove(record)
+
+    def _dropped(self, record: Record) -> None:
+        transport = self._transport()
+        if record.was_dropped() and transport is not None:
+            transport.undo([record.entry])
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                due = self._schedule.take(clock())
+                if not due:
+                    next_at = self._schedule.next_at()
+                    wait_s = _LINGER_S if next_at is None else max(next_at - clock(), 0.0)
+                    woken = self._turn.wait(min(wait_s, threading.TIMEOUT_MAX))
+                    if next_at is None and not woken and self._schedule.next_at() is None:
+                        self._thread = None
+                        return
+                    continue
+            self._renew(due)
+            del due  # or it would live until something else is due
+
+    def _renew(self, due: list[Tenure]) -> None:
+        transport = self._transport()
+        if transport is None:
+            return
+        losses: list[Loss] = []
+        try:
+            losses = drive(transport, renewing(due))
+        except Exception:  # a fault of ours must not end the renewal of everything else
+            logger.exception("Locks could not be renewed.")
+        late = late_entries(losses)
+        if late:
+            transport.undo(late)
+        with self._turn:
+            for tenure in due:
+                if not tenure.record.is_over:
+                    self._add(tenure.record, tenure)
+        if losses:
+            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+                threading.Thread(target=_tell, args=(losses,), name="redislock_fast-lost", daemon=True).start()
+
+
+def _tell(losses: list[Loss]) -> None:
+    for loss in losses:
+        tell(loss.tenure, loss.reason)
+
+
+def tell(tenure: Tenure, reason: LossReason) -> None:
+    """Call back for a loss. What the callback raises is logged."""
+    lock = tenure.lock()
+    on_lost = tenure.terms.on_lost
+    if on_lost is None or lock is None:
+        return
+    try:
+        on_lost(lock, reason)
+    except Exception:
+        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+
+
+_renewers: Registry[Renewer] = Registry()
+
+
+def renewer_of(transport: Transport) -> Renewer:
+    """The one renewer of a transport."""
+    return _renewers.get(id(transport)) or _renewers.add(transport, Renewer)

@@ -1,0 +1,215 @@
+"""One holding of a lock on terms: what is known of it from its acquire until it is given back or lost.
+
+A tenure belongs to the holding of the thread or task that acquired: with the lock object, or the thread, it goes. Who
+renews it has only weak references, so nobody keeps alive what nobody holds.
+
+Who may touch what: `expires_at`, `loss` and `over` are changed under `_mutex`, by the holder and by who renews, and
+read without it. Who renews clears `touched`, says `renewing` and then looks at `busy`; the holder sets `busy` and
+`touched` and then looks at `expires_at`: so one of them always sees the other. Everything else is the holder's.
+
+Must not know: servers, threads, event loops, the API of Lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from redislock_fast import _process
+from redislock_fast._loss import LossReason
+from redislock_fast._ownership import Holding
+from redislock_fast._terms import Terms
+from redislock_fast._times import clock, drift_s
+
+__all__ = ["Tenure"]
+
+_RENEWED_AT = 2 / 3  # what is left of a lease when it is renewed: two more attempts fit in before it ends
+_JITTER = 0.1
+_RETRY = 0.1  # of the ttl, between two attempts
+
+
+class _Mutex:
+    """One for all tenures, held for a few assignments; another one in a forked child."""
+
+    def __init__(self) -> None:
+        self.new()
+        _process.on_fork(self.new)
+
+    def new(self) -> None:
+        self.lock = threading.RLock()  # a finalizer may enter again
+
+
+_mutex = _Mutex()
+
+
+class Tenure:
+    """One holding of a lock.
+
+    Args:
+        lock: the lock object.
+        key: its name on the wire.
+        token: its token.
+        ttl_ms: its ttl; None: it does not expire.
+        expires_at: until when the lease is certainly valid, in the clock's seconds.
+        terms: how it is held.
+
+    Attributes:
+        lock: a weak reference.
+        begun: when it began, in the clock's seconds.
+        depth: how often it was entered.
+        loss: why it was lost.
+        over: whether it is given back, or about to be.
+        queued: whether the lock is known to be marked.
+        renewing: whether a renewal is under way.
+        busy: whether its holder is prolonging it himself.
+        touched: whether its holder has prolonged it himself since the last renewal began.
+        troubled: whether the last renewal got no answer.
+        task: the holding task, where it is to be cancelled.
+        record: what who renews it knows it by.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "begun",
+        "busy",
+        "depth",
+        "expires_at",
+        "key",
+        "lock",
+        "loss",
+        "over",
+        "queued",
+        "record",
+        "renewing",
+        "task",
+        "terms",
+        "token",
+        "touched",
+        "troubled",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self, lock: Any, key: bytes, token: bytes, ttl_ms: int | None, expires_at: float | None, terms: Terms
+    ) -> None:
+        self.lock = weakref.ref(lock)
+        self.key = key
+        self.token = token
+        self.ttl_ms = ttl_ms
+        self.expires_at = expires_at
+        self.terms = terms
+        self.begun = clock()
+        self.depth = 1
+        self.loss: LossReason | None = None
+        self.over = False
+        self.queued = False
+        self.renewing = False
+        self.busy = False
+        self.touched = False
+        self.troubled = False
+        self.task: weakref.ref[asyncio.Task[Any]] | None = None
+        self.record: Any = None
+
+    # ---- validity ----
+
+    @property
+    def deadline(self) -> float:
+        """Until when it counts as held, in the clock's seconds: less than the lease, for clocks that drift."""
+        if self.expires_at is None or self.ttl_ms is None:
+            return math.inf
+        return self.expires_at - drift_s(self.ttl_ms / 1000)
+
+    def is_lost(self) -> bool:
+        """Whether it was lost, as far as is known without asking the server."""
+        return self.loss is not None or clock() >= self.deadline
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is to be looked after while it is held."""
+        return self.terms.watches and self.ttl_ms is not None
+
+    def lose(self, reason: LossReason, by_release: bool = False) -> bool:
+        """Note that it is lost. Returns whether that is news.
+
+        Args:
+            reason: why.
+            by_release: whether its release has found that out; else, what is released is not lost any more.
+        """
+        with _mutex.lock:
+            if self.loss is not None or (self.over and not by_release):
+                return False
+            self.loss = reason
+            return True
+
+    def end(self) -> bool:
+        """Give it back. Returns False where it has been lost."""
+        with _mutex.lock:
+            self.over = True
+            return self.loss is None
+
+    # ---- renewal ----
+
+    def _ends_at(self) -> float:
+        """When it is not renewed any more."""
+        return math.inf if self.terms.max_hold_s is None else self.begun + self.terms.max_hold_s
+
+    def renewal_ms(self, now: float) -> int | None:
+        """The ttl that a renewal sets now; None where it would prolong nothing."""
+        if not self.terms.auto_renew or self.ttl_ms is None or self.expires_at is None:
+            return None
+        ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.terms.max_hold_s else self.ttl_ms
+        return ttl_ms if ttl_ms > 0 and now + ttl_ms / 1000 > self.expires_at else None
+
+    def due_at(self, now: float, chance: float) -> float:
+        """When to look after it next, in the clock's seconds.
+
+        Args:
+            now: the clock's time.
+            chance: a random number from 0 to 1, so that many processes do not renew all at once.
+        """
+        deadline = self.deadline
+        if self.expires_at is None or self.ttl_ms is None:
+            return deadline
+        share = _RENEWED_AT + _JITTER / 3 * (2 * chance - 1)
+        due = self.expires_at - share * self.ttl_ms / 1000
+        return min(due, deadline) if self.renewal_ms(max(now, due)) is not None else deadline
+
+    def retry_at(self, now: float) -> float:
+        """When to try again after a renewal that got no answer."""
+        return min(now + _RETRY * (self.ttl_ms or 0) / 1000, self.deadline)
+
+    def renewed(self, expires_at: float, certainly: bool) -> None:
+        """Note what a renewal did, or may yet do.
+
+        Args:
+            expires_at: until when the lease is valid by it.
+            certainly: whether it was executed.
+        """
+        with _mutex.lock:
+            if self.expires_at is not None and (self.touched or not certainly):
+                expires_at = min(expires_at, self.expires_at)
+            self.expires_at = expires_at
+
+    @contextlib.contextmanager
+    def prolonged_by_hand(self, local: Holding) -> Iterator[None]:
+        """While its holder extends or reacquires it himself: no renewal begins.
+
+        One that is under way may be executed before or behind it: of both leases, only the shorter is certain.
+        """
+        self.busy = self.touched = True
+        before = self.expires_at
+        local.lease = (self.token, before)
+        try:
+            yield
+        finally:
+            with _mutex.lock:
+                expires_at = local.expires_at(self.token)
+                if expires_at is not None and self.expires_at is not None and self.expires_at != before:
+                    expires_at = min(expires_at, self.expires_at)
+                self.expires_at = expires_at
+            self.busy = False
