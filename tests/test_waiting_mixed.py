@@ -16,6 +16,7 @@ import pytest
 import redis
 import redis.asyncio.lock
 import redis.lock
+from redis.exceptions import LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
@@ -321,3 +322,18 @@ def test_a_class_with_a_do_acquire_of_its_own_polls_through_it(
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
+
+
+@pytest.mark.parametrize("verb", ["release", "reacquire", "extend", "owned"])
+def test_callers_token_does_not_hold_what_holds_a_longer_one(callers: Callers, server: Server, verb: str) -> None:
+    client = callers.client(server.port)
+    holder, other = callers.contenders(2, client, timeout=60)
+    assert holder.call("acquire", token="job+")
+    assert other.call("acquire", token="job", blocking=False) is False
+    other.lock.local.token = b"job"
+    if verb == "owned":
+        assert other.call("owned") is False
+    else:
+        with pytest.raises(LockNotOwnedError):
+            other.call(verb, *((1,) if verb == "extend" else ()))
+    assert holder.call("owned") is True

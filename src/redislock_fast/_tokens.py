@@ -48,5 +48,5 @@ def is_ours(token: bytes) -> bool:
 
 
 def is_held_with(value: bytes | None, token: bytes) -> bool:
-    """Whether a lock whose key has this value is held with this token."""
-    return value == token or (value is not None and value[-1:] == MARK and value[:-1] == token)
+    """Whether a lock whose key has this value is held with this token. A caller's own token is never marked."""
+    return value == token or (value == token + MARK and is_ours(token))

@@ -16,8 +16,10 @@ local function next_number()
     return number
 end
 
+-- Marked when somebody waits in the queue; only tokens that the library made itself are.
+local marked = #token == 36 and string.sub(token, 1, 4) == 'rlf:' and token .. '+' or nil
 local value = redis.call('get', lock)
-if value == token or value == token .. '+' then -- marked: somebody waits in the queue
+if value == token or value == marked then
     local noted = redis.call('hmget', fence, 'token', 'number')
     return {2, value, noted[1] == token and tonumber(noted[2]) or next_number()}
 end

@@ -10,7 +10,7 @@
 --
 -- Each redis.call costs about a microsecond, and while a release runs, everybody waits: hence no more than these.
 local function is_held_with(value, token)
-    return value == token or value == token .. '+'
+    return value == token or (value == token .. '+' and #token == 36 and string.sub(token, 1, 4) == 'rlf:')
 end
 
 -- Give the lock to who has left the queue. Returns its value.

@@ -3,8 +3,10 @@
 -- ARGV[1]  token
 -- ARGV[2]  ttl in milliseconds, 0 for none
 -- returns  1 if the ttl was set or taken away, 0 if the lock is not held with this token
+-- Marked when somebody waits in the queue; only tokens that the library made itself are.
+local marked = #ARGV[1] == 36 and string.sub(ARGV[1], 1, 4) == 'rlf:' and ARGV[1] .. '+' or nil
 local value = redis.call('get', KEYS[1])
-if value == ARGV[1] or value == ARGV[1] .. '+' then -- marked: somebody waits in the queue
+if value == ARGV[1] or value == marked then
     if ARGV[2] == '0' then
         redis.call('persist', KEYS[1])
     else
