@@ -116,6 +116,7 @@ OURS = "redislock_fast"
 OURS_POLLING = "redislock_fast-poll"
 PYTHON_REDIS_LOCK = "python-redis-lock"
 PEERS = (PYTHON_REDIS_LOCK, "pottery")
+BARE_SOCKETS = "bare-sockets"
 
 
 def _redis_py(terms: Terms) -> Contestant:
@@ -237,12 +238,25 @@ def _pottery(terms: Terms) -> Contestant:
     return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
 
 
+def _bare_sockets(terms: Terms) -> Contestant:
+    from bench.contention.bare import AsyncBareLock, BareQueueLock  # noqa: PLC0415 - it needs the package
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        return BareQueueLock(client, name, terms.lease_s)
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        return AsyncBareLock(client, name, terms.lease_s)
+
+    return Contestant(BARE_SOCKETS, "-", make, str, make_async)
+
+
 _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
     OURS_POLLING: ("redislock_fast", _ours_polling),
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),
+    BARE_SOCKETS: ("redislock_fast", _bare_sockets),
 }
 
 
