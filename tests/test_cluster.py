@@ -6,6 +6,7 @@ moved, because a slot that comes back soon may be disputed between the nodes. Mu
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
@@ -22,6 +24,7 @@ from redislock_fast import Lock
 from redislock_fast._fence import AcquireFenced
 from redislock_fast._tokens import new_token
 from redislock_fast._transport import transport_of
+from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Servers
 from tests.helpers import PATIENCE_S, start, wait_until
@@ -279,6 +282,28 @@ def test_numbers_move_with_the_slot(client: redis.RedisCluster, place: Place) ->
         if len(fences) == 2:
             place.move()
     assert fences == [1, 2, 3, 4]
+
+
+def test_guards_follow_the_slot(client: redis.RedisCluster, place: Place) -> None:
+    def stale(fence: int) -> bool:
+        try:
+            Guard(client).set(place.name, fence, fence)
+        except StaleFenceError:
+            return True
+        return False
+
+    async def stale_for_asyncio(fence: int) -> bool:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.nodes[0].port) as async_client:
+            try:
+                await AsyncGuard(async_client).set(place.name, fence, fence)
+            except StaleFenceError:
+                return True
+            return False
+
+    assert (stale(2), stale(1), asyncio.run(stale_for_asyncio(1))) == (False, True, True)
+    place.move()
+    assert (stale(1), asyncio.run(stale_for_asyncio(1)), asyncio.run(stale_for_asyncio(3))) == (True, True, False)
+    assert client.get(place.name) == b"3"
 
 
 def test_a_pipeline_is_refused(client: redis.RedisCluster) -> None:

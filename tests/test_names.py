@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from redislock_fast._names import channel_beside, fence_key, queue_keys
+from redislock_fast._names import channel_beside, fence_key, guard_key, queue_keys
 
 AWKWARD = [
     b"",
@@ -43,7 +43,7 @@ NAMES = st.lists(
 
 
 def keys_beside(name: bytes) -> tuple[bytes, ...]:
-    return (*queue_keys(name), fence_key(name))
+    return (*queue_keys(name), fence_key(name), guard_key(name))
 
 
 @pytest.mark.parametrize("name", AWKWARD, ids=repr)
@@ -77,7 +77,7 @@ def test_a_lock_and_its_tagged_namesake_share_nothing(name: bytes) -> None:
 
 @given(NAMES)
 def test_a_lock_is_none_of_its_own_keys(name: bytes) -> None:
-    assert len({name, *keys_beside(name)}) == 4
+    assert len({name, *keys_beside(name)}) == 5
 
 
 def test_there_is_a_channel_in_every_slot_and_one_only() -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from redislock_fast import _process
 
-__all__ = ["channel_beside", "fence_key", "queue_keys"]
+__all__ = ["channel_beside", "fence_key", "guard_key", "queue_keys"]
 
 _SLOTS = 16384
 
@@ -57,6 +57,11 @@ def queue_keys(key: bytes) -> tuple[bytes, bytes]:
 def fence_key(key: bytes) -> bytes:
     """The key of a lock's fencing numbers."""
     return _base_of(key) + b":fence"
+
+
+def guard_key(key: bytes) -> bytes:
+    """The key where a guard notes the highest fence that has written to this key."""
+    return _base_of(key) + b":guard"
 
 
 def channel_beside(key: bytes, listener: bytes) -> bytes:

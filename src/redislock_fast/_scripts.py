@@ -10,7 +10,18 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ACQUIRE_FENCED", "EXTEND", "LEAVE", "PASS_ON", "REACQUIRE", "RELEASE", "WAIT", "Script"]
+__all__ = [
+    "ACQUIRE_FENCED",
+    "EXTEND",
+    "GUARD",
+    "GUARDED_SET",
+    "LEAVE",
+    "PASS_ON",
+    "REACQUIRE",
+    "RELEASE",
+    "WAIT",
+    "Script",
+]
 
 
 class Script(NamedTuple):
@@ -38,3 +49,6 @@ _HAND_OVER = _text("hand_over")
 WAIT = _script(_HAND_OVER + _text("wait"))
 PASS_ON = _script(_HAND_OVER + _text("pass_on"))
 LEAVE = _script(_HAND_OVER + _text("leave"))
+
+GUARD = _text("guard").decode()
+GUARDED_SET = _text("guarded_set").decode()

@@ -1,0 +1,171 @@
+"""`Guard`: writes to Redis that a later holder of the lock has not overtaken.
+
+    lock = Lock(client, "report", timeout=10, fencing=True)
+    guard = Guard(client)
+    with lock:
+        guard.set("report:today", render(), lock.fence)
+
+A holder that was paused for longer than its lease believes that it still holds the lock. Its fence, a number that is
+higher for each holder, tells what it writes to: a write with a lower fence than one that has written already is refused
+(Kleppmann, "How to do distributed locking"). `docs/fencing.md` has recipes for SQL databases.
+
+Rules: a check and its write are one script; nothing is sent for bad input; commands go through the user's own client,
+so its retries, its pool and its errors are redis-py's.
+
+Must not know: locks, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import redis
+import redis.asyncio
+from redis.exceptions import LockError, ResponseError
+
+from redislock_fast import _async_transport, _transport
+from redislock_fast._names import guard_key
+from redislock_fast._scripts import GUARD, GUARDED_SET
+from redislock_fast._times import positive_ms
+
+__all__ = ["AsyncGuard", "Guard", "StaleFenceError"]
+
+Key: TypeAlias = "str | bytes"
+Value: TypeAlias = "str | bytes | int | float"
+
+_HIGHEST = 1 << 53  # Lua's numbers are exact up to here
+
+
+class StaleFenceError(LockError):
+    """A later holder of the lock has written: this one has lost it. Nothing was written.
+
+    Attributes:
+        fence: the number that was refused.
+        highest: the highest number that has written.
+    """
+
+    def __init__(self, fence: int, highest: int) -> None:
+        super().__init__(f"fence {fence} is stale: {highest} has written")
+        self.fence = fence
+        self.highest = highest
+
+    def __reduce__(self) -> tuple[type[StaleFenceError], tuple[int, int]]:
+        return type(self), (self.fence, self.highest)
+
+
+@contextmanager
+def _telling_stale(fence: int) -> Iterator[None]:
+    try:
+        yield
+    except ResponseError as error:
+        code, _, highest = str(error).partition(" ")
+        if code != "STALEFENCE":
+            raise
+        raise StaleFenceError(fence, int(highest)) from None
+
+
+class _GuardBase:
+    """The words of a guard's `EVAL`."""
+
+    def __init__(self, client: Any, transport: _transport.Transport | _async_transport.Transport) -> None:
+        self._client = client
+        self._key_of = transport.key_of
+
+    def _words(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
+        if type(fence) is not int:
+            raise TypeError(f"fence is the number of a lock that is held, not {type(fence).__name__}")
+        if not 0 < fence <= _HIGHEST:
+            raise ValueError(f"fence is a number from 1 to 2**53, not {fence}")
+        if isinstance(keys, (str, bytes)) or not keys:
+            raise ValueError("keys is a list of keys, of which the first is guarded")
+        first, *others = map(self._key_of, keys)
+        return [GUARD + script, len(keys) + 1, first, *others, guard_key(first), *args, fence]
+
+    def _set_words(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
+        ttl_ms = 0 if ttl is None else positive_ms(ttl, "ttl")
+        return self._words(GUARDED_SET, [key], [value, ttl_ms], fence)
+
+
+class Guard(_GuardBase):
+    """Lets a write through unless a higher fence has written to the same key.
+
+    The highest fence stands beside the key, in its hash slot, and never expires: neither the key's ttl nor `DEL` lets a
+    stale writer in. All writers of a key must use a guard, with fences of one lock.
+
+    Args:
+        client: a `redis.Redis` or `redis.RedisCluster` of any kind, which sends the commands. Not necessarily the
+            lock's server.
+
+    Raises:
+        TypeError: for a pipeline or an asyncio client.
+    """
+
+    def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
+        super().__init__(client, _transport.transport_of(client))
+
+    def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
+        """Set a key. Sends `EVAL`, with `SET key value [PX ms]` in it.
+
+        Args:
+            key: what is guarded, bytes or str.
+            value: what redis-py takes for a value.
+            fence: `lock.fence` of the lock that is held. One that has written may write again.
+            ttl: of the key, in seconds, rounded up to whole milliseconds. None: it does not expire.
+
+        Raises:
+            StaleFenceError: a higher fence has written. Nothing is changed.
+            TypeError: a fence that is no int, as None of a lock that is not held.
+            ValueError: a fence below 1 or beyond 2**53, or a `ttl` that is not above 0, or not finite.
+            redis.exceptions.RedisError: what redis-py raises for `EVAL`.
+        """
+        with _telling_stale(fence):
+            self._client.eval(*self._set_words(key, value, fence, ttl))
+
+    def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
+        """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
+
+        The script is written as for `EVAL` alone. When it fails, its fence has been noted all the same.
+
+        Args:
+            script: its text.
+            keys: its keys, bytes or str; the first is the one that is guarded. In a cluster, all are in one slot.
+            args: its arguments.
+            fence: `lock.fence` of the lock that is held. One that has written may write again.
+
+        Returns:
+            What redis-py makes of what the script returns.
+
+        Raises:
+            StaleFenceError: a higher fence has written. The script did not run.
+            TypeError: a fence that is no int, as None of a lock that is not held.
+            ValueError: a fence below 1 or beyond 2**53, or no keys.
+            redis.exceptions.RedisError: what redis-py raises for `EVAL`.
+        """
+        with _telling_stale(fence):
+            return self._client.eval(*self._words(script, keys, args, fence))
+
+
+class AsyncGuard(_GuardBase):
+    """`Guard` for asyncio clients: the same keys, so both may guard the same.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of any kind, which sends the commands.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis | redis.asyncio.RedisCluster) -> None:
+        super().__init__(client, _async_transport.transport_of(client))
+
+    async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
+        """Set a key; see `Guard.set`."""
+        with _telling_stale(fence):
+            await self._client.eval(*self._set_words(key, value, fence, ttl))
+
+    async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
+        """Run a Lua script that writes; see `Guard.eval`."""
+        with _telling_stale(fence):
+            return await self._client.eval(*self._words(script, keys, args, fence))
