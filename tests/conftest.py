@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pytest
 import redis
@@ -37,7 +37,7 @@ from tests.waiting_helpers import CALLERS, Callers
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
 
-def _absent(what: str) -> None:
+def absent(what: str) -> NoReturn:
     """Skip the test, or fail it where everything must be at hand."""
     if ALL_SERVERS:
         pytest.fail(f"{what}, and REDISLOCK_FAST_ALL_SERVERS=1")
@@ -65,7 +65,7 @@ class Servers:
     def start(self, kind: str, options: dict[str, str] | None = None) -> Server:
         """A new server, which the caller closes."""
         if find_binary(kind) is None:
-            _absent(f"no {kind} server here")
+            absent(f"no {kind} server here")
         return Server(kind, options)
 
     def close(self) -> None:
@@ -338,12 +338,11 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
         "tls-auth-clients": "no",
     }
     if find_binary("redis") is None:
-        _absent("no redis-server here")
+        absent("no redis-server here")
     try:
         server = Server("redis", options)
     except RuntimeError as error:
-        _absent(f"this redis-server knows no TLS: {error}")
-        raise
+        absent(f"this redis-server knows no TLS: {error}")
     with server:
         yield TlsServer(int(options["tls-port"]), str(ca_path))
 

@@ -17,14 +17,29 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, ResponseError
 
+from redislock_fast._fence import AcquireFenced
 from redislock_fast._names import guard_key
+from redislock_fast._tokens import new_token
+from redislock_fast._transport import transport_of
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.async_helpers import in_loop
 from tests.conftest import Connect
+from tests.helpers import wait_until
 
 KEY = b"name"
 NOTE = guard_key(KEY)
+
+
+def two_holders(client: redis.Redis) -> tuple[int, int]:
+    """The fence of a holder who was paused until his lease had ended, and that of the next."""
+    fences = []
+    for _ in range(2):
+        operation = AcquireFenced(b"lock", new_token(), 1)
+        transport_of(client).execute(operation)
+        wait_until(lambda: not client.exists("lock"), "the lease ends")
+        fences.append(operation.fence)
+    return fences[0], fences[1]
 
 
 class _FromLoop:
@@ -66,6 +81,14 @@ def make_guard(request: pytest.FixtureRequest, server: Server, connect: Connect)
 @pytest.fixture
 def guard(make_guard: MakeGuard) -> Guard | _FromLoop:
     return make_guard()
+
+
+def test_paused_holder_is_refused(guard: Guard, client: redis.Redis) -> None:
+    paused, later = two_holders(client)
+    guard.set(KEY, "later", later)
+    with pytest.raises(StaleFenceError):
+        guard.set(KEY, "stale", paused)
+    assert client.get(KEY) == b"later"
 
 
 @pytest.mark.parametrize(
