@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from redislock_fast._fence import AcquireFenced, Fence
+from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._names import fence_key
 from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._scripts import ACQUIRE_FENCED
@@ -31,11 +31,13 @@ NOSCRIPT = hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")
 
 
 def operations() -> list[Operation]:
-    return [AcquireFenced(KEY, OURS, 1000), Fence(KEY, OURS)]
+    return [AcquireFenced(KEY, OURS, 1000), AcquireOwnFenced(KEY, OURS, 1000), Fence(KEY, OURS)]
 
 
-def acquire(client: redis.Redis, token: bytes, ttl_ms: int | None = 10_000) -> AcquireFenced:
-    operation = AcquireFenced(KEY, token, ttl_ms)
+def acquire(
+    client: redis.Redis, token: bytes, ttl_ms: int | None = 10_000, kind: type[AcquireFenced] = AcquireFenced
+) -> AcquireFenced:
+    operation = kind(KEY, token, ttl_ms)
     transport_of(client).execute(operation)
     return operation
 
@@ -70,16 +72,14 @@ def test_acquire_remembers_when_the_first_request_left() -> None:
 
 
 @pytest.mark.parametrize("value", [OURS, OURS + MARK], ids=["unmarked", "marked"])
-@pytest.mark.parametrize(("sent", "result", "fence"), [(True, True, 7), (False, False, 0)], ids=["lost", "never sent"])
-def test_acquire_finds_its_own_token_after_a_lost_reply_only(
-    value: bytes, sent: bool, result: bool, fence: int
-) -> None:
+@pytest.mark.parametrize("sent", [True, False], ids=["lost", "never sent"])
+def test_acquire_finds_its_own_token_after_a_lost_reply_only(value: bytes, sent: bool) -> None:
     operation = AcquireFenced(KEY, OURS, 1000)
     operation.request(Dialect(), 5.0)
     operation.lost(sent)
     operation.request(Dialect(), 6.0)
     assert operation.feed([2, value, 7], Dialect())
-    assert (operation.result, operation.fence, operation.holder) == (result, fence, value)
+    assert (operation.result, operation.fence, operation.holder) == (sent, 7, value)
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -149,8 +149,33 @@ def test_acquire_of_a_held_lock_names_the_holder_and_counts_nothing(client: redi
 def test_acquire_of_what_another_holds_with_the_same_token_fails(client: redis.Redis) -> None:
     acquire(client, b"same")
     operation = acquire(client, b"same")
-    assert (operation.result, operation.holder, operation.fence) == (False, b"same", 0)
+    assert (operation.result, operation.holder) == (False, b"same")
     assert client.hget(FENCE, "number") == b"1"
+
+
+@pytest.mark.parametrize("value", [b"job", OURS, OURS + MARK], ids=["brought", "ours", "marked"])
+def test_who_goes_on_with_his_own_token_has_the_same_number_and_a_new_lease(client: redis.Redis, value: bytes) -> None:
+    token = value.removesuffix(MARK)
+    acquire(client, token)
+    client.set(KEY, value, px=5_000)
+    operation = acquire(client, token, 60_000, AcquireOwnFenced)
+    assert (operation.result, operation.fence) == (True, 1)
+    assert 50_000 < client.pttl(KEY) <= 60_000
+    assert client.get(KEY) == value
+
+
+def test_who_takes_the_lock_by_a_token_that_has_lost_it_has_a_higher_number(client: redis.Redis) -> None:
+    fences = []
+    for _ in range(3):
+        fences.append(acquire(client, b"job", kind=AcquireOwnFenced).fence)
+        client.delete(KEY)
+    assert fences == [1, 2, 3]
+
+
+def test_own_token_does_not_take_anothers_lock(client: redis.Redis) -> None:
+    acquire(client, OTHER)
+    operation = acquire(client, b"job", kind=AcquireOwnFenced)
+    assert (operation.result, operation.holder, operation.fence) == (False, OTHER, 0)
 
 
 def test_holder_of_a_handed_over_lock_is_numbered_once(client: redis.Redis) -> None:
@@ -171,14 +196,15 @@ def test_a_lock_that_is_not_held_any_more_is_not_numbered(client: redis.Redis, v
 
 
 @pytest.mark.parametrize("command", ["EVALSHA", "EVAL"])
+@pytest.mark.parametrize("kind", [AcquireFenced, AcquireOwnFenced])
 def test_acquire_whose_reply_is_lost_gets_the_number_that_it_has(
-    client: redis.Redis, proxy: Proxy, connect: Connect, command: str
+    client: redis.Redis, proxy: Proxy, connect: Connect, command: str, kind: type[AcquireFenced]
 ) -> None:
     client.script_flush()
     if command == "EVALSHA":
         client.script_load(ACQUIRE_FENCED.text)
     proxy.drop_reply(command)
-    operation = acquire(connect(proxy.port), OURS)
+    operation = acquire(connect(proxy.port), OURS, kind=kind)
     assert proxy.dropped.is_set()
     assert (operation.result, operation.unsettled, operation.fence) == (True, True, 1)
     assert client.hget(FENCE, "number") == b"1"

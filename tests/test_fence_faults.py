@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from redislock_fast._fence import AcquireFenced, Fence
+from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol import PROBE, Dialect, Release
 from redislock_fast._queue import Leave
 from redislock_fast._tokens import MARK
@@ -37,18 +37,20 @@ class _Client:
         operation: what he is at.
         token: what he holds, or believes to hold.
         reply: what is on its way to him, and the holding in which it was made.
+        numbered: the holding in which he got his number.
     """
 
     operation: AcquireFenced | Fence | None = None
     token: bytes | None = None
     reply: tuple[Reply, int] | None = None
+    numbered: int = 0
 
 
 class _Story:
     """Three clients, one lock.
 
     A holding begins when a token comes to stand at the free lock's key, or in another's place. Invariants: all who are
-    told a number in one holding are told the same, and each holding's numbers are higher than those of all before it.
+    told a number in one holding are told the same, and each holding's number is higher than those of all before it.
     """
 
     def __init__(self, choices: Choices, model: Model) -> None:
@@ -80,7 +82,8 @@ class _Story:
                 self._leave_off(client, client.token)
             else:
                 ttl_ms = (None, 30, 1000)[self._choices.below(3)]
-                client.operation = AcquireFenced(KEY, self._new_token(), ttl_ms)
+                kind = (AcquireFenced, AcquireOwnFenced)[self._choices.below(2)]
+                client.operation = kind(KEY, self._new_token(), ttl_ms)
             if self._late and self._choices.below(4) == 3:
                 self._execute(self._late.pop(0))
             self._model.now_ms += (0, 0, 10, 40)[self._choices.below(4)]
@@ -125,13 +128,15 @@ class _Story:
         operation = client.operation
         assert operation is not None
         client.reply = None
+        if isinstance(reply, list) and reply[0] != 0:
+            client.numbered = holding
         if not operation.feed(reply, self._dialect):
             return
         client.operation = None
         client.token = None
         if operation.result:
             client.token = operation.token
-            self._check(holding, operation.fence)
+            self._check(client.numbered, operation.fence)
         elif operation.unsettled:
             self._undo(operation)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies
 
 from redislock_fast import _protocol
-from redislock_fast._fence import AcquireFenced
+from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Dialect
 from redislock_fast._tokens import MARK
@@ -34,8 +34,8 @@ def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
 
 _BY_EACH_ACQUIRE = pytest.mark.parametrize(
     "machines",
-    [Machines(), Machines(acquire=AcquireOwn), Machines(acquire=AcquireFenced)],
-    ids=["a token made for it", "the caller's own token", "with a number"],
+    [Machines(acquire=kind) for kind in (_protocol.Acquire, AcquireOwn, AcquireFenced, AcquireOwnFenced)],
+    ids=["a token made for it", "the caller's own token", "with a number", "the caller's own token, with a number"],
 )
 
 

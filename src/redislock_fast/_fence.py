@@ -14,11 +14,12 @@ from typing import Any
 import hiredis
 
 from redislock_fast._names import fence_key
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Acquire, Dialect, Refused, TokenOperation
 from redislock_fast._scripts import ACQUIRE_FENCED
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["AcquireFenced", "Fence"]
+__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence"]
 
 _TAKEN = 1
 _HELD = 2
@@ -44,7 +45,7 @@ class AcquireFenced(Acquire):
 
     Idempotent: as `Acquire`, and the number of a token that holds the lock does not change.
 
-    `fence` is the number when `result` is True.
+    `fence` is the number of the lock that was taken, or found held with this token: ours where `result` is True.
     """
 
     fence = 0
@@ -61,15 +62,24 @@ class AcquireFenced(Acquire):
         verdict, self.holder = answer[:2]
         # Found with our token, it is ours by an attempt of unknown outcome; else by another who has the same token.
         self.result = verdict == _TAKEN or (verdict == _HELD and self.unsettled)
-        if self.result:
+        if verdict in (_TAKEN, _HELD):
             self.fence = answer[2]
         return True
 
 
-class Fence(TokenOperation):
-    """Number the holder of a lock that was taken without a number: handed over, or by a plain acquire.
+class AcquireOwnFenced(AcquireOwn, AcquireFenced):
+    """Take the lock by the caller's own token, and get a number.
 
-    Idempotent: the number of a token that holds the lock does not change.
+    A lock that is found held with the token keeps its number: its holder goes on. One that is taken gets a new number,
+    though the same token may have held it before: that holder has lost it, and may not know.
+    """
+
+
+class Fence(TokenOperation):
+    """Number the holder of a lock that was taken without a number: one that was handed over.
+
+    Idempotent: the number of a token that holds the lock does not change. So the token must be one that has never had
+    a number before.
 
     `result` is False when the lock is not held with the token any more. `fence` is the number when it is True.
     """
