@@ -17,15 +17,13 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, ResponseError
 
-from redislock_fast._fence import AcquireFenced
+from redislock_fast import Lock
 from redislock_fast._names import guard_key
-from redislock_fast._tokens import new_token
-from redislock_fast._transport import transport_of
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.async_helpers import in_loop
 from tests.conftest import Connect
-from tests.helpers import wait_until
+from tests.helpers import ROOT, wait_until
 
 KEY = b"name"
 NOTE = guard_key(KEY)
@@ -35,10 +33,11 @@ def two_holders(client: redis.Redis) -> tuple[int, int]:
     """The fence of a holder who was paused until his lease had ended, and that of the next."""
     fences = []
     for _ in range(2):
-        operation = AcquireFenced(b"lock", new_token(), 1)
-        transport_of(client).execute(operation)
+        lock = Lock(client, "lock", timeout=0.001, fencing=True)
+        assert lock.acquire()
+        assert lock.fence is not None
+        fences.append(lock.fence)
         wait_until(lambda: not client.exists("lock"), "the lease ends")
-        fences.append(operation.fence)
     return fences[0], fences[1]
 
 
@@ -89,6 +88,12 @@ def test_paused_holder_is_refused(guard: Guard, client: redis.Redis) -> None:
     with pytest.raises(StaleFenceError):
         guard.set(KEY, "stale", paused)
     assert client.get(KEY) == b"later"
+
+
+def test_the_documents_example_writes(client: redis.Redis) -> None:
+    code = (ROOT / "docs" / "fencing.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(code, {"client": client, "render": lambda: "text"})
+    assert client.get("report:today") == b"text"
 
 
 @pytest.mark.parametrize(
