@@ -247,10 +247,10 @@ def test_a_lost_lock_whose_slot_moved_is_not_owned(client: redis.RedisCluster, p
         lock.extend(10) if operation == "extend" else getattr(lock, operation)()
 
 
-def test_an_equal_token_on_the_other_node_is_not_taken_for_ours(client: redis.RedisCluster, place: Place) -> None:
+def test_the_callers_own_token_is_found_on_the_other_node(client: redis.RedisCluster, place: Place) -> None:
     lock_of(client, place.name, timeout=10).acquire(token="same")
     place.move()
-    assert not lock_of(client, place.name, timeout=10).acquire(blocking=False, token="same")
+    assert lock_of(client, place.name, timeout=10).acquire(blocking=False, token="same")
 
 
 def test_a_slot_that_is_just_leaving_is_waited_for(client: redis.RedisCluster, place: Place) -> None:

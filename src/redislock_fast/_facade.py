@@ -14,7 +14,8 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._adaptive import AdaptiveTTL
-from redislock_fast._fence import AcquireFenced
+from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, SharedHolding
 from redislock_fast._protocol import Acquire
 from redislock_fast._terms import Terms, TermSettings
@@ -129,7 +130,7 @@ class LockBase:
             self._terms = Terms(adaptive=adaptive, **terms)
             self._terms.check(self._ttl_ms, self.thread_local)
             if self._terms.fencing:
-                self._attempt_kind = AcquireFenced
+                self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()
         self.register_scripts()
 
@@ -215,7 +216,8 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
-    _attempt_kind: type[Acquire] = Acquire  # for a token made here
+    _attempt_kind: type[Acquire] = Acquire  # with a token made here
+    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
 
     def _next_token(self, token: Any, local: Holding) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
@@ -247,7 +249,8 @@ class LockBase:
         """
         queues = brought is None and is_ours(token)
         deadline = None if left_s is None else clock() + max(left_s, 0.0)
-        return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues)
+        kind = self._attempt_kind if brought is None else self._own_kind
+        return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues, kind)
 
     def _refuse_to_wait_for_itself(self, local: Holding) -> None:
         attempt = local.attempt  # None where an overridden do_acquire made it

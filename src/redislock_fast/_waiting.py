@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Acquire, Reacquire
 from redislock_fast._queue import Leave, Wait, Watch
 from redislock_fast._room import BROKEN, RECKON, Grant, Seat
@@ -56,9 +55,11 @@ class Waiting:
         deadline: when to give up, in the clock's seconds; None: never.
         queues: whether the token was made for this waiter. One that a caller has brought may be another holder's too:
             with it, nobody can be told apart.
+        kind: how the lock is taken where nobody hands it over.
 
     Attributes:
         ttl_ms: as above.
+        attempt: the last one to take it where nobody handed it over.
         token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
             said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
     """
@@ -71,8 +72,11 @@ class Waiting:
         interval_s: float,
         deadline: float | None,
         queues: bool = True,
+        kind: type[Acquire] = Acquire,
     ) -> None:
         self.token = token
+        self.attempt: Acquire | None = None
+        self._kind = kind
         self._queues = queues
         self._key = key
         self.ttl_ms = ttl_ms
@@ -221,8 +225,9 @@ class Waiting:
             yield Execute(watch, self._limit_s())
             if watch.denied:
                 return POLL
-            if watch.word is None:
-                attempt = (Acquire if self._queues else AcquireOwn)(self._key, self.token, self.ttl_ms)
+            held_with_brought = not self._queues and is_held_with(watch.word, self.token)
+            if watch.word is None or held_with_brought:
+                self.attempt = attempt = self._kind(self._key, self.token, self.ttl_ms)
                 yield Execute(attempt, self._limit_s())
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)

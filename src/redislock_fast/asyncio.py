@@ -33,7 +33,6 @@ from redislock_fast._async_transport import Transport, drive, transport_of
 from redislock_fast._batch import Name, Plan
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockerBase
 from redislock_fast._keeping import KeepingBase
-from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, TaskHoldings
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
@@ -167,7 +166,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
                     limit_s = None
                     if bounded and stop_trying_at is not None:
                         limit_s = max(stop_trying_at - asyncio.get_running_loop().time(), 0.0)
-                    kind = AcquireOwn if token is local.brought else self._attempt_kind
+                    kind = self._own_kind if token is local.brought else self._attempt_kind
                     local.attempt = attempt = kind(self._key, token, self._ttl_ms)
                     await self._transport.execute(attempt, limit_s)
                     acquired = attempt.result
@@ -252,13 +251,14 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
             raise
         if type(outcome) is Grant:
             outcome.note(local, waiting.token, waiting.ttl_ms)
+            local.attempt = waiting.attempt or local.attempt
         return outcome
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
         local = self._acting() or self._mine()
         token = token if type(token) is bytes else self._transport.encode(token)
-        kind = AcquireOwn if token is local.brought else self._attempt_kind
+        kind = self._own_kind if token is local.brought else self._attempt_kind
         local.attempt = attempt = kind(self._key, token, self._ttl_ms)
         await self._transport.execute(attempt)
         if attempt.result:

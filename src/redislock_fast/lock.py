@@ -22,7 +22,6 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff
 from redislock_fast._keeping import KeepingBase
-from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, ThreadHolding
 from redislock_fast._renewer import renewer_of, tell
 from redislock_fast._room import Grant
@@ -209,6 +208,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             outcome = drive(self._transport, waiting.steps())
             if type(outcome) is Grant:
                 outcome.note(local, waiting.token, waiting.ttl_ms)
+                local.attempt = waiting.attempt or local.attempt
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
             if local.token == waiting.token:
                 local.token = None
@@ -230,7 +230,7 @@ class Lock(KeepingBase, redis.lock.Lock):
     def _try_acquire(self, token: bytes, limit_s: float | None = None) -> bool:
         ttl_ms = self._ttl_ms
         local = self.local
-        kind = AcquireOwn if token is local.brought else self._attempt_kind
+        kind = self._own_kind if token is local.brought else self._attempt_kind
         local.attempt = attempt = kind(self._key, token, ttl_ms)
         self._transport.execute(attempt, limit_s)
         if attempt.result:
