@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import redis
@@ -20,6 +21,18 @@ def test_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     assert find_binary("redis") is None
     with pytest.raises(FileNotFoundError, match="redis-server"):
         Server("redis")
+
+
+def test_redislites_server_in_an_activated_environment_is_not_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, machines = tmp_path / "own", tmp_path / "machines"
+    for folder in (own, machines):
+        folder.mkdir()
+        (folder / "redis-server").touch(0o755)
+    monkeypatch.setattr("sysconfig.get_path", {"scripts": str(own)}.get)
+    monkeypatch.setenv("PATH", f"{own}:{machines}")
+    assert find_binary("redis") == machines / "redis-server"
 
 
 def test_server_that_does_not_start_says_why() -> None:

