@@ -239,10 +239,10 @@ def _pottery(terms: Terms) -> Contestant:
 
 
 def _bare_sockets(terms: Terms) -> Contestant:
-    from bench.contention.bare import AsyncBareLock, BareQueueLock  # noqa: PLC0415 - it needs the package
+    from bench.bare import AsyncBareLock, BareLock  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        return BareQueueLock(client, name, terms.lease_s)
+        return BareLock(client, name, terms.lease_s)
 
     def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
         return AsyncBareLock(client, name, terms.lease_s)

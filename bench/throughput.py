@@ -91,16 +91,19 @@ _MODES = {
         f"{', '.join(map(str, threads.COUNTS))} threads on one client",
         (_Workload(threads.entrants_of),),
         MANY_COLUMNS,
+        (contestants.BARE_SOCKETS,),
     ),
     "asyncio": _Mode(
         f"{', '.join(map(str, tasks.COUNTS))} tasks on one client",
         (_Workload(partial(tasks.entrants_of, loop="asyncio")),),
         MANY_COLUMNS,
+        (contestants.BARE_SOCKETS,),
     ),
     "uvloop": _Mode(
         "the same on uvloop",
         (_Workload(partial(tasks.entrants_of, loop="uvloop")),),
         MANY_COLUMNS,
+        (contestants.BARE_SOCKETS,),
     ),
     "batch": _Mode(
         f"batches of {', '.join(map(str, batches.COUNTS))} names",

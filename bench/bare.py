@@ -1,0 +1,209 @@
+"""A lock's bytes on bare sockets: what no lock in Python that sends them can beat on the machine at hand.
+
+The requests are ready-made, and hardly anything is read in the replies: no timeouts, no retries, no second look, no
+lease, one token for ever. Whatever a lock does beyond that, it pays for. Threads have a connection each, so none waits
+for another; the tasks of a client share one, and what they send in one turn of the loop leaves together.
+
+Must not know: who measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from bench.commands import Commands
+from redislock_fast._names import queue_keys
+from redislock_fast._scripts import PASS_ON, WAIT
+from redislock_fast._tokens import MARK, new_token
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+__all__ = ["AsyncBareLock", "BareLock"]
+
+_KEPT_MS = 3_600_000
+_ROOM = 65536
+
+
+class _Words:
+    """The requests of one waiter, and what he looks for in what comes."""
+
+    def __init__(self, name: str, channel: str, lease_s: int) -> None:
+        self.token = token = new_token()
+        key = name.encode()
+        ttl_ms = lease_s * 1000
+        three_keys = (3, key, *queue_keys(key), token)
+        waiting = (ttl_ms, "publish", channel, _KEPT_MS, _KEPT_MS, "")
+        self.acquire = _pack("SET", key, token, "NX", "PX", ttl_ms)
+        self.wait = _pack("EVALSHA", WAIT.sha, *three_keys, *waiting)
+        self.release = _pack("DELIFEQ", key, token)
+        self.pass_on = _pack("EVALSHA", PASS_ON.sha, *three_keys)
+
+
+def _greeting(channel: str) -> bytes:
+    scripts = b"".join(_pack("SCRIPT", "LOAD", script.text) for script in (WAIT, PASS_ON))
+    return _pack("HELLO", 3) + scripts + _pack("SUBSCRIBE", channel)
+
+
+def _pack(*words: Any) -> bytes:
+    packed: bytes = hiredis.pack_command(words)
+    return packed
+
+
+class BareLock:
+    """A lock on a blocking socket of its own.
+
+    Args:
+        client: of the server, which has DELIFEQ.
+        name: the lock's, which is its key.
+        lease_s: its ttl.
+    """
+
+    def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
+        channel = "bench:" + new_token().decode()
+        self._words = _Words(name, channel, lease_s)
+        self._was_granted = False
+        self._socket = Commands(client).connect()
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(_greeting(channel))
+        self._until(channel.encode())
+
+    def _until(self, sign: bytes) -> None:
+        heard = b""
+        while sign not in heard:
+            heard += self._socket.recv(_ROOM)
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take it, or wait for it."""
+        self._socket.sendall(self._words.acquire)
+        if self._socket.recv(_ROOM) == b"+OK\r\n":
+            return True
+        if blocking:
+            self._socket.sendall(self._words.wait)
+            self._until(self._words.token + MARK)
+            self._was_granted = True
+        return blocking
+
+    def release(self) -> None:
+        """Give it back, or hand it over."""
+        if not self._was_granted:
+            self._socket.sendall(self._words.release)
+            if self._socket.recv(_ROOM) == b":1\r\n":
+                return
+        self._was_granted = False
+        self._socket.sendall(self._words.pass_on)
+        self._socket.recv(_ROOM)
+
+    def __enter__(self) -> object:
+        """Take it."""
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        """Give it back."""
+        self.release()
+
+
+class _Link(asyncio.Protocol):
+    """The connection of all tasks of a client."""
+
+    def __init__(self) -> None:
+        self.channel = "bench:" + new_token().decode()
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader()
+        self._requests: list[bytes] = []
+        self._asked: deque[asyncio.Future[Any]] = deque()
+        self._awaited: dict[bytes, asyncio.Future[Any]] = {}
+        self._transport: Any = None
+
+    async def open(self, client: redis.asyncio.Redis) -> None:
+        settings = client.connection_pool.connection_kwargs
+        address = str(settings.get("host", "localhost")), int(settings.get("port", 6379))
+        self._transport, _ = await self._loop.create_connection(lambda: self, *address)
+        greeted = [self._loop.create_future() for _ in range(3)]  # a subscription is answered by a push
+        self._asked.extend(greeted)
+        self._transport.write(_greeting(self.channel))
+        await asyncio.gather(*greeted)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            if type(reply) is hiredis.PushNotification:
+                told = self._awaited.pop(reply[2].partition(MARK)[0], None) if reply[0] == b"message" else None
+            else:
+                told = self._asked.popleft()
+            if told is not None:
+                told.set_result(reply)
+
+    def ask(self, request: bytes) -> asyncio.Future[Any]:
+        if not self._requests:
+            self._loop.call_soon(self._flush)
+        self._requests.append(request)
+        asked = self._loop.create_future()
+        self._asked.append(asked)
+        return asked
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._requests))
+        self._requests.clear()
+
+    def grant(self, token: bytes) -> asyncio.Future[Any]:
+        self._awaited[token] = granted = self._loop.create_future()
+        return granted
+
+
+_links: weakref.WeakKeyDictionary[Any, asyncio.Task[_Link]] = weakref.WeakKeyDictionary()
+
+
+async def _opened(client: redis.asyncio.Redis) -> _Link:
+    link = _Link()
+    await link.open(client)
+    return link
+
+
+class AsyncBareLock:
+    """A lock on the connection of its client's tasks; the arguments are those of `BareLock`."""
+
+    def __init__(self, client: redis.asyncio.Redis, name: str, lease_s: int) -> None:
+        self._client = client
+        self._of = (name, lease_s)
+        self._link: _Link | None = None
+        self._was_granted = False
+
+    async def _connect(self) -> _Link:
+        opening = _links.get(self._client)
+        if opening is None:
+            opening = _links[self._client] = asyncio.ensure_future(_opened(self._client))
+        link = self._link = await opening
+        name, lease_s = self._of
+        self._words = _Words(name, link.channel, lease_s)
+        return link
+
+    async def acquire(self, *, blocking: bool = True) -> bool:
+        """Take it, or wait for it."""
+        link = self._link or await self._connect()
+        words = self._words
+        if await link.ask(words.acquire) == b"OK":
+            return True
+        if blocking:
+            granted = link.grant(words.token)
+            answer = await link.ask(words.wait)
+            if answer[0] != 1:
+                await granted
+            self._was_granted = True
+        return blocking
+
+    async def release(self) -> None:
+        """Give it back, or hand it over."""
+        assert self._link is not None
+        if not self._was_granted and await self._link.ask(self._words.release) == 1:
+            return
+        self._was_granted = False
+        await self._link.ask(self._words.pass_on)
