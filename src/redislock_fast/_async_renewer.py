@@ -57,10 +57,12 @@ class LoopRenewer:
             self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
-        transport = self._transport()
-        if record.was_dropped() and transport is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
-                self._loop.call_soon_threadsafe(transport.undo, [record.entry])
+        if record.was_dropped():
+            transport = self._transport()
+            if transport is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
+                    self._loop.call_soon_threadsafe(transport.undo, [record.entry])
+            record.warn()
 
     def _set_timer(self) -> None:
         if self._timer is not None:

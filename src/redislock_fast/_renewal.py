@@ -66,13 +66,16 @@ class Record(weakref.ref[Tenure]):
         self.is_over = False
 
     def was_dropped(self) -> bool:
-        """Whether the tenure ended because its handle was dropped, in this process. Warns of it."""
+        """Whether the tenure ended because its handle was dropped, in this process."""
         if self.is_over or self.generation != _process.generation:
             return False
         self.is_over = True
+        return True
+
+    def warn(self) -> None:
+        """Warn of that. The last thing to do about it: where warnings are errors, this raises."""
         name = self.entry[0].decode(errors="backslashreplace")
         warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
-        return True
 
 
 class Schedule:

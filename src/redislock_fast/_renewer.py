@@ -73,9 +73,11 @@ class Renewer:
                 self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
-        transport = self._transport()
-        if record.was_dropped() and transport is not None:
-            transport.undo([record.entry])
+        if record.was_dropped():
+            transport = self._transport()
+            if transport is not None:
+                transport.undo([record.entry])
+            record.warn()
 
     def _work(self) -> None:
         while True:
