@@ -10,6 +10,7 @@ Nothing here waits. Must not know: sockets, threads, event loops, the API of Loc
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import warnings
 import weakref
@@ -91,12 +92,15 @@ class Schedule:
     def __init__(self) -> None:
         self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
         self._ticks: list[int] = []  # a heap; some may have nothing due any more
+        self._taken = 0  # until which tick all that was due has been taken
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
         """Schedule it, instead of whenever it was due. Returns whether it comes before all that was."""
         self.remove(record)
         grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
         ticks = max(int(due_at * 1000) // grain * grain, 0)
+        if ticks <= self._taken:  # it would be due again and again until its time has come
+            ticks = math.ceil(due_at * 1000)
         record.ticks = ticks
         is_new = ticks not in self._due
         self._due.setdefault(ticks, {})[id(record)] = record
@@ -113,7 +117,8 @@ class Schedule:
     def take(self, now: float) -> list[Tenure]:
         """What is due now. It is not scheduled any more."""
         due: list[Tenure] = []
-        while self._ticks and self._ticks[0] <= now * 1000:
+        self._taken = int(now * 1000)
+        while self._ticks and self._ticks[0] <= self._taken:
             for record in self._due.pop(heapq.heappop(self._ticks), {}).values():
                 record.ticks = None
                 tenure = record()
