@@ -56,8 +56,9 @@ class Renewer:
         with self._turn:
             self._add(record, tenure)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="redislock_fast-renewal", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="redislock_fast-renewal", daemon=True)
+                thread.start()  # which may fail: the next one tries again
+                self._thread = thread
 
     def _add(self, record: Record, tenure: Tenure) -> None:
         now = clock()
