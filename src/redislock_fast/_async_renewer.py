@@ -88,16 +88,24 @@ class LoopRenewer:
         losses: list[Loss] = []
         try:
             losses = await drive(transport, renewing(due))
+        except asyncio.CancelledError:  # by whoever cancels all tasks: the holder may go on
+            for tenure in due:
+                tenure.troubled = True
+            self._keep_all(due)
+            raise
         except Exception:  # a fault of ours must not end the renewal of everything else
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
         if late:
             transport.undo(late)
-        for tenure in due:
-            if not tenure.record.is_over:
-                self.keep(tenure)
+        self._keep_all(due)
         for tenure, reason in losses:
             self.tell(tenure, reason)
+
+    def _keep_all(self, tenures: list[Tenure]) -> None:
+        for tenure in tenures:
+            if not tenure.record.is_over:
+                self.keep(tenure)
 
     def tell(self, tenure: Tenure, reason: LossReason) -> None:
         """Call back for a loss, and cancel the holding task where that is asked for."""
