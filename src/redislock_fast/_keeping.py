@@ -103,7 +103,7 @@ class KeepingBase(LockBase):
     def _reenter(self, local: Holding, token: Any) -> bool:
         """Enter once more what this thread or task holds already. Returns False where it does not."""
         tenure = self._tenure_of(local)
-        if tenure is None or not tenure.terms.reentrant or (token is not None and token != tenure.token):
+        if tenure is None or not tenure.terms.reentrant or not self._is_meant(token, tenure.token):
             return False
         if tenure.is_lost():
             raise self._lost_error("reenter", tenure)
@@ -180,7 +180,11 @@ class KeepingBase(LockBase):
     def _is_to_prolong(self, token: Any) -> bool:
         """Whether what is held is to be prolonged, instead of acquiring with this token."""
         held = self._held().token
-        return held is not None and self._ttl_ms is not None and token in (None, held)
+        return held is not None and self._ttl_ms is not None and self._is_meant(token, held)
+
+    def _is_meant(self, token: Any, held: bytes) -> bool:
+        """Whether an acquire with this token, which may be None, may mean what is held."""
+        return token is None or self._transport.encode(token) == held
 
     def _drop_lost(self) -> None:
         """Forget what this thread or task has lost."""
