@@ -108,7 +108,10 @@ class LoopRenewer:
                 self.keep(tenure)
 
     def tell(self, tenure: Tenure, reason: LossReason) -> None:
-        """Call back for a loss, and cancel the holding task where that is asked for."""
+        """Call back for a loss, and cancel the holding task where that is asked for.
+
+        Not the one that has found it out itself, by what it called, nor one that is releasing.
+        """
         lock = tenure.lock()
         on_lost = tenure.terms.on_lost
         if on_lost is not None and lock is not None:
@@ -118,8 +121,8 @@ class LoopRenewer:
                     self._run(_logged(answer, reason))
             except Exception:
                 logger.exception("on_lost failed for a lock that was lost (%s).", reason)
-        task = None if tenure.task is None else tenure.task()
-        if tenure.terms.cancel_on_lost and task is not None:
+        task = None if tenure.task is None or tenure.over else tenure.task()
+        if tenure.terms.cancel_on_lost and task is not None and task is not asyncio.current_task():
             name = None if lock is None else lock.name
             task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
 
