@@ -385,7 +385,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         self, verb: str, local: Holding, tenure: Tenure, hook: Callable[..., Awaitable[Any]], *args: Any
     ) -> Any:
         if tenure.is_lost():
-            raise self._lost_error(verb, tenure)
+            await self._raise_lost(verb, tenure)
         try:
             with tenure.prolonged_by_hand(local):
                 result = await self._hooked(local, hook, *args)
@@ -394,12 +394,13 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         self._keep(tenure)
         return result
 
-    async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError) -> NoReturn:
-        """Find out why the lock was lost, and tell."""
+    async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
+        """Find out why the lock was lost, and tell, unless that has been done."""
         self._let_go(tenure)
-        reason = await drive(self._transport, self._finding_out(tenure))
-        if tenure.lose(reason, by_release=tenure.over):
-            renewer_of(self._transport).tell(tenure, reason)
+        if tenure.loss is None:
+            reason = await drive(self._transport, self._finding_out(tenure))
+            if tenure.lose(reason, by_release=tenure.over):
+                renewer_of(self._transport).tell(tenure, reason)
         raise self._lost_error(verb, tenure) from error
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:

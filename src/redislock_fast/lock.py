@@ -343,7 +343,7 @@ class Lock(KeepingBase, redis.lock.Lock):
     @contextlib.contextmanager
     def _prolonging(self, verb: str, local: Holding, tenure: Tenure) -> Iterator[None]:
         if tenure.is_lost():
-            raise self._lost_error(verb, tenure)
+            self._raise_lost(verb, tenure)
         try:
             with tenure.prolonged_by_hand(local):
                 yield
@@ -351,12 +351,13 @@ class Lock(KeepingBase, redis.lock.Lock):
             self._raise_lost(verb, tenure, error)
         self._keep(tenure)
 
-    def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError) -> NoReturn:
-        """Find out why the lock was lost, and tell."""
+    def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
+        """Find out why the lock was lost, and tell, unless that has been done."""
         self._let_go(tenure)
-        reason = drive(self._transport, self._finding_out(tenure))
-        if tenure.lose(reason, by_release=tenure.over):
-            tell(tenure, reason)
+        if tenure.loss is None:
+            reason = drive(self._transport, self._finding_out(tenure))
+            if tenure.lose(reason, by_release=tenure.over):
+                tell(tenure, reason)
         raise self._lost_error(verb, tenure) from error
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
