@@ -256,7 +256,7 @@ class LockBase:
         attempt = local.attempt  # None where an overridden do_acquire made it
         if (
             self.thread_local
-            and self._ttl_ms is None
+            and (self._ttl_ms is None or (local.tenure is not None and local.tenure.is_endless))
             and attempt is not None
             and local.token is not None
             and is_held_with(attempt.holder, local.token)

@@ -129,6 +129,11 @@ class Tenure:
         return self.loss is not None or clock() >= self.deadline
 
     @property
+    def is_endless(self) -> bool:
+        """Whether it is held until its holder gives it back."""
+        return self.terms.auto_renew and self.terms.max_hold_s is None and not self.over and not self.is_lost()
+
+    @property
     def is_watched(self) -> bool:
         """Whether it is to be looked after while it is held."""
         return self.terms.watches and self.ttl_ms is not None

@@ -126,7 +126,8 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
             An awaitable: True once the lock is held, False when it was not to be had in time.
 
         Raises:
-            redis.exceptions.LockError: this task holds the lock itself, without a ttl, and would wait for ever.
+            redis.exceptions.LockError: this task holds the lock itself, without a ttl or renewed, and would wait for
+                ever.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
