@@ -28,7 +28,7 @@ from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._handle import Handle
 from redislock_fast._loss import LockLostError, LossReason
 from redislock_fast._ownership import Holding
-from redislock_fast._protocol import Look
+from redislock_fast._protocol import Look, Reacquire
 from redislock_fast._renewal import reason_of
 from redislock_fast._steps import Execute, Steps
 from redislock_fast._tenure import Tenure
@@ -140,19 +140,32 @@ class KeepingBase(LockBase):
         Raises:
             LockLostError: the lock was lost before that was done.
         """
+        token = local.token
+        assert token is not None
+        if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
+            yield from self._confirming(local, token, self._ttl_ms)
         local.fence = None
         if terms.fencing:
-            attempt, token = local.attempt, local.token
-            assert token is not None
+            attempt = local.attempt
             if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
                 local.fence = attempt.fence
                 return
             numbering = Fence(self._key, token)  # handed over, or acquired by a hook
             yield Execute(numbering)
             if not numbering.result:
-                reason = LossReason.EXPIRED
-                raise LockLostError("Lost the lock before it had its fence", lock_name=self.name, reason=reason)
+                raise self._lost_at_once()
             local.fence = numbering.fence
+
+    def _confirming(self, local: Holding, token: bytes, ttl_ms: int) -> Steps:
+        confirming = Reacquire(self._key, token, ttl_ms)
+        yield Execute(confirming)
+        if not confirming.result:
+            raise self._lost_at_once()
+        local.lease = (token, confirming.sent_at + ttl_ms / 1000)
+
+    def _lost_at_once(self) -> LockLostError:
+        reason = LossReason.EXPIRED
+        return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
 
     def _begin(self, terms: Terms, local: Holding, asked_at: float | None = None) -> Tenure:
         """Begin a tenure of the lock that has just been acquired."""
@@ -298,7 +311,8 @@ class KeepingBase(LockBase):
             raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
         lock = cls(client, handle.name, handle.timeout, **settings)
         local = lock._mine()
-        local.lease = (handle.token, handle.lease_end())
+        # Of what expires nobody knows when, nothing is certain.
+        local.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
         local.fence = handle.fence
         local.token = handle.token
         if lock._terms is not None:
