@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._handle import Handle
 from redislock_fast._loss import LockLostError, LossReason
-from redislock_fast._ownership import Holding
+from redislock_fast._ownership import Holding, current_task
 from redislock_fast._protocol import Look, Reacquire
 from redislock_fast._renewal import reason_of
 from redislock_fast._steps import Execute, Steps
@@ -167,7 +168,9 @@ class KeepingBase(LockBase):
         reason = LossReason.EXPIRED
         return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
 
-    def _begin(self, terms: Terms, local: Holding, asked_at: float | None = None) -> Tenure:
+    def _begin(
+        self, terms: Terms, local: Holding, asked_at: float | None = None, task: asyncio.Task[Any] | None = None
+    ) -> Tenure:
         """Begin a tenure of the lock that has just been acquired."""
         token = local.token
         assert token is not None
@@ -176,6 +179,7 @@ class KeepingBase(LockBase):
             self._let_go(before)
         tenure = Tenure(self, self._key, token, self._ttl_ms, local.expires_at(token), terms)
         tenure.queued = local.queued == token
+        tenure.task = None if task is None else weakref.ref(task)
         if terms.metrics is not None and asked_at is not None:
             with _logged("metrics"):
                 terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, local.retries + 1)
@@ -316,7 +320,7 @@ class KeepingBase(LockBase):
         local.fence = handle.fence
         local.token = handle.token
         if lock._terms is not None:
-            lock._keep(lock._begin(lock._terms, local))
+            lock._keep(lock._begin(lock._terms, local, task=current_task()))
         return lock
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:

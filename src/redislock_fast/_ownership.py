@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 _current_task = asyncio.current_task
 _ref = weakref.ref
 
-__all__ = ["Holding", "SharedHolding", "TaskHoldings", "ThreadHolding"]
+__all__ = ["Holding", "SharedHolding", "TaskHoldings", "ThreadHolding", "current_task"]
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The running task; None outside of tasks."""
+    try:
+        return _current_task()
+    except RuntimeError:  # no loop runs here
+        return None
 
 
 class Holding:
@@ -115,9 +123,9 @@ class TaskHoldings:
 
     def mine(self) -> Holding:
         """The calling task's holding. Outside of tasks there is one for all."""
-        try:
+        try:  # as current_task, without the call: every acquire and release comes here
             task = _current_task()
-        except RuntimeError:  # no loop runs here
+        except RuntimeError:
             task = None
         key = None if task is None else _ref(task)
         holding = self._holdings.get(key)
