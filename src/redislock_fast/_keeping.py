@@ -62,18 +62,26 @@ class KeepingBase(LockBase):
         """For how long the lock is certainly still held, in seconds. Nothing is sent: the clock is read.
 
         Counted from before the request left that took or prolonged it, less 1 % of the ttl and 2 ms for clocks that
-        drift. 0.0 where the lock is lost or not held, `math.inf` where it does not expire.
+        drift. 0.0 where the lock is lost or not held, or where nobody knows whether a release was executed; `math.inf`
+        where it does not expire.
         """
         held = self._held()
-        if held.token is None:
-            return 0.0
-        tenure = self._tenure_of(held)
+        return 0.0 if held.token is None or self._is_released(held) else max(self._deadline(held) - clock(), 0.0)
+
+    def _deadline(self, local: Holding) -> float:
+        """Until when what is held is certainly held, in the clock's seconds."""
+        tenure = self._tenure_of(local)
         if tenure is not None:
-            return 0.0 if tenure.loss is not None else max(tenure.deadline - clock(), 0.0)
-        owner, expires_at = held.lease
-        if owner != held.token:  # set by hand
-            return 0.0 if self._ttl_ms else math.inf
-        return math.inf if expires_at is None else max(expires_at - drift_s((self._ttl_ms or 0) / 1000) - clock(), 0.0)
+            return -math.inf if tenure.loss is not None else tenure.deadline
+        owner, expires_at = local.lease
+        if owner != local.token:  # set by hand
+            return -math.inf if self._ttl_ms else math.inf
+        return math.inf if expires_at is None else expires_at - drift_s((self._ttl_ms or 0) / 1000)
+
+    def _is_released(self, local: Holding) -> bool:
+        """Whether its release was called, and may have been executed although that failed."""
+        tenure = self._tenure_of(local)
+        return local.releasing == local.token or (tenure is not None and tenure.over)
 
     @property
     def valid(self) -> bool:
@@ -83,7 +91,8 @@ class KeepingBase(LockBase):
     @property
     def lost(self) -> bool:
         """Whether the lock was lost before it was released, as far as is known without asking the server."""
-        return self._held().token is not None and not self.valid
+        held = self._held()
+        return held.token is not None and clock() >= self._deadline(held)
 
     @property
     def fence(self) -> int | None:
