@@ -14,7 +14,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast._adaptive import AdaptiveTTL
 from redislock_fast._handle import Handle
 from redislock_fast._implementation import implementation
-from redislock_fast._loss import LockLostError, LossReason
+from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._metrics import Metrics
 from redislock_fast._patch import patch, unpatch
 from redislock_fast._version import __version__
@@ -32,6 +32,7 @@ __all__ = [
     "Locker",
     "LossReason",
     "Metrics",
+    "NotReplicatedError",
     "__version__",
     "implementation",
     "patch",

@@ -26,7 +26,7 @@ from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import AsyncLink, LoopChannel
 from redislock_fast._protocol import Operation, Redirected, Refused
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, ExecuteBeside, Listen, Post, Sleep, Split, Steps
 from redislock_fast._times import clock
 
 __all__ = ["AsyncClusterTransport", "AsyncTransport", "Transport", "drive", "transport_of"]
@@ -37,6 +37,9 @@ class Transport(Protocol):
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Drive an operation to its end; see `LoopChannel.execute`."""
+
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
@@ -93,6 +96,10 @@ class AsyncTransport(Encoding):
     def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Drive an operation until it is finished; see `LoopChannel.execute`."""
         return self.channel().execute(operation, limit_s)
+
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
+        return self.channel().execute_beside(operation, limit_s, slow_s)
 
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock."""
@@ -177,6 +184,10 @@ class AsyncClusterTransport(Encoding):
             raise
         if operation.unsettled:
             channel.tidy(operation, loose, failed=False)
+
+    async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a connection of its own; see `LoopChannel.execute_beside`."""
+        await self._channel(self._live_client(), operation.key).execute_beside(operation, limit_s, slow_s)
 
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock. Not known before the topology is."""
@@ -283,6 +294,8 @@ async def drive(transport: Transport, steps: Steps) -> Any:
                     answer = transport.seat(step.key, step.token)
                     if answer is None:
                         answer = await transport.enter(step.key, step.token, step.limit_s)
+                elif type(step) is ExecuteBeside:
+                    await transport.execute_beside(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:

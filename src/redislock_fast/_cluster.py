@@ -64,6 +64,10 @@ class ClusterChannel(BlockingEncoding):
         if operation.unsettled:
             channel.tidy(operation, loose, failed=False)
 
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
+        self._channel(operation.key).execute_beside(operation, limit_s, slow_s)
+
     def is_awaited(self, key: bytes) -> bool:
         """Whether somebody in this process is known to wait for this lock."""
         return self._channel(key).is_awaited(key)

@@ -27,11 +27,12 @@ from redislock_fast import _process
 from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._handle import Handle
-from redislock_fast._loss import LockLostError, LossReason
+from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._ownership import Holding, current_task
 from redislock_fast._protocol import Look, Reacquire
 from redislock_fast._renewal import reason_of
-from redislock_fast._steps import Execute, Steps
+from redislock_fast._replication import Replicate
+from redislock_fast._steps import Execute, ExecuteBeside, Steps
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
 from redislock_fast._times import clock, drift_s
@@ -149,6 +150,7 @@ class KeepingBase(LockBase):
 
         Raises:
             LockLostError: the lock was lost before that was done.
+            NotReplicatedError: too few replicas had it in time.
         """
         token = local.token
         assert token is not None
@@ -156,15 +158,36 @@ class KeepingBase(LockBase):
             yield from self._confirming(local, token, self._ttl_ms)
         local.fence = None
         if terms.fencing:
-            attempt = local.attempt
-            if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
-                local.fence = attempt.fence
-                return
-            numbering = Fence(self._key, token)  # handed over, or acquired by a hook
-            yield Execute(numbering)
-            if not numbering.result:
-                raise self._lost_at_once()
-            local.fence = numbering.fence
+            local.fence = yield from self._numbering(local, token)
+        if terms.wait_replicas:
+            yield from self._replicating(terms, local, token)
+
+    def _numbering(self, local: Holding, token: bytes) -> Steps:
+        """Returns the number of this holding."""
+        attempt = local.attempt
+        if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
+            return attempt.fence
+        numbering = Fence(self._key, token)  # handed over, or acquired by a hook
+        yield Execute(numbering)
+        if not numbering.result:
+            raise self._lost_at_once()
+        return numbering.fence
+
+    def _replicating(self, terms: Terms, local: Holding, token: bytes) -> Steps:
+        """Wait for the replicas, as long as the lease allows."""
+        ttl_ms = self._ttl_ms
+        assert ttl_ms is not None
+        expires_at = local.expires_at(token)
+        left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
+        wait_s = terms.wait_ms / 1000
+        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, terms.wait_ms)
+        yield ExecuteBeside(replicate, left_s, wait_s)
+        if not replicate.held:
+            raise self._lost_at_once()
+        if not replicate.result:
+            had = f"{replicate.replicas} of {terms.wait_replicas} replicas had the lock within {wait_s} s"
+            raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
+        local.lease = (token, replicate.sent_at + ttl_ms / 1000)
 
     def _confirming(self, local: Holding, token: bytes, ttl_ms: int) -> Steps:
         confirming = Reacquire(self._key, token, ttl_ms)

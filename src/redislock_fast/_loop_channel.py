@@ -238,6 +238,8 @@ class LoopChannel(Channel[AsyncLink]):
         self._opening: asyncio.Task[None] | None = None
         self._undoer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._beside: weakref.WeakSet[LoopChannel] = weakref.WeakSet()
+        self._spares: list[LoopChannel] = []  # those of them that nobody uses
         self._end = _attend(_cancel_at_the_end(self._tasks))
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
@@ -315,6 +317,32 @@ class LoopChannel(Channel[AsyncLink]):
         if tidies and operation.unsettled:
             self.tidy(operation, loose or [], failed=False)
 
+    async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a connection that nobody else uses meanwhile; see `ThreadChannel.execute_beside`."""
+        try:
+            await self.run_beside(operation, limit_s, slow_s)
+        except (Redirected, Refused) as error:
+            raise redis_error(str(error)) from None
+
+    async def run_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """`execute_beside` without its translation of errors."""
+        if self._spares:
+            spare = self._spares.pop()
+        else:
+            spare = LoopChannel(self._live_pool())
+            self._beside.add(spare)
+        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
+        loose: list[AsyncLink] = []
+        try:
+            await spare.execute(operation, limit_s, loose)
+        except GeneratorExit:  # in whatever thread
+            raise
+        except BaseException:
+            for link in (spare.link, *loose):
+                spare._drop(link)
+            raise
+        self._spares.append(spare)
+
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock."""
         link = self.link
@@ -382,6 +410,7 @@ class LoopChannel(Channel[AsyncLink]):
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
         self.link = await _open_link(self._live_pool())
         self._post_undone(self.link)
+        self._spares.clear()  # which may lead to a server that was the primary once
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         if self._opening is opening:
@@ -426,8 +455,9 @@ class LoopChannel(Channel[AsyncLink]):
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
-        if self.link is not None:
-            self.link.pipe.abandon()
+        for channel in (self, *self._beside):
+            if channel.link is not None:
+                channel.link.pipe.abandon()
 
 
 async def _undo_in_background(channel_ref: weakref.ref[LoopChannel]) -> None:

@@ -1,4 +1,4 @@
-"""How a lock is lost.
+"""How a lock is lost, or not had as it was asked for.
 
 Must not know: how that is found out.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from redis.exceptions import LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError
 
-__all__ = ["LockLostError", "LossReason"]
+__all__ = ["LockLostError", "LossReason", "NotReplicatedError"]
 
 
 class LossReason(str, Enum):
@@ -43,3 +43,15 @@ class LockLostError(LockNotOwnedError):
     def __init__(self, message: str, lock_name: Any = None, reason: LossReason = LossReason.EXPIRED) -> None:
         super().__init__(message, lock_name=lock_name)
         self.reason = reason
+
+
+class NotReplicatedError(LockError):
+    """Too few replicas had the lock in time, so it was given back.
+
+    Attributes:
+        replicas: how many had it.
+    """
+
+    def __init__(self, message: str, lock_name: Any = None, replicas: int = 0) -> None:
+        super().__init__(message, lock_name=lock_name)
+        self.replicas = replicas

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from redislock_fast._queue import Wait
     from redislock_fast._room import Seat
 
-__all__ = ["Enter", "Execute", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
+__all__ = ["Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
 
 
 class Execute(NamedTuple):
@@ -26,6 +26,17 @@ class Execute(NamedTuple):
 
     operation: Operation
     limit_s: float | None = None
+
+
+class ExecuteBeside(NamedTuple):
+    """Drive an operation that sets no key to its end on a connection of its own, within so many seconds.
+
+    `slow_s` is for how long the server may hold its reply back: everything behind it would wait for as long.
+    """
+
+    operation: Operation
+    limit_s: float | None
+    slow_s: float
 
 
 class Sleep(NamedTuple):
@@ -65,5 +76,5 @@ class Listen(NamedTuple):
     timeout_s: float
 
 
-Step: TypeAlias = "Execute | Sleep | Split | Enter | Post | Listen"
+Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen"
 Steps: TypeAlias = Generator[Step, Any, Any]

@@ -112,5 +112,7 @@ class Terms:
             raise ValueError("max_hold is shorter than the timeout")
         if self.wait_replicas and ttl_ms is None:
             raise ValueError("wait_replicas needs a timeout: what is not replicated must end by itself")
+        if ttl_ms is not None and self.wait_ms >= ttl_ms:
+            raise ValueError("wait_timeout must be shorter than the timeout, or the lock ends while it is replicated")
         if self.reentrant and not thread_local:
             raise ValueError("a reentrant lock belongs to one thread or task: it needs thread_local=True")

@@ -8,7 +8,9 @@ and says so); `_undone` is added to by anybody, by one `+=` on the list, and tak
 used by atomic methods of set alone.
 
 A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
-inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation.
+inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation, as
+does an operation whose reply the server holds back. Such connections are kept as long as the main one, for the next
+that needs one: `_spares` is used by atomic methods of list alone.
 
 Must not know: the API of Lock.
 """
@@ -72,6 +74,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._undoing = threading.Lock()
         self._undoer: threading.Thread | None = None
         self._inside: set[int] = set()  # idents of the threads that drive an operation
+        self._spares: list[ThreadChannel] = []
         _process.forget_in_child(self)
 
     def split(self, keys: list[bytes]) -> list[list[int]]:
@@ -111,7 +114,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """
         thread = get_ident()
         if thread in self._inside:
-            self._run_apart(operation, limit_s, loose)
+            self.run_beside(operation, limit_s, loose)
             return
         now = clock()
         deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
@@ -218,13 +221,37 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         finally:
             self._inside.discard(thread)
 
-    def _run_apart(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
-        apart = ThreadChannel(self._live_pool())
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation that sets no key to its end, on a connection that nobody else uses meanwhile.
+
+        Args:
+            operation: a fresh state machine.
+            limit_s: as for `execute`.
+            slow_s: for how long the server may hold its reply back, in seconds, beyond the pool's `socket_timeout`.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever else `execute` raises.
+        """
+        loose: list[Link] = []
         try:
-            apart.run(operation, limit_s, loose)
-        finally:
+            self.run_beside(operation, limit_s, loose, slow_s)
+        except (Redirected, Refused) as error:
+            raise redis_error(str(error)) from None
+
+    def run_beside(self, operation: Operation, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
+        """`run` on a connection that nobody else uses meanwhile. It is kept if it served well."""
+        try:
+            spare = self._spares.pop()
+        except IndexError:
+            spare = ThreadChannel(self._live_pool())
+        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
+        try:
+            spare.run(operation, limit_s, loose)
+        except BaseException:
             if not loose:
-                apart._drop(apart.link)
+                spare._drop(spare.link)
+            raise
+        self._spares.append(spare)
 
     def _connect(self, deadline: float | None) -> Link:
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
@@ -234,6 +261,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             if self.link is None:
                 link = open_link(self._live_pool(), limit_s)
                 self._post_undone(link)
+                self._spares.clear()  # which may lead to a server that was the primary once
                 self.link = link
             return self.link
         finally:
@@ -274,6 +302,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._undoing = threading.Lock()
         self._undone.clear()
         self._inside.clear()
+        self._spares.clear()  # each forgets for itself
         if link is not None:
             link.forget()
 

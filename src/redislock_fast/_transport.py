@@ -13,7 +13,7 @@ from redislock_fast._channel import Registry, is_cluster
 from redislock_fast._cluster import ClusterChannel
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, ExecuteBeside, Listen, Post, Sleep, Split, Steps
 from redislock_fast._thread_channel import ThreadChannel
 
 __all__ = ["Transport", "drive", "transport_of"]
@@ -24,6 +24,9 @@ class Transport(Protocol):
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation to its end; see `ThreadChannel.execute`."""
+
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
@@ -83,6 +86,8 @@ def drive(transport: Transport, steps: Steps) -> Any:
                     transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
+                elif type(step) is ExecuteBeside:
+                    transport.execute_beside(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
                     time.sleep(step.seconds)
                 elif type(step) is Split:
