@@ -7,6 +7,7 @@ What threads and tasks do alike is tested on both. Must not know: which connecti
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.conftest import Connect, MakeUser, Servers
 from tests.helpers import PATIENCE_S, in_fork, wait_until
 from tests.test_asyncio_cancel import cancelled_at
+from tests.test_asyncio_waiting_giving_up import DropAt
 from tests.test_process import interrupt_when
 from tests.waiting_helpers import FAR_S, LATE, Callers, connections, queue_up
 
@@ -339,6 +341,20 @@ async def test_task_that_is_cancelled_while_it_waits_disturbs_nobody(group: Grou
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [answers[0], answers[2]] == [True, True]
     assert isinstance(answers[1], asyncio.CancelledError)
+
+
+@in_loop
+async def test_dropped_at_any_point_leaves_no_lock(group: Group, async_connect: AsyncClients) -> None:
+    client = async_connect(group.primary.port, client_name="dropped")
+    await redislock_fast.asyncio.Lock(client, "name").locked()
+    group.freeze()
+    for count in range(3):  # the acquire, connecting once more, and waiting for the replicas
+        lock = redislock_fast.asyncio.Lock(client, "name", thread_local=False, **LONG)
+        await asyncio.wait_for(DropAt(lock.acquire(), count), PATIENCE_S)
+        assert lock.local.token is None
+        await eventually(lambda: not group.admin.exists("name"), "it is undone")
+    gc.collect()
+    await eventually(lambda: connections(group.admin, "dropped") == 1, "the connections beside are closed")
 
 
 def test_forked_child_has_connections_of_its_own(group: Group, connect: Connect) -> None:

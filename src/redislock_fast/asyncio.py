@@ -215,12 +215,17 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         asked_at = clock()
         before = local.token
         local.retries = 0
+        loop = asyncio.get_running_loop()
         try:
             with self._guarded(terms):
                 if not await self._acquire(local, blocking, blocking_timeout, token):
                     return False
                 await drive(self._transport, self._completing(terms, local))
                 self._keep(self._begin(terms, local, asked_at, task))
+        except GeneratorExit:
+            if local.token is not None and local.token is not before:
+                self._undo_dropped(loop, self._give_up(local, local.token))
+            raise
         except BaseException:  # whatever it is: the lock is not held
             if local.token is not None and local.token is not before:
                 self._transport.undo([self._give_up(local, local.token)])
@@ -235,14 +240,18 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         if tenure.is_watched:
             renewer_of(self._transport).let_go(tenure)
 
+    def _undo_dropped(self, loop: asyncio.AbstractEventLoop, entry: tuple[bytes, bytes]) -> None:
+        """A task was dropped in the middle of its acquire. Whoever collects garbage runs this, in any thread."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._transport.undo, [entry])
+
     async def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         loop = asyncio.get_running_loop()
         try:
             outcome = await drive(self._transport, waiting.steps())
-        except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._transport.undo, [(self._key, waiting.token)])
+        except GeneratorExit:
+            self._undo_dropped(loop, (self._key, waiting.token))
             raise
         except BaseException:
             self._transport.undo([(self._key, waiting.token)])
