@@ -15,6 +15,7 @@ import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
@@ -34,7 +35,7 @@ from redislock_fast._renewal import reason_of
 from redislock_fast._replication import Replicate
 from redislock_fast._steps import Execute, ExecuteBeside, Steps
 from redislock_fast._tenure import Tenure
-from redislock_fast._terms import Terms
+from redislock_fast._terms import Breaker, Terms
 from redislock_fast._times import clock, drift_s
 
 if TYPE_CHECKING:
@@ -52,6 +53,27 @@ def _logged(what: str) -> Iterator[None]:
         yield
     except Exception:
         logger.exception("%s failed.", what)
+
+
+@contextlib.contextmanager
+def _guarded(breaker: Breaker) -> Iterator[None]:
+    """Let the breaker learn of a server that does not answer; whatever else is raised is no failure to it."""
+    other: BaseException | None = None
+    with breaker.calling():
+        try:
+            yield
+        except (ConnectionError, TimeoutError):
+            raise
+        except BaseException as error:
+            other = error
+    if other is not None:
+        try:
+            raise other
+        finally:
+            del other  # or this frame and the error would keep each other alive
+
+
+_UNGUARDED = contextlib.nullcontext()
 
 
 class KeepingBase(LockBase):
@@ -128,22 +150,10 @@ class KeepingBase(LockBase):
             self._ttl_ms = ttl_ms
             self._timeout = ttl_ms / 1000
 
-    @contextlib.contextmanager
-    def _guarded(self, terms: Terms) -> Iterator[None]:
-        """Have the breaker, if there is one, learn of a server that does not answer, and of nothing else."""
-        if terms.breaker is None:
-            yield
-            return
-        other: BaseException | None = None
-        with terms.breaker.calling():
-            try:
-                yield
-            except (ConnectionError, TimeoutError):
-                raise
-            except BaseException as error:  # it is not the server's fault
-                other = error
-        if other is not None:
-            raise other
+    @staticmethod
+    def _guarded(terms: Terms) -> AbstractContextManager[None]:
+        """Where there is a breaker, an acquire is a call of it."""
+        return _UNGUARDED if terms.breaker is None else _guarded(terms.breaker)
 
     def _completing(self, terms: Terms, local: Holding) -> Steps:
         """Do what belongs to the acquire besides having the lock.
