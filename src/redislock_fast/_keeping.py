@@ -269,6 +269,8 @@ class KeepingBase(LockBase):
             self._account(local, tenure, False)
             raise self._lost_error("release", tenure)
         local.lease = (tenure.token, tenure.expires_at)
+        if tenure.queued:
+            local.queued = tenure.token
         return True
 
     def _account(self, local: Holding, tenure: Tenure, released: bool) -> None:

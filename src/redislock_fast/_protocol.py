@@ -387,6 +387,11 @@ class Reacquire(_NativeOrScript):
         self.ttl_ms = ttl_ms
         self._value = token + MARK if queued and is_ours(token) else token
 
+    @property
+    def queued(self) -> bool:
+        """Whether the lock was marked, as far as is known."""
+        return self._value is not self.token
+
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now

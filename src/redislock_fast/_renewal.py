@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 import random
 import warnings
 import weakref
@@ -32,6 +33,8 @@ _MOST_AT_ONCE = 1024
 
 _SHORTEST_LIMIT_S = 0.05
 _LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
+
+_deadline_of = operator.attrgetter("deadline")
 
 _GRAIN = 1 / 8
 """What is due within so much of an interval is renewed together."""
@@ -159,7 +162,7 @@ def renewing(tenures: list[Tenure]) -> Steps:
     for tenure in tenures:
         if now >= tenure.deadline:
             _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
-        elif tenure.renewal_ms(now) is not None and not tenure.over:
+        elif tenure.terms.auto_renew and not tenure.over:
             open_ones.append(tenure)
     if not open_ones:
         return losses
@@ -201,7 +204,8 @@ def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
             tenure.renewing = False
     for index, (tenure, _) in enumerate(asked):
         tenure.troubled = index in unanswered
-    gone = [tenure for tenure, reacquire in asked if not _note(tenure, reacquire, losses)]
+    answered_at = clock()
+    gone = [tenure for tenure, reacquire in asked if not _note(tenure, reacquire, answered_at, losses)]
     if gone:
         yield from _asking_why(gone, losses)
 
@@ -219,9 +223,10 @@ def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire
     return asked
 
 
-def _note(tenure: Tenure, reacquire: Reacquire, losses: list[Loss]) -> bool:
+def _note(tenure: Tenure, reacquire: Reacquire, now: float, losses: list[Loss]) -> bool:
     """Note what came of a renewal. Returns False where the server says that the lock is not held any more."""
-    if clock() >= tenure.deadline:  # a renewal that came too late does not bring it back
+    tenure.queued = reacquire.queued
+    if now >= tenure.deadline:  # a renewal that came too late does not bring it back
         _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
     elif tenure.troubled or reacquire.result:
         if reacquire.sent_at:
@@ -233,7 +238,8 @@ def _note(tenure: Tenure, reacquire: Reacquire, losses: list[Loss]) -> bool:
 
 def _limit_s(tenures: list[Tenure], now: float) -> float:
     """For how long to wait for the answers: there must be time for another attempt."""
-    return max(min(tenure.deadline - now for tenure in tenures) * _LIMIT, _SHORTEST_LIMIT_S)
+    first_deadline: float = min(map(_deadline_of, tenures))
+    return max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S)
 
 
 def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:

@@ -75,6 +75,7 @@ class Tenure:
 
     __slots__ = (
         "__weakref__",
+        "_margin_s",
         "begun",
         "busy",
         "depth",
@@ -102,6 +103,7 @@ class Tenure:
         self.token = token
         self.ttl_ms = ttl_ms
         self.expires_at = expires_at
+        self._margin_s = drift_s((ttl_ms or 0) / 1000)
         self.terms = terms
         self.begun = clock()
         self.depth = 1
@@ -120,9 +122,7 @@ class Tenure:
     @property
     def deadline(self) -> float:
         """Until when it counts as held, in the clock's seconds: less than the lease, for clocks that drift."""
-        if self.expires_at is None or self.ttl_ms is None:
-            return math.inf
-        return self.expires_at - drift_s(self.ttl_ms / 1000)
+        return math.inf if self.expires_at is None else self.expires_at - self._margin_s
 
     def is_lost(self) -> bool:
         """Whether it was lost, as far as is known without asking the server."""
