@@ -24,8 +24,8 @@ from redislock_fast._protocol import (
     Redirected,
     Refused,
     Release,
-    undo_request,
 )
+from redislock_fast._queue import undo_requests
 from redislock_fast._scripts import RELEASE
 from redislock_fast._wire import Args, Bulk, Reply
 from tests.model import SERVERS, WRONGTYPE, Entry, Model
@@ -355,8 +355,8 @@ class Schedule:
             assert set(self._ours()) <= set(won)
         undone = acquire.to_undo(failed=not finished)
         assert finished or set(self._ours()) <= {key for key, _ in undone}
-        for key, token in undone:
-            self._model.execute(undo_request(self._dialect, key, token))
+        for request in undo_requests(self._dialect, undone):
+            self._model.execute(request)
         if not finished:
             assert [] == self._ours()
         elif won:

@@ -20,7 +20,6 @@ from redislock_fast._protocol import (
     Redirected,
     Refused,
     Release,
-    undo_request,
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply
@@ -86,19 +85,6 @@ def test_dialect_is_plain_where_the_probe_is_refused_or_answered_oddly(reply: Re
 def test_messages_can_be_pushed_where_hello_is_answered(server: str, hello: Reply, push: bool, sharded: bool) -> None:
     dialect = Dialect(Model(SERVERS[server]).execute(PROBE), hello)
     assert (push, sharded) == (dialect.push, dialect.sharded)
-
-
-@pytest.mark.parametrize(
-    ("server", "request_"),
-    [
-        ("Valkey 9", (b"DELIFEQ", KEY, TOKEN)),
-        ("Redis 8.4", (b"DELEX", KEY, b"IFEQ", TOKEN)),
-        ("Redis 7.0", (b"EVAL", RELEASE.text, 1, KEY, TOKEN)),
-        ("Redis 6.2", (b"EVAL", RELEASE.text, 1, KEY, TOKEN)),
-    ],
-)
-def test_undo_is_one_request_that_needs_no_cached_script(server: str, request_: Args) -> None:
-    assert request_ == undo_request(dialect_of(server), KEY, TOKEN)
 
 
 # ---- acquire ----

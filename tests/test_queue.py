@@ -11,9 +11,9 @@ import pytest
 
 from redislock_fast._names import queue_keys
 from redislock_fast._protocol import HELLO, PROBE, Dialect, NotExecuted, Operation, Redirected
-from redislock_fast._queue import Leave, Subscribe, Wait, Watch
+from redislock_fast._queue import Leave, Subscribe, Wait, Watch, undo_requests
 from redislock_fast._scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._wire import Reply
+from redislock_fast._wire import Args, Reply
 from tests.model import SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"
@@ -188,16 +188,6 @@ def test_wait_of_unknown_outcome_is_undone_either_way(sent: bool, failed: bool) 
     assert operation.to_undo(failed) == ([(KEY, TOKEN)] if sent else [])
 
 
-def test_wait_is_undone_behind_itself_by_leaving() -> None:
-    model, dialect = server()
-    model.put(KEY, HOLDER)
-    drive(wait(), model, dialect)
-    request = wait().undo_request(dialect, KEY, TOKEN)
-    assert (b"EVAL", LEAVE.text) == request[:2]
-    assert model.execute(request) is None
-    assert waiting(model) == []
-
-
 # ---- leave ----
 
 
@@ -252,6 +242,67 @@ def test_leave_of_what_is_no_string_is_finished() -> None:
     operation.request(Dialect(), 1.0)
     assert operation.feed(hiredis.ReplyError(WRONGTYPE), Dialect())
     assert not operation.result
+
+
+# ---- undo ----
+
+
+LEAVES = (3, KEY, *queue_keys(KEY), TOKEN, b"pass on")
+
+
+@pytest.mark.parametrize(
+    ("server_name", "requests", "of_a_callers_token"),
+    [
+        ("Valkey 9", [(b"DELIFEQ", KEY, TOKEN), (b"DELIFEQ", KEY, TOKEN + b"+")], (b"DELIFEQ", KEY, b"own")),
+        (
+            "Redis 8.4",
+            [(b"DELEX", KEY, b"IFEQ", TOKEN), (b"DELEX", KEY, b"IFEQ", TOKEN + b"+")],
+            (b"DELEX", KEY, b"IFEQ", b"own"),
+        ),
+        ("Redis 7.0", [], (b"EVAL", RELEASE.text, 1, KEY, b"own")),
+    ],
+)
+def test_undo_needs_no_cached_script(server_name: str, requests: list[Args], of_a_callers_token: Args) -> None:
+    dialect = Dialect(Model(SERVERS[server_name]).execute(PROBE))
+    assert undo_requests(dialect, [(KEY, TOKEN)]) == [(b"EVAL", LEAVE.text, *LEAVES), *requests]
+    assert undo_requests(dialect, [(KEY, b"own")]) == [of_a_callers_token]
+
+
+def test_undo_of_many_sends_the_script_once() -> None:
+    requests = undo_requests(Dialect(), [(KEY, TOKEN), (KEY, TOKEN)])
+    assert requests == [(b"EVAL", LEAVE.text, *LEAVES), (b"EVALSHA", LEAVE.sha, *LEAVES)]
+
+
+def test_undo_gives_a_place_in_the_queue_up() -> None:
+    model, dialect = server()
+    model.put(KEY, HOLDER)
+    drive(wait(), model, dialect)
+    for request in undo_requests(dialect, [(KEY, TOKEN)]):
+        model.execute(request)
+    assert waiting(model) == []
+    assert model.entry(KEY) == Entry(HOLDER + b"+")
+
+
+def test_undo_hands_over_a_lock_that_was_marked_meanwhile() -> None:
+    model, dialect = server()
+    model.put(KEY, TOKEN)
+    listener = model.connect()
+    model.execute(HELLO, listener)
+    model.execute((b"SUBSCRIBE", CHANNEL), listener)
+    drive(wait(token=THIRD), model, dialect)
+    for request in undo_requests(dialect, [(KEY, TOKEN)]):
+        model.execute(request)
+    assert model.entry(KEY) == Entry(THIRD + b"+", 1000)
+
+
+@pytest.mark.parametrize("mark", [b"", b"+"], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("server_name", ["Valkey 9", "Redis 8.4"])
+def test_undo_deletes_where_scripts_are_forbidden(server_name: str, mark: bytes) -> None:
+    model = Model(SERVERS[server_name], frozenset({"EVAL", "EVALSHA"}))
+    model.put(KEY, TOKEN + mark)
+    for request in undo_requests(Dialect(model.execute(PROBE)), [(KEY, TOKEN)]):
+        model.execute(request)
+    assert model.entry(KEY) is None
 
 
 # ---- watch ----

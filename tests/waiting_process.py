@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from redislock_fast._many import Many
-from redislock_fast._protocol import Acquire, Look, NotExecuted, Redirected, Refused, undo_request
-from redislock_fast._queue import Leave, Subscribe
+from redislock_fast._protocol import Acquire, Look, NotExecuted, Redirected, Refused
+from redislock_fast._queue import Leave, Subscribe, undo_requests
 from redislock_fast._room import Seat
 from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Steps
 from redislock_fast._wire import Args, OnReply
@@ -320,7 +320,7 @@ class Process:
         link = Link(self)
         self.world.tell(self.name, "has connected")
         self.links.append(link)
-        link.undo([undo_request(link.dialect, key, token) for key, token in self.undone])
+        link.undo(undo_requests(link.dialect, self.undone))
         self.link = link
         for execution in waiting:
             self.world.after(self.world.pause_us(), self, execution.begin)
@@ -350,7 +350,7 @@ class Process:
         if entries:
             for link in loose:
                 if not link.broken:
-                    link.undo([operation.undo_request(link.dialect, key, token) for key, token in entries])
+                    link.undo(undo_requests(link.dialect, entries))
             self.undo(entries)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:

@@ -19,8 +19,8 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Dialect, NotExecuted, Operation, undo_request
-from redislock_fast._queue import Leave
+from redislock_fast._protocol import Dialect, NotExecuted, Operation
+from redislock_fast._queue import Leave, undo_requests
 from redislock_fast._wire import Args, Lost, NoReply, OnReply
 
 __all__ = [
@@ -183,8 +183,8 @@ class Channel(Encoding, Generic[LinkType]):
         if entries:
             for link in loose:
                 with contextlib.suppress(Lost):
-                    for key, token in entries:
-                        self.post(link, operation.undo_request(link.dialect, key, token))
+                    for request in undo_requests(link.dialect, entries):
+                        self.post(link, request)
             self.undo(entries)
 
     def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
@@ -201,8 +201,8 @@ class Channel(Encoding, Generic[LinkType]):
 
     def _post_undone(self, link: LinkType) -> None:
         """On a new connection, what waits to be undone goes first."""
-        for key, token in list(self._undone):
-            link.pipe.post(undo_request(link.dialect, key, token))
+        for request in undo_requests(link.dialect, list(self._undone)):
+            link.pipe.post(request)
 
     def _next_undoing(self) -> Many:
         """For who alone takes from `_undone` now."""

@@ -14,16 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from redislock_fast._protocol import (
-    Acquire,
-    Dialect,
-    NotExecuted,
-    Operation,
-    Redirected,
-    Refused,
-    Release,
-    undo_request,
-)
+from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Redirected, Refused, Release
 from redislock_fast._wire import Args, Bulk, Reply
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]
@@ -107,9 +98,6 @@ class Many:
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         return [entry for operation in self._operations for entry in operation.to_undo(failed)]
-
-    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
-        return undo_request(dialect, key, token)
 
 
 class _InBulk(Many):

@@ -40,7 +40,7 @@ __all__ = [
     "Refused",
     "Release",
     "TokenOperation",
-    "undo_request",
+    "native_release",
 ]
 
 PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
@@ -96,14 +96,8 @@ class Dialect:
         self.push = bool(hello) and (lmpop or not self.sharded)
 
 
-def undo_request(dialect: Dialect, key: bytes, token: bytes) -> Args:
-    """A compare-and-delete in one request whose reply nobody needs to read."""
-    if dialect.release is None:
-        return (b"EVAL", RELEASE.text, 1, key, token)
-    return _native_release(dialect, key, token)
-
-
-def _native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:
+def native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:
+    """The native compare-and-delete, where there is one."""
     if dialect.release == b"DELIFEQ":
         return (b"DELIFEQ", key, token)
     return (b"DELEX", key, b"IFEQ", token)
@@ -147,9 +141,6 @@ class Operation(Protocol):
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         """The keys and tokens that may be set on the server without being held: `failed` if the caller got an error."""
 
-    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
-        """What undoes one of them on a connection on which a request of the operation is under way, going behind it."""
-
 
 class TokenOperation:
     """What every operation on one token shares.
@@ -174,9 +165,6 @@ class TokenOperation:
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
         return []
-
-    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
-        return undo_request(dialect, key, token)
 
     def script(self, script: Script, *args: bytes | int) -> Args:
         if self.with_text:
@@ -348,7 +336,7 @@ class Release(_NativeOrScript):
         self._native = dialect.release is not None
         if self._native:
             token = self.token if self._step == "delete" else self.token + MARK
-            return _native_release(dialect, self.key, token)
+            return native_release(dialect, self.key, token)
         return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
 
     def plain_replies(self) -> tuple[Reply, type | None]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._protocol import Dialect, Refused, Release, TokenOperation
-from redislock_fast._scripts import LEAVE, WAIT
+from redislock_fast._protocol import Dialect, Refused, Release, TokenOperation, native_release
+from redislock_fast._scripts import LEAVE, RELEASE, WAIT
+from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["Leave", "Subscribe", "Wait", "Watch"]
+__all__ = ["Leave", "Subscribe", "Wait", "Watch", "undo_requests"]
 
 
 class Wait(TokenOperation):
@@ -83,11 +84,6 @@ class Wait(TokenOperation):
         # Of two requests that left, the first may yet be executed, when nobody waits under this token any more.
         return [(self.key, self.token)] if self.unsettled else []
 
-    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:  # its own
-        leave = Leave(key, token)
-        leave.with_text = True
-        return leave.request(dialect, 0.0)
-
 
 class Leave(Release):
     """Leave the queue.
@@ -128,6 +124,29 @@ class Leave(Release):
             is_finished = True  # forbidden, too: what remains ends with its ttl
         self.result = False  # not kept
         return is_finished
+
+
+def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[Args]:
+    """What undoes whatever was sent for these keys and tokens, to be posted behind it: nobody reads the replies.
+
+    A lock that was taken may have been marked since, so it is handed over. The native commands behind that delete what
+    stands there where scripts are forbidden.
+    """
+    requests: list[Args] = []
+    knows_leave = False
+    for key, token in entries:
+        words = [token]
+        if is_ours(token):
+            leave = Leave(key, token)
+            leave.with_text = not knows_leave
+            knows_leave = True
+            requests.append(leave.request(dialect, 0.0))
+            words.append(token + MARK)
+        if dialect.release is not None:
+            requests += [native_release(dialect, key, word) for word in words]
+        elif not is_ours(token):
+            requests.append((b"EVAL", RELEASE.text, 1, key, token))
+    return requests
 
 
 class Watch(TokenOperation):
