@@ -175,6 +175,30 @@ class Execution:
             self._task.throw(error)
 
 
+class UndoingBefore(Execution):
+    """Undoing what was left under a token that comes back, before the execution that brings it."""
+
+    def __init__(
+        self, task: Task, returning: list[tuple[bytes, bytes]], limit_s: float | None, execution: Execution
+    ) -> None:
+        super().__init__(task, Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+        self._returning = returning
+        self._execution = execution
+
+    def cancel(self) -> None:
+        """The caller is cancelled or interrupted."""
+        super().cancel()
+        self._process.undo(self._returning)
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None:
+            self.over = True
+            self._task.go_on_with(self._execution)
+        else:
+            self._process.undo(self._returning)
+            super()._end(error)
+
+
 class Task:
     """Who drives one procedure."""
 
@@ -235,10 +259,17 @@ class Task:
             self.go_on(self.epoch, None)
 
     def _execute(self, operation: Any, limit_s: float | None, tidies: bool) -> None:
+        self._execution = execution = Execution(self, operation, limit_s, tidies)
         if self.process.undone:
-            self.process.spare(operation)
-        self._execution = Execution(self, operation, limit_s, tidies)
+            returning = self.process.take_back(operation)
+            if returning:
+                self._execution = UndoingBefore(self, returning, limit_s, execution)
         self._execution.begin()
+
+    def go_on_with(self, execution: Execution) -> None:
+        """Begin what had to wait for another execution."""
+        self._execution = execution
+        execution.begin()
 
     def _seat(self) -> Any:
         """A seat, None, or `...` when that takes a request first."""
@@ -378,10 +409,11 @@ class Process:
             gone = set(entries)
             self.undone[:] = [entry for entry in self.undone if entry not in gone]
 
-    def spare(self, operation: Any) -> None:
-        """A token comes back: what waits to be undone under it must not hit the new attempt."""
+    def take_back(self, operation: Any) -> list[tuple[bytes, bytes]]:
+        """What waits to be undone under a token that comes back: whoever brings it undoes it first."""
         taken = set(operation.takes())
-        if not taken.isdisjoint(self.undone):
+        returning = [entry for entry in self.undone if entry in taken]
+        if returning:
             if self._undoer is not None:
                 self._undoer.cancel()
                 self._undoer = None
@@ -389,3 +421,4 @@ class Process:
             self.undone[:] = []
             if left:
                 self.undo(left)
+        return returning

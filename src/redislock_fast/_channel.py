@@ -209,15 +209,13 @@ class Channel(Encoding, Generic[LinkType]):
         del self._undone[:-_MAX_UNDONE]
         return Many([Leave(key, token) for key, token in self._undone[:_UNDO_AT_ONCE]])
 
-    def _spare(self, operation: Operation) -> None:
-        """A token may come back: what waits to be undone under it must not hit the new attempt."""
-        taken = set(operation.takes())
-        if not taken.isdisjoint(self._undone):
-            self._stop_undoing(taken)
+    def _returning(self, operation: Operation) -> list[tuple[bytes, bytes]]:
+        """What waits to be undone under a token that comes back.
 
-    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
-        """Take these from what waits to be undone, also from what has been begun."""
-        raise NotImplementedError
+        It must go first: later, it would hit the new attempt, which takes what the old one has left for another's.
+        """
+        taken = set(operation.takes())
+        return [entry for entry in self._undone if entry in taken]
 
     @property
     def idle(self) -> bool:

@@ -44,8 +44,9 @@ from redislock_fast._channel import (
     Channel,
 )
 from redislock_fast._connect import redis_error, settings_of
+from redislock_fast._many import Many
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
-from redislock_fast._queue import Subscribe
+from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Room, Seat
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
@@ -260,12 +261,13 @@ class LoopChannel(Channel[AsyncLink]):
             asyncio.CancelledError: the caller was cancelled. An acquire is undone.
         """
         tidies = loose is None
-        if self._undone:
-            self._spare(operation)
         now = clock()
         deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
         failures = 0
         try:
+            if self._undone:
+                await self._undo_before(operation, limit_s)
+                now = clock()
             while True:
                 link = self.link
                 try:
@@ -429,13 +431,23 @@ class LoopChannel(Channel[AsyncLink]):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+    async def _undo_before(self, operation: Operation, limit_s: float | None) -> None:
+        returning = self._returning(operation)
+        if not returning:
+            return
         if self._undoer is not None:  # which would try again what it has begun
             self._undoer.cancel()
             self._undoer = None
-        self._undone[:] = [entry for entry in self._undone if entry not in taken]
-        if self._undone:
-            self._start_undoing()
+        gone = set(returning)
+        self._undone[:] = [entry for entry in self._undone if entry not in gone]
+        try:
+            await self.execute(Many([Leave(key, token) for key, token in returning]), limit_s, [])
+        except BaseException:
+            self._undone += returning
+            raise
+        finally:
+            if self._undone:
+                self._start_undoing()
 
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""

@@ -44,8 +44,9 @@ from redislock_fast._channel import (
     Encoding,
 )
 from redislock_fast._connect import Link, open_link, redis_error
+from redislock_fast._many import Many
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
-from redislock_fast._queue import Subscribe
+from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Lost, NoReply, OnReply
@@ -71,7 +72,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def __init__(self, pool: redis.ConnectionPool) -> None:
         super().__init__(pool)
         self._connecting = threading.Lock()
-        self._undoing = threading.Lock()
+        self._undoing = threading.RLock()
         self._undoer: threading.Thread | None = None
         self._inside: set[int] = set()  # idents of the threads that drive an operation
         self._spares: list[ThreadChannel] = []
@@ -95,8 +96,6 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
         """
         loose: list[Link] = []
-        if self._undone:
-            self._spare(operation)
         try:
             self.run(operation, limit_s, loose)
         except BaseException as error:
@@ -107,7 +106,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         if operation.unsettled:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
-    def run(self, operation: Operation, limit_s: float | None, loose: list[Link]) -> None:
+    def run(  # noqa: PLR0912  # the hot path: calls cost more than branches
+        self, operation: Operation, limit_s: float | None, loose: list[Link]
+    ) -> None:
         """`execute` without its undoing and without its translation of errors.
 
         Every link on which a request left without an answer is added to `loose`.
@@ -119,6 +120,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         now = clock()
         deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
         failures = 0
+        if self._undone:
+            self._undo_before(operation, limit_s)
+            now = clock()
         while True:
             link = self.link
             try:
@@ -291,15 +295,22 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             del self._undone[: len(undoing)]
             return True
 
-    def _stop_undoing(self, taken: set[tuple[bytes, bytes]]) -> None:
+    def _undo_before(self, operation: Operation, limit_s: float | None) -> None:
+        if not self._returning(operation):
+            return
         with self._undoing:  # only who comes back with such a token waits for an undoing that is under way
-            self._undone[:] = [entry for entry in self._undone if entry not in taken]
+            returning = self._returning(operation)
+            if returning:
+                self.run(Many([Leave(key, token) for key, token in returning]), limit_s, [])
+            for entry in returning:
+                with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
+                    self._undone.remove(entry)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""
         link, self.link = self.link, None
         self._connecting = threading.Lock()
-        self._undoing = threading.Lock()
+        self._undoing = threading.RLock()
         self._undone.clear()
         self._inside.clear()
         self._spares.clear()  # each forgets for itself
