@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import redis
@@ -37,6 +38,69 @@ def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = CO
     return [entrant(count) for count in counts]
 
 
+@dataclass(frozen=True)
+class Turns:
+    """What threads did with their locks.
+
+    Attributes:
+        pairs: of all threads together.
+        seconds: from the start to the end of the last thread.
+        latencies_s: of every acquire and every release.
+    """
+
+    pairs: int
+    seconds: float
+    latencies_s: Sequence[float]
+
+    @property
+    def pairs_per_s(self) -> float:
+        """Of all threads together."""
+        return self.pairs / self.seconds
+
+
+def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], None] = lambda: None) -> Turns:
+    """Take and give back each lock in a thread of its own, for so long after the last thread is ready.
+
+    Args:
+        locks: of different names.
+        seconds: for how long.
+        at_start: is called once, when all threads are ready.
+
+    Raises:
+        CheckFailedError: where a lock is not to be had.
+    """
+    latencies_s = array("d")
+    began_all = deadline = 0.0
+
+    def start() -> None:
+        nonlocal began_all, deadline
+        at_start()
+        began_all = time.perf_counter()
+        deadline = began_all + seconds
+
+    ready = threading.Barrier(len(locks), action=start)
+
+    def work(lock: AnyLock) -> tuple[int, float]:
+        acquire, release = lock.acquire, lock.release
+        pairs = 0
+        ready.wait()
+        now = time.perf_counter()
+        while now < deadline:
+            began = now
+            if not acquire():
+                raise CheckFailedError("a free lock was not acquired")
+            acquired = time.perf_counter()
+            release()
+            now = time.perf_counter()
+            latencies_s.append(acquired - began)
+            latencies_s.append(now - acquired)
+            pairs += 1
+        return pairs, now
+
+    done = _each(locks, work)
+    return Turns(sum(pairs for pairs, _ in done), max(ended for _, ended in done) - began_all, latencies_s)
+
+
 class _Crew:
     """So many threads, each with its own lock, on one client.
 
@@ -54,39 +118,9 @@ class _Crew:
     def measure(self, seconds: float) -> Sample:
         """Take and give back the locks, for so long after the last thread is ready."""
         meter = Meter(self._witness)
-        latencies_s = array("d")
-        began_all = deadline = 0.0
-
-        def start() -> None:
-            nonlocal began_all, deadline
-            meter.start()
-            began_all = time.perf_counter()
-            deadline = began_all + seconds
-
-        ready = threading.Barrier(len(self._locks), action=start)
-
-        def work(lock: AnyLock) -> tuple[int, float]:
-            acquire, release = lock.acquire, lock.release
-            pairs = 0
-            ready.wait()
-            now = time.perf_counter()
-            while now < deadline:
-                began = now
-                if not acquire():
-                    raise CheckFailedError("a free lock was not acquired")
-                acquired = time.perf_counter()
-                release()
-                now = time.perf_counter()
-                latencies_s.append(acquired - began)
-                latencies_s.append(now - acquired)
-                pairs += 1
-            return pairs, now
-
-        done = _each(self._locks, work)
-        pairs = sum(of_thread for of_thread, _ in done)
-        client_cpu_us, server_cpu_us = meter.read(pairs)
-        seconds_taken = max(ended for _, ended in done) - began_all
-        return Sample(pairs / seconds_taken, latencies_s, self._connections(), client_cpu_us, server_cpu_us)
+        turns = take_turns(self._locks, seconds, meter.start)
+        client_cpu_us, server_cpu_us = meter.read(turns.pairs)
+        return Sample(turns.pairs_per_s, turns.latencies_s, self._connections(), client_cpu_us, server_cpu_us)
 
     def check(self) -> None:
         """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.
