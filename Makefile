@@ -5,21 +5,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/*.py src/redislock_fast/*.pyx src/redislock_fast/*.pxd)
 
+AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
+
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
 IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.py tests/test_core_encoding.py
 
-.PHONY: help bench test simulate coverage lint format wheel test-all clean
+.PHONY: help bench alternatives test simulate coverage lint format wheel test-all clean
 
 help:
-	@echo "make bench      locks taken, released and waited for on a real server, beside redis-py"
-	@echo "make test       the whole suite, on the compiled core and on its pure-Python twin"
-	@echo "make simulate   100,000 stories of waiters and faults (the suite plays 3,000)"
-	@echo "make coverage   branch coverage of the Python layer (>= 95 %), line coverage of the core"
-	@echo "make lint       ruff, mypy --strict, cython-lint"
-	@echo "make format     ruff format"
-	@echo "make wheel      build a wheel, install it into a clean environment, run the suite against it"
-	@echo "make test-all   the suite on every interpreter at hand, 3.10 to 3.14"
-	@echo "make clean      remove whatever the other targets made"
+	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
+	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
+	@echo "make test         the whole suite, on the compiled core and on its pure-Python twin"
+	@echo "make simulate     100,000 stories of waiters and faults (the suite plays 3,000)"
+	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core"
+	@echo "make lint         ruff, mypy --strict, cython-lint"
+	@echo "make format       ruff format"
+	@echo "make wheel        build a wheel, install it into a clean environment, run the suite against it"
+	@echo "make test-all     the suite on every interpreter at hand, 3.10 to 3.14"
+	@echo "make clean        remove whatever the other targets made"
 
 # pip 25.1 brought dependency groups.
 $(VENV)/installed: $(SOURCES)
@@ -32,6 +36,12 @@ $(VENV)/installed: $(SOURCES)
 bench: $(VENV)/installed
 	$(BIN)/python -m bench throughput --mode main
 	$(BIN)/python -m bench contention --preset short
+
+# Only what is missing. Debian starts the services that it installs: the bench does not use them, it starts its own.
+alternatives: $(VENV)/installed
+	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { $(APT_INSTALL) postgresql; }
+	command -v etcd >/dev/null || { $(APT_INSTALL) etcd-server; }
+	$(BIN)/python -m bench alternatives
 
 test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest

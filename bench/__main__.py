@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from bench import throughput
+from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 
 
@@ -27,7 +28,11 @@ class Command(Protocol):
         """Do it, and answer the exit status."""
 
 
-COMMANDS: Mapping[str, Command] = {"throughput": throughput, "contention": contention}
+COMMANDS: Mapping[str, Command] = {
+    "throughput": throughput,
+    "contention": contention,
+    "alternatives": alternatives,
+}
 
 
 def main() -> int:

@@ -50,9 +50,9 @@ def open_server(choice: str) -> Iterator[RunningServer]:
     """
     if choice in CHOICES:
         with Server(CHOICES[choice]) as server:
-            yield RunningServer(server.url, _stated_name(server.url))
+            yield RunningServer(server.url, stated_name(server.url))
     else:
-        yield RunningServer(choice, _stated_name(choice))
+        yield RunningServer(choice, stated_name(choice))
 
 
 def allow_open_files() -> None:
@@ -63,7 +63,8 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def _stated_name(url: str) -> str:
+def stated_name(url: str) -> str:
+    """The kind and version of the server, as it states them."""
     with redis.Redis.from_url(url) as client:
         facts = client.info("server")
     if "valkey_version" in facts:

@@ -1,0 +1,198 @@
+"""Locks in PostgreSQL: a row of a table that expires, and an advisory lock that lasts as long as its session.
+
+Rules: one server of its own, with a session for each thread and statements that commit by themselves. Must not know:
+how anything is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bench.alternatives import places
+from bench.alternatives.locks import Alternative, PollingLock, released
+from bench.commands import new_token
+from bench.contestants import LEASE_S, AbsentError
+from redislock_fast.server import free_port
+
+if TYPE_CHECKING:
+    import psycopg
+
+_PACKAGE = "postgresql"
+_PROGRAMS = "usr/lib/postgresql/*/bin"  # Debian keeps the versions apart
+_USER = "postgres"  # the server refuses to run as root
+
+_TABLE = (
+    """
+    CREATE TABLE distributed_locks (
+        lock_name VARCHAR(255) PRIMARY KEY,
+        owner_id VARCHAR(255) NOT NULL,
+        acquired_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
+        expires_at TIMESTAMPTZ NOT NULL
+    )
+    """,
+    "CREATE INDEX idx_expires_at ON distributed_locks (expires_at)",
+)
+_INSERT = f"""
+    INSERT INTO distributed_locks (lock_name, owner_id, expires_at)
+    VALUES (%s, %s, now() + INTERVAL '{LEASE_S} seconds')
+    ON CONFLICT (lock_name) DO UPDATE
+        SET owner_id = EXCLUDED.owner_id, acquired_at = EXCLUDED.acquired_at, expires_at = EXCLUDED.expires_at
+        WHERE distributed_locks.expires_at < now()
+"""
+_DELETE = "DELETE FROM distributed_locks WHERE lock_name = %s AND owner_id = %s"
+
+
+class TableLock(PollingLock):
+    """A row with the owner and the end of the lease, as articles on distributed locks propose it.
+
+    Args:
+        session: of this thread alone.
+        name: the lock's.
+    """
+
+    def __init__(self, session: psycopg.Connection[Any], name: str) -> None:
+        self._session = session
+        self._name = name
+        self._owner = ""
+
+    def attempt(self) -> bool:
+        """Insert the row, or take over one whose lease has ended."""
+        owner = new_token()
+        if self._session.execute(_INSERT, (self._name, owner)).rowcount != 1:
+            return False
+        self._owner = owner
+        return True
+
+    def release(self) -> None:
+        """Delete the row, if it is one's own."""
+        released(self._session.execute(_DELETE, (self._name, self._owner)).rowcount == 1)
+
+
+class AdvisoryLock(PollingLock):
+    """The server's own lock: nothing is written, and it has no lease but the session.
+
+    Args:
+        session: of this thread alone.
+        name: the lock's.
+    """
+
+    def __init__(self, session: psycopg.Connection[Any], name: str) -> None:
+        self._session = session
+        self._name = name
+
+    def attempt(self) -> bool:
+        """Take it for the session."""
+        return self._answer("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))")
+
+    def release(self) -> None:
+        """Give it back."""
+        released(self._answer("SELECT pg_advisory_unlock(hashtextextended(%s, 0))"))
+
+    def _answer(self, query: str) -> bool:
+        row = self._session.execute(query, (self._name,)).fetchone()
+        return row is not None and row[0] is True
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running server.
+
+    Attributes:
+        port: on loopback.
+        closing: closes the sessions that are still open when the server ends.
+    """
+
+    port: int
+    closing: ExitStack
+
+    def session(self, synchronous_commit: str = "on") -> psycopg.Connection[Any]:
+        """A new session.
+
+        Args:
+            synchronous_commit: whether a commit waits for the disk, "on" or "off".
+        """
+        import psycopg  # noqa: PLC0415 - optional
+
+        session = psycopg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=_USER,
+            dbname=_USER,
+            autocommit=True,
+            options=f"-c synchronous_commit={synchronous_commit}",
+        )
+        return self.closing.enter_context(session)
+
+    def answers(self) -> bool:
+        """Whether it lets one in."""
+        import psycopg  # noqa: PLC0415 - optional
+
+        try:
+            self.session()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+@contextmanager
+def open_cluster() -> Iterator[Cluster]:
+    """A server with default settings, but for where it listens, and with the table.
+
+    Yields:
+        The server, as long as it runs.
+
+    Raises:
+        AbsentError: where the server or its driver is not installed.
+    """
+    initdb, postgres = (places.program(name, _PACKAGE, _PROGRAMS) for name in ("initdb", "postgres"))
+    if not find_spec("psycopg"):
+        raise AbsentError("no Python package psycopg")
+    user = _USER if os.geteuid() == 0 else None
+    port = free_port()
+    with places.folder(user) as folder:
+        data = folder / "data"
+        settings = ("-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C")
+        subprocess.run([initdb, "-D", data, *settings], check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder)
+        listening = ("-c", "listen_addresses=127.0.0.1", "-p", str(port), "-k", str(folder))
+        command = [str(postgres), "-D", str(data), *listening]
+        with places.Daemon(command, folder / "log", user) as server, ExitStack() as closing:
+            cluster = Cluster(port, closing)
+            server.wait_until(cluster.answers)
+            session = cluster.session()
+            for statement in _TABLE:
+                session.execute(statement)
+            yield cluster
+
+
+@contextmanager
+def open_server() -> Iterator[list[Alternative]]:
+    """A server of its own.
+
+    Yields:
+        The alternatives, as long as it runs.
+
+    Raises:
+        AbsentError: where the server or its driver is not installed.
+    """
+    with open_cluster() as cluster:
+        server = f"PostgreSQL {cluster.session().info.parameter_status('server_version')}"
+
+        def alternative(
+            name: str, kept: str, lock_class: type[TableLock | AdvisoryLock], synchronous_commit: str = "on"
+        ) -> Alternative:
+            def make(lock_name: str) -> TableLock | AdvisoryLock:
+                return lock_class(cluster.session(synchronous_commit), lock_name)
+
+            return Alternative(name, kept, server, lambda: make)
+
+        yield [
+            alternative("PostgreSQL table, synchronous_commit on", "disk", TableLock),
+            alternative("PostgreSQL table, synchronous_commit off", "memory; disk within 0.6 s", TableLock, "off"),
+            alternative("PostgreSQL advisory lock", "memory, of the session", AdvisoryLock),
+        ]

@@ -1,0 +1,73 @@
+"""Locks on Valkey: on one server with each way to keep its data, and on five servers by quorum.
+
+Must not know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import redis
+
+import redislock_fast
+from bench import contestants, servers
+from bench.alternatives.locks import Alternative, MakeLock
+from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError
+from redislock_fast.server import Server
+
+_MEMORY = "appendonly no"
+_WAYS: dict[str, tuple[dict[str, str], str]] = {
+    _MEMORY: ({}, "memory"),
+    "appendfsync everysec": ({"appendonly": "yes", "appendfsync": "everysec"}, "file cache; disk within 1 s"),
+    "appendfsync always": ({"appendonly": "yes", "appendfsync": "always"}, "disk"),
+}
+"""Each way to keep data: the options for it, and where a lock is when the server has answered."""
+
+_SERVERS = 5  # of Redlock: two may fail
+
+
+@contextmanager
+def open_single() -> Iterator[list[Alternative]]:
+    """One server for each way to keep data; the first alternative is the package on a server that keeps none.
+
+    Yields:
+        The alternatives, as long as the servers run.
+    """
+    with ExitStack() as closing:
+        urls = {way: closing.enter_context(Server(options=options)).url for way, (options, _) in _WAYS.items()}
+        server = servers.stated_name(urls[_MEMORY])
+        yield [
+            Alternative(f"{name}, {way}", kept, server, partial(_client, name, urls[way]))
+            for way, (_, kept) in _WAYS.items()
+            for name in (OURS, REDIS_PY)
+        ]
+
+
+@contextmanager
+def open_redlock() -> Iterator[list[Alternative]]:
+    """Five servers that keep nothing.
+
+    Yields:
+        The one alternative, as long as the servers run.
+
+    Raises:
+        AbsentError: where the package has no Redlock.
+    """
+    redlock = getattr(redislock_fast, "Redlock", None)
+    if redlock is None:
+        raise AbsentError("this redislock_fast has no Redlock")
+    with ExitStack() as closing:
+        urls = [closing.enter_context(Server()).url for _ in range(_SERVERS)]
+
+        def new_client() -> MakeLock:
+            clients = [redis.Redis.from_url(url) for url in urls]
+            return lambda name: redlock(clients, name, timeout=LEASE_S)
+
+        name, kept = f"Redlock, {_SERVERS} servers, {_MEMORY}", f"memory of most of {_SERVERS}"
+        yield [Alternative(name, kept, servers.stated_name(urls[0]), new_client)]
+
+
+def _client(name: str, url: str) -> MakeLock:
+    return partial(contestants.find(name).make, redis.Redis.from_url(url))
