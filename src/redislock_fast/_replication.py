@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hiredis
 
-from redislock_fast._protocol import Dialect, Reacquire, Refused, undo_request
+from redislock_fast._protocol import Dialect, Reacquire, Refused
 from redislock_fast._wire import Args, Reply
 
 __all__ = ["Replicate"]
@@ -84,6 +84,3 @@ class Replicate:
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # it sets no key that is not there
         return []
-
-    def undo_request(self, dialect: Dialect, key: bytes, token: bytes) -> Args:
-        return undo_request(dialect, key, token)
