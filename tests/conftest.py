@@ -30,6 +30,7 @@ from redislock_fast._wire import Pipe
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
+from tests.holding_helpers import Holders, Losses
 from tests.pipes import MAKERS, Peer
 from tests.proxy import Proxy
 from tests.waiting_helpers import CALLERS, Callers
@@ -377,3 +378,17 @@ def callers(request: pytest.FixtureRequest) -> Iterator[Callers]:
     """Threads and tasks in turn."""
     with CALLERS[request.param]() as running:
         yield running
+
+
+@pytest.fixture
+def holders(callers: Callers) -> Iterator[Holders]:
+    """Makes locks for threads and for tasks in turn, and releases what is still held after the test."""
+    made = Holders(callers)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def losses() -> Losses:
+    """What the lock under test tells."""
+    return Losses()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -275,7 +276,8 @@ class _TaskContender(Contender):
 
     def ask(self, verb: str, *args: Any, **kwargs: Any) -> Future[Any]:
         async def work() -> Any:
-            return await getattr(self.lock, verb)(*args, **kwargs)
+            answer = getattr(self.lock, verb)(*args, **kwargs)
+            return await answer if inspect.isawaitable(answer) else answer
 
         return self._submit(work())
 

@@ -1,0 +1,126 @@
+"""What the tests of holding share: who holds, what `on_lost` was told, time by the server's clock, a GIL that is held.
+
+Rules: nothing here asserts what a lock should do, but for `assert_lost`. Must not know: fixtures, who renews.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import RedisError
+
+from redislock_fast import LockLostError, LossReason
+from tests.helpers import wait_until
+from tests.waiting_helpers import FAR_S, Callers, Contender
+
+BRIEF_S = 0.3
+"""The ttl of a lock that is to be lost."""
+
+KEPT_S = 0.6
+"""The ttl of a lock that is to be kept: its renewals may come late by a third of it."""
+
+LONG_S = 1.5 * KEPT_S
+"""Longer than a lock lives that nobody renews."""
+
+SLOW_S = 2.0
+"""The ttl of a lock that is to be kept through a fault."""
+
+RENEWED: dict[str, Any] = {"timeout": KEPT_S, "auto_renew": True}
+"""Settings of a lock that is to be kept."""
+
+
+class Holders:
+    """Makes locks of one kind, and releases those that are still held at the end.
+
+    Args:
+        callers: threads or tasks.
+    """
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._made: list[Contender] = []
+
+    def make(self, port: int, name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on a client of its own of the server on this port."""
+        return self.on(self._callers.client(port), name, **settings)
+
+    def on(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on this client."""
+        self._made.append(self._callers.contender(client, name, **settings))
+        return self._made[-1]
+
+    def hold(self, port: int, name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock that is held."""
+        holder = self.make(port, name, **settings)
+        if not holder.call("acquire"):
+            raise AssertionError(f"{name!r} was not free")
+        return holder
+
+    def drop(self) -> None:
+        """Keep none of them alive any more."""
+        self._made.clear()
+
+    def close(self) -> None:
+        """Release what is held."""
+        for holder in self._made:
+            with contextlib.suppress(RedisError):
+                holder.release()
+        self.drop()
+
+
+class Losses:
+    """An `on_lost` that keeps what it is told.
+
+    Args:
+        then: what to do with the lock besides.
+
+    Attributes:
+        reasons: of all losses, in order.
+    """
+
+    def __init__(self, then: Callable[[Any], object] = lambda _: None) -> None:
+        self.reasons: list[LossReason] = []
+        self._then = then
+
+    def __call__(self, lock: Any, reason: LossReason) -> object:
+        """As a lock calls it."""
+        self.reasons.append(reason)
+        return self._then(lock)
+
+    def until(self, count: int = 1) -> list[LossReason]:
+        """The reasons, once there are so many."""
+        wait_until(lambda: len(self.reasons) >= count, f"{count} losses are told")
+        return self.reasons
+
+
+def assert_lost(holder: Contender, losses: Losses, reason: LossReason) -> None:
+    """Its loss is told once, for good, and by each later call."""
+    assert losses.until() == [reason]
+    assert (holder.lock.valid, holder.lock.lost) == (False, True)
+    for verb, arguments in (("extend", (FAR_S,)), ("reacquire", ()), ("release", ())):
+        with pytest.raises(LockLostError) as caught:
+            holder.call(verb, *arguments)
+        assert caught.value.reason == reason
+    assert losses.reasons == [reason]
+
+
+def passing(admin: redis.Redis, seconds: float) -> Callable[[], bool]:
+    """Says whether so much time has passed since, by the server's clock."""
+    name = f"passing-{admin.incr('passing')}"
+    admin.set(name, "", px=round(1000 * seconds))
+    return lambda: not admin.exists(name)
+
+
+def until_passed(admin: redis.Redis, seconds: float) -> None:
+    """Return once so much time has passed, by the server's clock."""
+    wait_until(passing(admin, seconds), f"{seconds} s pass")
+
+
+def hold_the_gil(seconds: float) -> None:
+    """Let nothing else run in this process for so long, as an extension may that does not release the GIL."""
+    ctypes.PyDLL(None).usleep(round(1e6 * seconds))
