@@ -94,6 +94,8 @@ class ThreadHolding(Holding, threading.local):
 class SharedHolding(Holding, SimpleNamespace):
     """What everybody who has the lock object holds together."""
 
+    __repr__ = object.__repr__  # a SimpleNamespace shows its attributes: the token
+
 
 class _TaskHolding(Holding):
     def __init__(self, task: weakref.ref[asyncio.Task[Any]] | None) -> None:
