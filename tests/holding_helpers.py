@@ -14,7 +14,7 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
-from redislock_fast import LockLostError, LossReason
+from redislock_fast import Handle, LockLostError, LossReason
 from tests.helpers import wait_until
 from tests.waiting_helpers import FAR_S, Callers, Contender
 
@@ -60,6 +60,11 @@ class Holders:
         if not holder.call("acquire"):
             raise AssertionError(f"{name!r} was not free")
         return holder
+
+    def attach(self, port: int, handle: Handle, **settings: Any) -> Contender:
+        """A lock that was detached, on a client of its own."""
+        self._made.append(self._callers.attached(self._callers.client(port), handle, **settings))
+        return self._made[-1]
 
     def drop(self) -> None:
         """Keep none of them alive any more."""

@@ -215,6 +215,10 @@ class Callers(ABC):
         """A lock on this client."""
 
     @abstractmethod
+    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
+        """A lock on this client that was detached."""
+
+    @abstractmethod
     def keep(self, client: Any) -> Any:
         """The client, to be closed at the end."""
 
@@ -262,6 +266,10 @@ class Threads(Callers):
     def contender(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
         """A lock on this client."""
         return _ThreadContender(redislock_fast.Lock(client, name, thread_local=False, **settings))
+
+    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
+        """A lock on this client that was detached."""
+        return _ThreadContender(redislock_fast.Lock.attach(client, handle, thread_local=False, **settings))
 
     def close(self) -> None:
         """Close all clients."""
@@ -323,6 +331,14 @@ class Tasks(Callers):
         """A lock on this client."""
         lock = redislock_fast.asyncio.Lock(client, name, thread_local=False, **settings)
         return _TaskContender(lock, self.submit)
+
+    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
+        """A lock on this client that was detached."""
+
+        async def attach() -> redislock_fast.asyncio.Lock:
+            return redislock_fast.asyncio.Lock.attach(client, handle, thread_local=False, **settings)
+
+        return _TaskContender(self.submit(attach()).result(PATIENCE_S), self.submit)
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run in a task of the loop; cancelling the future cancels the task."""
