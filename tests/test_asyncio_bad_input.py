@@ -15,10 +15,10 @@ import redis
 import redis.asyncio
 from redis.exceptions import DataError, LockError
 
-from redislock_fast.asyncio import Lock
+from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, AsyncLockClass, in_loop
-from tests.test_bad_input import NO_TEXTS, TEXT_IDS, TEXTS
+from tests.test_bad_input import BAD_TERM_IDS, BAD_TERMS, NO_HANDLES, NO_TEXTS, TEXT_IDS, TEXTS
 
 
 @pytest.mark.parametrize(("name", "key"), TEXTS, ids=TEXT_IDS)
@@ -208,3 +208,22 @@ async def test_sleep_of_a_wrong_type_is_refused(async_valkey_client: redis.async
 def test_client_that_is_none_is_refused(client: Any) -> None:
     with pytest.raises(TypeError):
         Lock(client, "name")
+
+
+@pytest.mark.parametrize(("terms", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
+@in_loop
+async def test_terms_that_cannot_be_are_refused(
+    async_connect: AsyncClients, terms: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    client = async_connect(1)
+    with pytest.raises(error, match=match):
+        Lock(client, "name", **terms)
+    with pytest.raises(error, match=match):
+        Locker(client).lock("name", **terms)
+
+
+@pytest.mark.parametrize("handle", NO_HANDLES, ids=repr)
+@in_loop
+async def test_handle_that_is_none_is_not_attached(async_connect: AsyncClients, handle: Any) -> None:
+    with pytest.raises(TypeError, match="attach"):
+        Lock.attach(async_connect(1), handle)

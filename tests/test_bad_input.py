@@ -239,3 +239,84 @@ def test_closed_client_connects_again(lock_class: LockClass, client: redis.Redis
 def test_client_that_is_none_is_refused(client: Any) -> None:
     with pytest.raises(TypeError):
         redislock_fast.Lock(client, "name")
+
+
+BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"auto_renew": True}, ValueError, "auto_renew needs a timeout"),
+    ({"auto_renew": True, "timeout": 0}, ValueError, "auto_renew needs a timeout"),
+    ({"max_hold": 10, "timeout": 10}, ValueError, "auto_renew"),
+    ({"max_hold": 9, "timeout": 10, "auto_renew": True}, ValueError, "max_hold is shorter"),
+    *(
+        ({"max_hold": seconds, "timeout": 10, "auto_renew": True}, error, "max_hold")
+        for seconds, error in [(0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("10", TypeError)]
+    ),
+    ({"on_lost": "print"}, TypeError, "on_lost"),
+    ({"reentrant": True, "thread_local": False}, ValueError, "thread_local"),
+    ({"wait_replicas": -1, "wait_timeout": 1, "timeout": 10}, ValueError, "wait_replicas"),
+    ({"wait_replicas": 1.0, "wait_timeout": 1, "timeout": 10}, TypeError, "float"),
+    ({"wait_replicas": 1, "timeout": 10}, ValueError, "go together"),
+    ({"wait_timeout": 1, "timeout": 10}, ValueError, "go together"),
+    ({"wait_replicas": 1, "wait_timeout": 1}, ValueError, "wait_replicas needs a timeout"),
+    *(
+        ({"wait_replicas": 1, "wait_timeout": seconds, "timeout": 10}, error, "wait_timeout")
+        for seconds, error in [(0, ValueError), (float("inf"), ValueError), ("1", TypeError), (10, ValueError)]
+    ),
+    ({"breaker": object()}, TypeError, "calling"),
+    ({"auto_renewal": True}, TypeError, "auto_renewal"),
+]
+BAD_TERM_IDS = [",".join(f"{name}={value!r}"[:30] for name, value in terms.items()) for terms, _, _ in BAD_TERMS]
+
+NO_HANDLES: list[Any] = [None, "name", b"token", {"name": "name"}, object()]
+
+
+@pytest.fixture
+def unused(connect: Connect) -> redis.Redis:
+    """A client without a server: whatever is sent fails."""
+    return connect(1)
+
+
+@pytest.mark.parametrize(("terms", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
+def test_terms_that_cannot_be_are_refused(
+    unused: redis.Redis, terms: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        redislock_fast.Lock(unused, "name", **terms)
+    with pytest.raises(error, match=match):
+        redislock_fast.Locker(unused).lock("name", **terms)
+
+
+def test_lock_without_tasks_cancels_none(unused: redis.Redis) -> None:
+    with pytest.raises(ValueError, match="cancel_on_lost"):
+        redislock_fast.Lock(unused, "name", timeout=10, cancel_on_lost=True)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0, 21])
+def test_timeout_that_does_not_go_with_the_terms_is_not_assigned(unused: redis.Redis, timeout_s: float | None) -> None:
+    lock = redislock_fast.Lock(unused, "name", timeout=10, auto_renew=True, max_hold=20)
+    with pytest.raises(ValueError, match="timeout"):
+        lock.timeout = timeout_s
+    assert lock.timeout == 10
+
+
+@pytest.mark.parametrize("additional_s", [-1, float("nan"), float("inf")])
+def test_extend_on_terms_by_what_cannot_be_is_refused(valkey_client: redis.Redis, additional_s: float) -> None:
+    with redislock_fast.Lock(valkey_client, "name", timeout=10, auto_renew=True) as lock:
+        with pytest.raises(ValueError, match="additional_time"):
+            lock.extend(additional_s)
+        assert (lock.valid, lock.owned()) == (True, True)
+
+
+@pytest.mark.parametrize("handle", NO_HANDLES, ids=repr)
+def test_handle_that_is_none_is_not_attached(unused: redis.Redis, handle: Any) -> None:
+    with pytest.raises(TypeError, match="attach"):
+        redislock_fast.Lock.attach(unused, handle)
+
+
+def test_handle_is_attached_on_its_own_settings(unused: redis.Redis) -> None:
+    handle = redislock_fast.Handle("name", b"token", 10.0, None)
+    with pytest.raises(TypeError, match="timeout"):
+        redislock_fast.Lock.attach(unused, handle, timeout=20)
+    with pytest.raises(ValueError, match="max_hold"):
+        redislock_fast.Lock.attach(unused, handle, auto_renew=True, max_hold=1)
+    with pytest.raises(TypeError, match="pipeline"):
+        redislock_fast.Lock.attach(unused.pipeline(), handle)

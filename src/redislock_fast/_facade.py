@@ -93,6 +93,7 @@ class LockBase:
 
     _wait: WaitBy = "push"
     _terms: Terms | None = None
+    _is_for_tasks = False
 
     def __init__(
         self,
@@ -129,6 +130,8 @@ class LockBase:
         if terms or adaptive is not None:
             self._terms = Terms(adaptive=adaptive, **terms)
             self._terms.check(self._ttl_ms, self.thread_local)
+            if self._terms.cancel_on_lost and not self._is_for_tasks:
+                raise ValueError("cancel_on_lost cancels a task, and this lock is no asyncio lock: use on_lost")
             if self._terms.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()

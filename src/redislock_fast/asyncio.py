@@ -78,6 +78,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
     """
 
     _transport: Transport
+    _is_for_tasks = True
 
     @staticmethod
     def _transport_of(client: Any) -> Transport:
