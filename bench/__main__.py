@@ -14,6 +14,7 @@ from typing import Protocol
 from bench import throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
+from bench.renewal import command as renewal
 
 
 class Command(Protocol):
@@ -32,6 +33,7 @@ COMMANDS: Mapping[str, Command] = {
     "throughput": throughput,
     "contention": contention,
     "alternatives": alternatives,
+    "renewal": renewal,
 }
 
 

@@ -9,9 +9,11 @@ contestant works, or what is printed.
 from __future__ import annotations
 
 import gc
+import secrets
 import statistics
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -93,6 +95,28 @@ class Entrant:
     def rates(self) -> list[float]:
         """Pairs per second, one figure per counted round."""
         return [sample.pairs_per_s for sample in self.samples]
+
+
+@contextmanager
+def open_scene(url: str, locks: int) -> Iterator[Scene]:
+    """Names that nobody uses on the server, and no keys of them left behind.
+
+    Args:
+        url: the server's.
+        locks: how many numbered names there are at most, behind the prefix and a colon.
+    """
+    prefix = f"bench:{secrets.token_hex(4)}"
+    with (
+        redis.Redis.from_url(url) as witness,
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        ExitStack() as closing,
+    ):
+        closing.callback(
+            witness.delete,
+            *(begin + prefix for begin in ("", "lock:", "lock-signal:", "redlock:")),
+            *(f"{prefix}:{index}" for index in range(locks)),
+        )
+        yield Scene(url, prefix, witness, Path(folder), closing)
 
 
 def race(entrants: list[Entrant], rounds: int, seconds: float) -> None:

@@ -38,12 +38,13 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
         )
 
     return [
-        entrant(REUSED, lambda seconds: _pairs_reused(reused, seconds), lambda: reused),
+        entrant(REUSED, lambda seconds: pairs_reused(reused, seconds), lambda: reused),
         entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
     ]
 
 
-def _pairs_reused(lock: AnyLock, seconds: float) -> Sample:
+def pairs_reused(lock: AnyLock, seconds: float) -> Sample:
+    """Take and give back a lock, for so long."""
     acquire, release = lock.acquire, lock.release
     pairs = 0
     began = now = time.perf_counter()

@@ -53,6 +53,7 @@ def _to_limit(limit: str) -> Column:
 SINGLE_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
 MANY_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
 BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
+TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"))
 MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"), *_COSTS)
 
 

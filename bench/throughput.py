@@ -8,14 +8,11 @@ of all of them. Must not know: how a contestant works, or what a workload does.
 from __future__ import annotations
 
 import argparse
-import secrets
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -32,6 +29,7 @@ from bench.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUM
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
 
 _IMPORTS = 15
+_MOST_LOCKS = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
 _BOTH = (REDIS_PY, OURS)
 _YARDSTICKS: dict[str, Callable[[Scene], Entrant]] = {
     **{name: partial(floor.entrant, name) for name in floor.NAMES},
@@ -152,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
     options.only = options.only or list(mode.names)
     servers.allow_open_files()
     try:
-        with servers.open_server(options.server) as server, _scene(server.url) as scene:
+        with servers.open_server(options.server) as server, rounds.open_scene(server.url, _MOST_LOCKS) as scene:
             result = _run_on(server, scene, options)
     except CheckFailedError as error:
         report.say(f"CHECK FAILED: {error}")
@@ -238,24 +236,6 @@ def _lock_bytes(contestant: Contestant, scene: Scene) -> dict[str, float]:
     if contestant.make_async:
         sizes["asyncio"] = bytes_per_lock(partial(contestant.make_async, redis.asyncio.Redis.from_url(scene.url)))
     return sizes
-
-
-@contextmanager
-def _scene(url: str) -> Iterator[Scene]:
-    """Names that nobody uses on the server, and no keys of them left behind."""
-    prefix = f"bench:{secrets.token_hex(4)}"
-    most = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
-    with (
-        redis.Redis.from_url(url) as witness,
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        ExitStack() as closing,
-    ):
-        closing.callback(
-            witness.delete,
-            *(begin + prefix for begin in ("", "lock:", "lock-signal:", "redlock:")),
-            *(f"{prefix}:{index}" for index in range(most)),
-        )
-        yield Scene(url, prefix, witness, Path(folder), closing)
 
 
 def _defaults(setting: str) -> str:

@@ -1,0 +1,137 @@
+"""Who keeps many locks renewed: the package, and what a service with redis-py does.
+
+Rules: a keeper is a context, within which all the locks are held and renewed, each about every third of its ttl.
+redis-py renews nothing by itself, so one thread or task calls `reacquire()` on one lock after the other: a thread for
+each of 10,000 locks is no choice. Must not know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import redis
+import redis.asyncio
+
+import redislock_fast
+import redislock_fast.asyncio
+from bench.contestants import OURS, REDIS_PY, CheckFailedError
+
+Keeper = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
+"""Called with the server's URL, the locks' names and their ttl in seconds."""
+
+
+@contextmanager
+def _ours(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+    with redis.Redis.from_url(url) as client:
+        locks = [redislock_fast.Lock(client, name, timeout=ttl_s, auto_renew=True) for name in names]
+        _acquire(locks)
+        yield
+        for lock in locks:
+            lock.release()
+
+
+@contextmanager
+def _redis_py(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+    with redis.Redis.from_url(url) as client:
+        locks = [client.lock(name, timeout=ttl_s, thread_local=False) for name in names]
+        _acquire(locks)
+        ended = threading.Event()
+
+        def renew() -> None:
+            pause_s = ttl_s / 3
+            while not ended.wait(pause_s):
+                began = time.monotonic()
+                for lock in locks:
+                    lock.reacquire()
+                pause_s = began + ttl_s / 3 - time.monotonic()
+
+        renewing = threading.Thread(target=renew)
+        renewing.start()
+        yield
+        ended.set()
+        renewing.join()
+        for lock in locks:
+            lock.release()
+
+
+def _acquire(locks: Sequence[Any]) -> None:
+    for lock in locks:
+        if not lock.acquire(blocking=False):
+            raise CheckFailedError("a free lock was not acquired")
+
+
+# ---- asyncio ----
+
+
+@contextmanager
+def _loop() -> Iterator[Callable[[Coroutine[Any, Any, None]], Any]]:
+    """A loop that runs in a thread of its own. Yields what starts a task in it."""
+    loop = asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    yield lambda work: asyncio.run_coroutine_threadsafe(work, loop)
+    loop.call_soon_threadsafe(loop.stop)
+    running.join()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+@contextmanager
+def _ours_in_tasks(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+    with _loop() as start:
+        client = redis.asyncio.Redis.from_url(url)
+        settings: dict[str, Any] = {"timeout": ttl_s, "auto_renew": True, "thread_local": False}
+        locks = [redislock_fast.asyncio.Lock(client, name, **settings) for name in names]
+        start(_acquire_in_task(locks)).result()
+        yield
+        start(_release_in_task(locks, client)).result()
+
+
+@contextmanager
+def _redis_py_in_tasks(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+    with _loop() as start:
+        client = redis.asyncio.Redis.from_url(url)
+        locks = [client.lock(name, timeout=ttl_s, thread_local=False) for name in names]
+        start(_acquire_in_task(locks)).result()
+        ended = threading.Event()
+
+        async def renew() -> None:
+            pause_s = ttl_s / 3
+            while not ended.is_set():
+                await asyncio.sleep(pause_s)
+                began = time.monotonic()
+                for lock in locks:
+                    await lock.reacquire()
+                pause_s = max(began + ttl_s / 3 - time.monotonic(), 0.0)
+
+        renewing = start(renew())
+        yield
+        ended.set()
+        renewing.result()
+        start(_release_in_task(locks, client)).result()
+
+
+async def _acquire_in_task(locks: Sequence[Any]) -> None:
+    for lock in locks:
+        if not await lock.acquire(blocking=False):
+            raise CheckFailedError("a free lock was not acquired")
+
+
+async def _release_in_task(locks: Sequence[Any], client: redis.asyncio.Redis) -> None:
+    for lock in locks:
+        await lock.release()
+    await client.aclose()
+
+
+KEEPERS: dict[tuple[str, str], Keeper] = {
+    (OURS, "threads"): _ours,
+    (REDIS_PY, "threads"): _redis_py,
+    (OURS, "asyncio"): _ours_in_tasks,
+    (REDIS_PY, "asyncio"): _redis_py_in_tasks,
+}
+"""By contestant, and whose locks they are."""

@@ -1,0 +1,86 @@
+"""The second table of `python -m bench renewal`: what each term costs an uncontended acquire and release.
+
+Rules: all on one server, in interleaved rounds, beside a lock without terms. Must not know: rounds, or how a term
+works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import redis
+
+from bench import contestants
+from bench.contestants import LEASE_S, AbsentError
+from bench.rounds import REUSED, Entrant, Scene
+from bench.single import pairs_reused
+from bench.tables import TERM_COLUMNS as COLUMNS
+from redislock_fast import AdaptiveTTL, Lock
+
+__all__ = ["COLUMNS", "NAMES", "PLAIN", "ROUND_S", "entrant"]
+
+PLAIN = "plain"
+
+ROUND_S = 0.25
+
+
+class _Counts:
+    """Metrics that cost little."""
+
+    acquisitions = releases = 0
+
+    def record_acquisition(self, *_: object) -> None:
+        self.acquisitions += 1
+
+    def record_release(self, *_: object) -> None:
+        self.releases += 1
+
+
+def _breaker() -> Any:
+    if not find_spec("pybreaker"):
+        raise AbsentError("pybreaker is not installed")
+    import pybreaker  # noqa: PLC0415 - optional
+
+    return pybreaker.CircuitBreaker()
+
+
+_SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    PLAIN: dict,
+    "auto_renew": lambda: {"auto_renew": True},
+    "on_lost": lambda: {"on_lost": lambda *_: None},
+    "fencing": lambda: {"fencing": True},
+    "reentrant": lambda: {"reentrant": True},
+    "AdaptiveTTL": lambda: {"timeout": AdaptiveTTL(LEASE_S)},
+    "metrics": lambda: {"metrics": _Counts()},
+    "breaker": lambda: {"breaker": _breaker()},
+}
+NAMES = tuple(_SETTINGS)
+"""Every term, and the lock without."""
+
+
+def entrant(name: str, scene: Scene) -> Entrant:
+    """The row of a term.
+
+    Raises:
+        AbsentError: what it needs is not installed.
+    """
+    settings: dict[str, Any] = {"timeout": LEASE_S, **_SETTINGS[name]()}
+    key = f"{scene.prefix}:{name}"
+    lock, rival = (Lock(redis.Redis.from_url(scene.url), key, **settings) for _ in range(2))
+    scene.closing.callback(_forget, scene.witness, key)
+    return Entrant(
+        name,
+        name,
+        REUSED,
+        partial(pairs_reused, lock),
+        lambda: contestants.check(key, lock, rival, scene.witness),
+        limit=PLAIN,
+    )
+
+
+def _forget(witness: redis.Redis, key: str) -> None:
+    """Delete the lock, and what it has left beside it."""
+    witness.delete(key, *witness.keys(f"*{{{key}}}*"))
