@@ -28,13 +28,13 @@ class Alternative:
     Attributes:
         name: what the table calls it.
         kept: where a lock is when the server has answered, and so what it survives.
-        server: the kind and version of it.
+        server: the kind and version of it, if there is one.
         new_client: what a process does once; answers how the process then makes its locks, for one thread each.
     """
 
     name: str
     kept: str
-    server: str
+    server: str | None
     new_client: Callable[[], MakeLock]
 
 

@@ -1,14 +1,12 @@
-"""Where a system runs for a moment: its programs, their processes, and the disk under them.
+"""Where a system runs for a moment: its programs, their processes and folders.
 
 Rules: a process ends with its context, and its folder goes. Must not know: any system.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _LOOK_S = 0.02
-_SYNCS = 200
-_SYNC_BYTES = 512  # a record of a lock, roughly
 
 
 def program(name: str, package: str, beside: str = "") -> Path:
@@ -111,18 +107,6 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def sync_us() -> float:
-    """What it takes to bring a few bytes safely to the disk under `folder`: microseconds, the median of many."""
-    times_s = []
-    with folder() as here, (here / "file").open("wb", buffering=0) as file:
-        for _ in range(_SYNCS):
-            began = time.perf_counter()
-            file.write(bytes(_SYNC_BYTES))
-            os.fsync(file.fileno())
-            times_s.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(times_s)
 
 
 def _version(path: Path) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
-from bench.alternatives import etcd, postgresql, valkey
+from bench.alternatives import disk, etcd, postgresql, valkey
 from bench.alternatives.locks import Alternative
 
 VALKEY = "valkey"
@@ -18,6 +18,7 @@ VALKEY = "valkey"
 
 SYSTEMS: Mapping[str, Callable[[], AbstractContextManager[list[Alternative]]]] = {
     VALKEY: valkey.open_single,
+    "disk": disk.open_disk,
     "redlock": valkey.open_redlock,
     "postgresql": postgresql.open_server,
     "etcd": partial(etcd.open_members, 1),
