@@ -238,13 +238,16 @@ class Model:
         self._client.channels.add((command, channel))
         return [command.lower(), channel, len(self._client.channels)]
 
-    def _publish(self, command: bytes, channel: bytes, message: bytes) -> int:
-        sharded = command == b"spublish"
-        subscription = (b"SSUBSCRIBE" if sharded else b"SUBSCRIBE", channel)
-        listeners = [connection for connection in self.connections if subscription in connection.channels]
-        for listener in listeners:
-            listener.push([b"smessage" if sharded else b"message", channel, message])
-        return len(listeners)
+    def _publish(self, command: bytes, channel: bytes, message: bytes) -> None:
+        for listener in self._listeners(command, channel):
+            listener.push([b"smessage" if command == b"spublish" else b"message", channel, message])
+
+    def _is_heard(self, publish: bytes, channel: bytes) -> bool:
+        return bool(self._listeners(publish, channel))
+
+    def _listeners(self, publish: bytes, channel: bytes) -> list[Connection]:
+        subscription = (b"SSUBSCRIBE" if publish == b"spublish" else b"SUBSCRIBE", channel)
+        return [connection for connection in self.connections if subscription in connection.channels]
 
     def _get(self, args: Args) -> Reply:
         key = args[1]
@@ -441,11 +444,13 @@ class Model:
             ttl_ms, publish, channel = entry
             if token == asking:
                 return self._give(lock, token, ttl_ms)
-            if "PUBLISH" in self._client.denied:
+            is_there = self._is_heard(publish, channel)
+            if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
                 self._items_to_fill(queue)[token] = arrival
                 self._keep(queue, 3_600_000)
                 break
-            if self._publish(publish, channel, b"%b+%d" % (token, arrival)):
+            if is_there:
+                self._publish(publish, channel, b"%b+%d" % (token, arrival))
                 return self._give(lock, token, ttl_ms)
         else:
             self.remove(waiters)

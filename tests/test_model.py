@@ -158,11 +158,12 @@ def _modelled(requests: list[Args], denied: frozenset[str]) -> list[Any]:
     return [*steps, *([_without_arrival(push[2]) for push in listener.inbox] for listener in listeners)]
 
 
-@pytest.mark.parametrize("may_publish", [True, False], ids=["", "may not publish"])
-def test_scripts_of_several_keys(server: Server, acl_user: MakeUser, may_publish: bool) -> None:
-    user = {} if may_publish else acl_user(server, "-publish").options()
+@pytest.mark.parametrize(
+    "denied", [frozenset(), {"PUBLISH"}, {"PUBSUB"}], ids=lambda denied: f"denied {min(denied, default='')}"
+)
+def test_scripts_of_several_keys(server: Server, acl_user: MakeUser, denied: frozenset[str]) -> None:
+    user = acl_user(server, *(f"-{command.lower()}" for command in denied)).options() if denied else {}
     real = _Real(server, **user)
-    denied = frozenset[str]() if may_publish else frozenset({"PUBLISH"})
     for seed in range(300):
         dice = random.Random(seed)
         requests = [_request(dice) for _ in range(dice.randrange(3, 25))]

@@ -184,7 +184,9 @@ def test_who_queues_for_redis_pys_lock_and_may_not_watch_it_looks(
 
 
 @pytest.mark.parametrize(
-    "rules", [("-publish",), ("resetchannels",), ("resetkeys", "~name"), ("-eval", "-evalsha")], ids=" ".join
+    "rules",
+    [("-publish",), ("-pubsub",), ("resetchannels",), ("resetkeys", "~name"), ("-eval", "-evalsha")],
+    ids=" ".join,
 )
 def test_a_holder_who_may_not_hand_over_releases_and_the_waiters_find_out(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, rules: tuple[str, ...]

@@ -41,14 +41,19 @@ local function hand_over(lock, queue, waiters, asking)
             if token == asking then
                 return give(lock, token, ttl_ms)
             end
-            local heard = redis.pcall(publish, channel, token .. '+' .. first[2])
-            if type(heard) == 'table' then -- this client may not publish: whoever looks next hands over
+            -- Asked first: a server that was the primary delivers what its replication brings, and whoever still listens
+            -- there must not hear what was passed on here.
+            local ask = publish == 'spublish' and 'shardnumsub' or 'numsub'
+            local listeners = redis.pcall('pubsub', ask, channel)
+            local is_there = listeners[2] and listeners[2] > 0
+            local told = is_there and redis.pcall(publish, channel, token .. '+' .. first[2])
+            if listeners.err or type(told) == 'table' then -- this client may not: whoever looks next hands over
                 redis.call('zadd', queue, first[2], token)
                 redis.call('expire', queue, 3600)
                 redis.call('del', lock)
                 return false
             end
-            if heard > 0 then
+            if is_there then
                 return give(lock, token, ttl_ms)
             end
         end
