@@ -1,6 +1,6 @@
 """What the tests of holding share: who holds, what `on_lost` was told, time by the server's clock, a GIL that is held.
 
-Rules: nothing here asserts what a lock should do, but for `assert_lost`. Must not know: fixtures, who renews.
+Rules: nothing here asserts what a lock should do, but for the two that say so. Must not know: fixtures, who renews.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import redis
 from redis.exceptions import RedisError
 
 from redislock_fast import Handle, LockLostError, LossReason
+from redislock_fast._times import clock
 from tests.helpers import wait_until
 from tests.waiting_helpers import FAR_S, Callers, Contender
 
@@ -112,6 +113,14 @@ def assert_lost(holder: Contender, losses: Losses, reason: LossReason) -> None:
             holder.call(verb, *arguments)
         assert caught.value.reason == reason
     assert losses.reasons == [reason]
+
+
+def assert_believes_no_more_than_is_true(lock: Any, admin: redis.Redis) -> None:
+    """It is held, and what the lock believes to be left of its lease is not more than the server says."""
+    asked_at = clock()
+    believed_s = lock.remaining()
+    left_s = admin.pttl(lock.name) / 1000
+    assert 0 < believed_s <= left_s + 0.001 + clock() - asked_at
 
 
 def passing(admin: redis.Redis, seconds: float) -> Callable[[], bool]:

@@ -21,7 +21,16 @@ from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, run_script, wait_until
-from tests.holding_helpers import BRIEF_S, KEPT_S, LONG_S, RENEWED, Holders, Losses, until_passed
+from tests.holding_helpers import (
+    BRIEF_S,
+    KEPT_S,
+    LONG_S,
+    RENEWED,
+    Holders,
+    Losses,
+    assert_believes_no_more_than_is_true,
+    until_passed,
+)
 from tests.proxy import Proxy
 from tests.waiting_helpers import FAR_S, Callers, Threads, until_queued
 
@@ -167,6 +176,40 @@ def test_lock_that_never_ends_by_itself_is_not_waited_for_by_its_holder(valkey_c
         assert lock.owned()
 
 
+def test_thread_that_cannot_be_started_fails_one_acquire_only(
+    spare_server: Callable[..., Server], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(spare_server().port)
+    lock = Lock(client, "name", **RENEWED)
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            lock.acquire()
+    assert lock.local.token is None
+    with lock:
+        until_passed(client, LONG_S)
+        assert (lock.valid, lock.owned()) == (True, True)
+
+
+class _Own(Lock):
+    """Acquires by its own means, so nobody knows when its lease began."""
+
+    def do_acquire(self, token: Any) -> bool:
+        """Make one attempt."""
+        return bool(self.redis.set(self.name, token, nx=True, px=60_000))
+
+
+def test_lock_of_a_class_with_its_own_acquire_is_renewed(valkey_client: redis.Redis) -> None:
+    with _Own(valkey_client, "name", **RENEWED) as lock:
+        assert_believes_no_more_than_is_true(lock, valkey_client)
+        until_passed(valkey_client, LONG_S)
+        assert (lock.valid, lock.owned()) == (True, True)
+
+
 # Handles that are dropped
 
 
@@ -247,20 +290,19 @@ def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(
 
 @OPERATIONS
 def test_loss_is_told_once_with_its_reason_and_is_for_good(
-    holders: Holders, server: Server, connect: Connect, losses: Losses, operate: Operate, reason: LossReason
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses, operate: Operate, reason: LossReason
 ) -> None:
-    admin = connect(server.port)
-    holder = holders.hold(server.port, on_lost=losses, **RENEWED)
-    operate(admin)
-    stands_there = admin.get("name")
+    holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)
+    operate(valkey_client)
+    stands_there = valkey_client.get("name")
     assert losses.until() == [reason]
     assert (holder.lock.valid, holder.lock.lost) == (False, True)
-    until_passed(admin, KEPT_S)
-    assert admin.get("name") == stands_there
+    until_passed(valkey_client, KEPT_S)
+    assert valkey_client.get("name") == stands_there
     with pytest.raises(LockLostError) as caught:
         holder.release()
     assert caught.value.reason == reason
-    assert admin.get("name") == stands_there
+    assert valkey_client.get("name") == stands_there
     assert losses.reasons == [reason]
 
 

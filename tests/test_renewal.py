@@ -1,0 +1,71 @@
+"""The schedule of renewals: what is due when.
+
+Rules: no server, no clock, no chance. Must not know: who asks what is due.
+"""
+
+from __future__ import annotations
+
+from redislock_fast._renewal import Record, Schedule
+from redislock_fast._tenure import Tenure
+from redislock_fast._terms import Terms
+
+INTERVAL_S = 10 / 3
+TERMS = Terms(auto_renew=True)
+
+
+class _Handle:
+    """Stands where a tenure has its lock: something to refer to weakly."""
+
+
+HANDLE = _Handle()
+
+
+def tenure() -> Tenure:
+    """One that is looked after."""
+    held = Tenure(HANDLE, b"name", b"token", 10_000, 10.0, TERMS)
+    held.record = Record(held, lambda _record: None)
+    return held
+
+
+def test_what_is_due_is_taken_once() -> None:
+    schedule, held = Schedule(), tenure()
+    schedule.add(held.record, 5.0, INTERVAL_S)
+    assert schedule.take(1.0) == []
+    assert schedule.take(5.0) == [held]
+    assert (schedule.take(5.0), schedule.next_at()) == ([], None)
+
+
+def test_what_is_due_at_about_the_same_time_is_taken_together() -> None:
+    schedule, helds = Schedule(), [tenure() for _ in range(3)]
+    for number, held in enumerate(helds):
+        schedule.add(held.record, 5.15 + number / 100, INTERVAL_S)
+    assert schedule.take(5.2) == helds
+
+
+def test_what_came_before_its_time_comes_at_its_time_next() -> None:
+    """Else it would come over and over."""
+    schedule, held = Schedule(), tenure()
+    schedule.add(held.record, 5.1, INTERVAL_S)
+    early_at = schedule.next_at()
+    assert early_at is not None
+    assert early_at < 5.1
+    assert schedule.take(early_at) == [held]
+    schedule.add(held.record, 5.1, INTERVAL_S)
+    assert schedule.next_at() == 5.1
+    assert (schedule.take(5.0999), schedule.take(5.1)) == ([], [held])
+
+
+def test_what_is_scheduled_anew_comes_at_its_new_time_only() -> None:
+    schedule, held = Schedule(), tenure()
+    schedule.add(held.record, 5.0, INTERVAL_S)
+    schedule.add(held.record, 9.0, INTERVAL_S)
+    assert (schedule.take(8.0), schedule.take(9.0)) == ([], [held])
+
+
+def test_what_is_removed_or_dropped_does_not_come() -> None:
+    schedule, removed, dropped = Schedule(), tenure(), tenure()
+    schedule.add(removed.record, 5.0, INTERVAL_S)
+    schedule.add(dropped.record, 5.0, INTERVAL_S)
+    schedule.remove(removed.record)
+    del dropped
+    assert (schedule.take(9.0), schedule.next_at()) == ([], None)
