@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import weakref
 from typing import Any
 
@@ -68,6 +69,7 @@ class LoopRenewer:
         if self._timer is not None:
             self._timer.cancel()
         next_at = self._schedule.next_at()
+        self._schedule.looks_at = math.inf if next_at is None else next_at
         self._timer = None if next_at is None else self._loop.call_later(max(next_at - clock(), 0.0), self._wake)
 
     def _wake(self) -> None:

@@ -90,26 +90,29 @@ class Schedule:
 
     Who may touch what: whoever has the renewer's lock, or runs on its loop. A finalizer may come in between, and does
     no more than to add or remove a record of its own.
+
+    Attributes:
+        looks_at: when whoever renews will look without being told, in the clock's seconds.
     """
 
     def __init__(self) -> None:
         self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
         self._ticks: list[int] = []  # a heap; some may have nothing due any more
         self._taken = 0  # until which tick all that was due has been taken
+        self.looks_at = math.inf
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
-        """Schedule it, instead of whenever it was due. Returns whether it comes before all that was."""
+        """Schedule it, instead of whenever it was due. Returns whether whoever renews must be told of it."""
         self.remove(record)
         grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
         ticks = max(int(due_at * 1000) // grain * grain, 0)
         if ticks <= self._taken:  # it would be due again and again until its time has come
             ticks = math.ceil(due_at * 1000)
         record.ticks = ticks
-        is_new = ticks not in self._due
-        self._due.setdefault(ticks, {})[id(record)] = record
-        if is_new:
+        if ticks not in self._due:
             heapq.heappush(self._ticks, ticks)
-        return is_new and self._ticks[0] == ticks
+        self._due.setdefault(ticks, {})[id(record)] = record
+        return ticks < self.looks_at * 1000
 
     def remove(self, record: Record) -> None:
         """Forget it."""

@@ -85,9 +85,10 @@ class Renewer:
             with self._turn:
                 due = self._schedule.take(clock())
                 if not due:
+                    now = clock()
                     next_at = self._schedule.next_at()
-                    wait_s = _LINGER_S if next_at is None else max(next_at - clock(), 0.0)
-                    woken = self._turn.wait(min(wait_s, threading.TIMEOUT_MAX))
+                    self._schedule.looks_at = now + _LINGER_S if next_at is None else next_at
+                    woken = self._turn.wait(min(max(self._schedule.looks_at - now, 0.0), threading.TIMEOUT_MAX))
                     if next_at is None and not woken and self._schedule.next_at() is None:
                         self._thread = None
                         return

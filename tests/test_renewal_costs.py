@@ -1,6 +1,6 @@
-"""What a renewal learns of who waits, and what that saves.
+"""What keeping a lock does not cost: requests that a renewal could know to be vain, and waking whoever renews.
 
-Must not know: when what is due.
+Must not know: threads and loops of renewal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from redislock_fast._many import Many
 from redislock_fast._protocol import Dialect
-from redislock_fast._renewal import renewing
+from redislock_fast._renewal import Record, Schedule, renewing
 from redislock_fast._steps import Execute, Split
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
@@ -72,3 +72,16 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
         assert answer.result(PATIENCE_S) is True
     assert "DELIFEQ" not in sent.commands
     assert admin.pttl("name") > 1000 * FAR_S / 2
+
+
+def test_whoever_renews_is_woken_only_for_what_is_due_before_he_looks() -> None:
+    holder = Holder()
+    tenure = Tenure(holder, b"name", TOKEN, 60_000, clock() + 60, Terms(auto_renew=True))
+    record = Record(tenure, lambda _: None)
+    schedule = Schedule()
+    assert schedule.add(record, 100.0, 0.001) is True
+    schedule.looks_at = 90.0
+    assert schedule.add(record, 100.0, 0.001) is False
+    assert schedule.add(record, 80.0, 0.001) is True
+    schedule.remove(record)
+    assert schedule.next_at() is None
