@@ -37,11 +37,14 @@ _WORKLOAD = Column("workload", str, ("workload",))
 _RATE = Column("pairs/s", "{:,.0f}".format, ("median",))
 _SPREAD = Column("min - max", "{:,.0f} - {:,.0f}".format, ("min", "max"))
 _TO_REDIS_PY = Column(":\nredis-py", "{:.2f}".format, ("ratio_to_redis_py",))
+_CPU = (
+    Column("client\nus/pair", "{:.1f}".format, ("client_cpu_us",)),
+    Column("server\nus/pair", "{:.1f}".format, ("server_cpu_us",)),
+)
 _COSTS = (
     Column("p50 ms\nan op", "{:.2f}".format, ("latency_p50_ms",)),
     Column("p99 ms\nan op", "{:.2f}".format, ("latency_p99_ms",)),
-    Column("client\nus/pair", "{:.1f}".format, ("client_cpu_us",)),
-    Column("server\nus/pair", "{:.1f}".format, ("server_cpu_us",)),
+    *_CPU,
     Column("conn.", str, ("connections",)),
 )
 
@@ -53,7 +56,7 @@ def _to_limit(limit: str) -> Column:
 SINGLE_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
 MANY_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
 BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
-TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"))
+TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"), *_COSTS)
 
 

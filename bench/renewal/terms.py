@@ -6,7 +6,9 @@ works.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +17,8 @@ import redis
 
 from bench import contestants
 from bench.contestants import LEASE_S, AbsentError
-from bench.rounds import REUSED, Entrant, Scene
+from bench.costs import Meter
+from bench.rounds import REUSED, Entrant, Sample, Scene
 from bench.single import pairs_reused
 from bench.tables import TERM_COLUMNS as COLUMNS
 from redislock_fast import AdaptiveTTL, Lock
@@ -75,10 +78,20 @@ def entrant(name: str, scene: Scene) -> Entrant:
         name,
         name,
         REUSED,
-        partial(pairs_reused, lock),
+        partial(_measure, lock, Meter(scene.witness)),
         lambda: contestants.check(key, lock, rival, scene.witness),
         limit=PLAIN,
     )
+
+
+def _measure(lock: Lock, meter: Meter, seconds: float) -> Sample:
+    """Take and give back the lock, and count what that costs."""
+    meter.start()
+    began = time.perf_counter()
+    sample = pairs_reused(lock, seconds)
+    pairs = round(sample.pairs_per_s * (time.perf_counter() - began))
+    client_us, server_us = meter.read(pairs)
+    return replace(sample, client_cpu_us=client_us, server_cpu_us=server_us)
 
 
 def _forget(witness: redis.Redis, key: str) -> None:
