@@ -27,7 +27,7 @@ from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, in_fork, start, wait_until
 from tests.proxy import Proxy
 from tests.test_process import interrupt_when, signals_handled_by
-from tests.waiting_helpers import FAR_S, Contender, Guard, Tasks, Threads, queued, sent_by, until_queued
+from tests.waiting_helpers import FAR_S, Contender, Guard, Tasks, Threads, connections, queued, sent_by, until_queued
 
 Callers = Threads | Tasks
 
@@ -330,7 +330,7 @@ Lock(redis.Redis(port=int(sys.argv[1]), client_name="waiter"), "name", timeout=6
 def test_signal_handler_uses_locks_while_its_thread_waits(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
-    locks = connect(server.port)
+    locks = connect(server.port, client_name="handlers")
     owned: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
@@ -346,6 +346,7 @@ def test_signal_handler_uses_locks_while_its_thread_waits(
     with signals_handled_by(handle):
         assert waiter.acquire() is True
     releaser.result(PATIENCE_S)
+    assert connections(client, "handlers") == 2  # one for all that the handlers did
     assert all(owned)
     assert waiter.owned()
     waiter.release()
