@@ -219,6 +219,24 @@ def test_lock_that_is_lost_meanwhile_says_so(group: Group, callers: Callers) -> 
     assert contender.lock.local.token is None
 
 
+def test_what_another_has_taken_meanwhile_is_left_alone(group: Group, callers: Callers) -> None:
+    group.freeze()
+    answer = callers.contender(callers.client(group.primary.port), **SOON).acquire()
+    wait_until(group.waiting, "it waits for the replicas")
+    executed = scripts_executed(group.admin)
+    group.admin.set("name", "another's")
+    with pytest.raises(NotReplicatedError):
+        answer.result(PATIENCE_S)
+    wait_until(lambda: scripts_executed(group.admin) > executed, "it is undone")
+    assert group.admin.get("name") == b"another's"
+
+
+def scripts_executed(admin: redis.Redis) -> int:
+    stats = admin.info("commandstats")
+    rows = [stats[name] for name in ("cmdstat_eval", "cmdstat_evalsha") if name in stats]
+    return sum(row["calls"] - row["failed_calls"] for row in rows)
+
+
 # Nobody is in the way of others
 
 
@@ -259,6 +277,20 @@ def test_connection_lost_while_waiting_is_made_again(group: Group, callers: Call
     group.thaw()
     assert answer.result(PATIENCE_S) is True
     contender.release()
+
+
+def test_lock_outlives_the_primary_where_it_was_replicated(
+    servers: Servers, connect: Connect, callers: Callers
+) -> None:
+    with group_of(servers, "valkey") as group:
+        contender = callers.contender(callers.client(group.primary.port), **LONG)
+        contender.call("acquire")
+        group.primary.kill()
+        for replica in group.replicas:
+            promoted = connect(replica.port)
+            promoted.replicaof("NO", "ONE")
+            assert not redislock_fast.Lock(promoted, "name").acquire(blocking=False)
+            assert promoted.get("name") == contender.lock.local.token
 
 
 def test_primary_that_dies_meanwhile_raises_what_the_client_does(servers: Servers, callers: Callers) -> None:

@@ -42,6 +42,7 @@ class Replicate:
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, queued)
+        self._reacquire.with_text = True  # a script that is not known would leave its WAIT to wait in vain
         self._wanted = wanted
         self._wait_ms = wait_ms
         self.replicas = 0
