@@ -1,6 +1,4 @@
-"""The asyncio transport: a channel of its own for each event loop and server.
-
-An `AsyncTransport` serves one server, an `AsyncClusterTransport` each node of a cluster.
+"""The asyncio transport: a channel of its own for each event loop and server or cluster, and a driver for procedures.
 
 Who may touch what: `AsyncTransport._channels` is used by atomic methods of dict alone, each entry by its own loop's
 thread, and closed loops' entries by anybody.
@@ -17,19 +15,17 @@ from typing import Any, Protocol
 
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    TimeoutError,  # noqa: A004
 )
 
 from redislock_fast import _process
-from redislock_fast._channel import MOVES, Encoding, Registry, is_cluster
-from redislock_fast._connect import redis_error
-from redislock_fast._loop_channel import AsyncLink, LoopChannel
-from redislock_fast._protocol import Operation, Redirected, Refused
+from redislock_fast._channel import Encoding, Registry, is_cluster
+from redislock_fast._loop_channel import LoopChannel
+from redislock_fast._loop_cluster import LoopClusterChannel
+from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
 from redislock_fast._steps import Enter, Execute, ExecuteBeside, Listen, Post, Sleep, Split, Steps
-from redislock_fast._times import clock
 
-__all__ = ["AsyncClusterTransport", "AsyncTransport", "Transport", "drive", "transport_of"]
+__all__ = ["AsyncTransport", "Transport", "drive", "transport_of"]
 
 
 class Transport(Protocol):
@@ -67,15 +63,17 @@ class Transport(Protocol):
 
 
 class AsyncTransport(Encoding):
-    """All that this process sends to one server from event loops: a channel for each loop.
+    """All that this process sends from event loops to one server or cluster: a channel for each loop.
 
     Args:
-        pool: the connection pool whose server it is. Only a weak reference is kept.
+        owner: the connection pool whose server it is, or the client of the cluster. Only a weak reference is kept.
+        kind: of its channels.
     """
 
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._pool = weakref.ref(pool)
+    def __init__(self, owner: Any, kind: type[LoopChannel]) -> None:
+        super().__init__(owner)
+        self._owner = weakref.ref(owner)
+        self._kind = kind
         self._channels: dict[asyncio.AbstractEventLoop, LoopChannel] = {}
         _process.forget_in_child(self)
 
@@ -87,10 +85,10 @@ class AsyncTransport(Encoding):
             for other in list(self._channels):
                 if other.is_closed():
                     self._channels.pop(other, None)
-            pool = self._pool()
-            if pool is None:
-                raise ConnectionError("the client's connection pool is gone")
-            channel = self._channels[loop] = LoopChannel(pool)
+            owner = self._owner()
+            if owner is None:
+                raise ConnectionError("the client is gone")
+            channel = self._channels[loop] = self._kind(owner)
         return channel
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
@@ -117,9 +115,9 @@ class AsyncTransport(Encoding):
         """Delete locks that hold their tokens, without waiting."""
         self.channel().undo(entries)
 
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
-        """The keys' indexes, those together that one server has: here, all."""
-        return [list(range(len(keys)))]
+    def split(self, keys: list[bytes]) -> Coroutine[Any, Any, list[list[int]]]:
+        """The keys' indexes, those together that one server has."""
+        return self.channel().split(keys)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's loops, connections and unfinished business to the parent."""
@@ -133,130 +131,8 @@ class AsyncTransport(Encoding):
 _parents: list[object] = []
 
 
-class _Node:
-    """A node of a cluster, as far as a channel looks at a pool."""
-
-    def __init__(self, client: Any, node: Any) -> None:
-        self.connection_class = node.connection_class
-        self.connection_kwargs = node.connection_kwargs
-        self.get_encoder = client.get_encoder
-
-
-class AsyncClusterTransport(Encoding):
-    """All that this process sends to one cluster from event loops.
-
-    Args:
-        client: redis-py's asyncio cluster client, which keeps the topology.
-    """
-
-    def __init__(self, client: Any) -> None:
-        super().__init__(client)
-        self._client = weakref.ref(client)
-        self._nodes: dict[str, tuple[_Node, AsyncTransport]] = {}  # by address
-
-    async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
-        """Drive an operation until it is finished, at whichever node has its slot; see `LoopChannel.execute`."""
-        deadline = None if limit_s is None else clock() + limit_s
-        moves = 0
-        loose: list[AsyncLink] = []
-        client = self._live_client()
-        await client.initialize()
-        channel = self._channel(client, operation.key)
-        try:
-            while True:
-                try:
-                    limit_s = None if deadline is None else max(deadline - clock(), 0.0)
-                    await channel.execute(operation, limit_s, loose)
-                    break
-                except (Redirected, ConnectionError, TimeoutError) as error:
-                    moves += 1
-                    if moves >= MOVES or (deadline is not None and clock() >= deadline):
-                        raise
-                    await client.nodes_manager.initialize()
-                    fresh = self._channel(client, operation.key)
-                    if fresh is channel and not isinstance(error, Redirected):
-                        raise
-                    channel = fresh
-        except BaseException as error:
-            channel.tidy(operation, loose, failed=True)
-            if isinstance(error, Redirected | Refused):
-                raise redis_error(str(error)) from None
-            raise
-        if operation.unsettled:
-            channel.tidy(operation, loose, failed=False)
-
-    async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """Drive an operation on a connection of its own; see `LoopChannel.execute_beside`."""
-        await self._channel(self._live_client(), operation.key).execute_beside(operation, limit_s, slow_s)
-
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether some task of the loop is known to wait for this lock. Not known before the topology is."""
-        if not self._nodes:
-            return False
-        node = self._live_client().get_node_from_key(key)
-        return node is not None and node.name in self._nodes and self._nodes[node.name][1].is_awaited(key)
-
-    def seat(self, key: bytes, token: bytes) -> Seat | None:  # noqa: ARG002  # the topology may have to be read first
-        """Never at once."""
-        return None
-
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A seat for a waiter, at whichever node has the lock's slot; see `LoopChannel.enter`."""
-        client = self._live_client()
-        await client.initialize()
-        for _ in range(MOVES):
-            channel = self._channel(client, key)
-            try:
-                seat = await channel.enter(key, token, limit_s)
-            except (Redirected, ConnectionError, TimeoutError):
-                await client.nodes_manager.initialize()
-            else:
-                if seat is not None:
-                    seat.home = self
-                return seat
-        return None
-
-    def is_current(self, seat: Seat) -> bool:
-        """Whether requests for the seat's lock still leave on its connection."""
-        return self._channel(self._live_client(), seat.key).is_current(seat)
-
-    def listen(self, seat: Seat, timeout_s: float) -> Coroutine[Any, Any, object]:
-        """The next message for a seat; see `LoopChannel.listen`."""
-        return self._channel(self._live_client(), seat.key).listen(seat, timeout_s)
-
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, without waiting."""
-        client = self._live_client()
-        for key, token in entries:
-            self._channel(client, key).undo([(key, token)])
-
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
-        """The keys' indexes, those together that one node has."""
-        client = self._live_client()
-        await client.initialize()
-        parts: dict[int, list[int]] = {}
-        for index, key in enumerate(keys):
-            parts.setdefault(id(self._channel(client, key)), []).append(index)
-        return list(parts.values())
-
-    def _live_client(self) -> Any:
-        client = self._client()
-        if client is None:
-            raise ConnectionError("the client is gone")
-        return client
-
-    def _channel(self, client: Any, key: bytes) -> LoopChannel:
-        node = client.get_node_from_key(key)
-        if node is None:
-            raise ConnectionError("the cluster has no node for this lock's slot")
-        if node.name not in self._nodes:
-            stand_in = _Node(client, node)
-            self._nodes[node.name] = (stand_in, AsyncTransport(stand_in))
-        return self._nodes[node.name][1].channel()
-
-
-_transports: Registry[AsyncTransport | AsyncClusterTransport] = Registry()
-_kinds: dict[type, type[AsyncTransport | AsyncClusterTransport]] = {}
+_transports: Registry[AsyncTransport] = Registry()
+_kinds: dict[type, type[LoopChannel]] = {}
 
 
 def transport_of(client: Any) -> Transport:
@@ -270,10 +146,9 @@ def transport_of(client: Any) -> Transport:
     """
     kind = _kinds.get(type(client))
     if kind is None:
-        kind = AsyncClusterTransport if is_cluster(client, for_asyncio=True) else AsyncTransport
-        _kinds[type(client)] = kind
-    owner = client.connection_pool if kind is AsyncTransport else client
-    return _transports.get(id(owner)) or _transports.add(owner, kind)
+        kind = _kinds[type(client)] = LoopClusterChannel if is_cluster(client, for_asyncio=True) else LoopChannel
+    owner = client.connection_pool if kind is LoopChannel else client
+    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
 async def drive(transport: Transport, steps: Steps) -> Any:

@@ -19,14 +19,13 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Dialect, NotExecuted, Operation
+from redislock_fast._protocol import Dialect, Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
 from redislock_fast._wire import Args, Lost, NoReply, OnReply
 
 __all__ = [
     "FOREVER_S",
     "GRACE_S",
-    "MOVES",
     "UNDO_FIRST_S",
     "UNDO_LAST_S",
     "UNDO_LIMIT_S",
@@ -42,9 +41,6 @@ far server gives could ever count."""
 
 FOREVER_S = 1e9
 """Longer than this is no limit: clocks and locks overflow beyond."""
-
-MOVES = 5
-"""As redis-py: a slot that moves more often within one request is an error."""
 
 UNDO_LIMIT_S = 1.0
 UNDO_FIRST_S = 0.05
@@ -107,23 +103,29 @@ class Channel(Encoding, Generic[LinkType]):
     """All that goes to one server: the part of it that waits for nothing.
 
     Args:
-        pool: the connection pool whose server it is. Only a weak reference is kept, so a pool ends when its clients do.
+        owner: the connection pool whose server it is. Only a weak reference is kept, so that it ends with its clients.
     """
 
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._pool = weakref.ref(pool)
-        self._retry = RetryPolicy(pool.connection_kwargs.get("retry"))
-        timeout_s = pool.connection_kwargs.get("socket_timeout")
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self._owner = weakref.ref(owner)
+        settings = self._settings_of(owner)
+        self._retry = RetryPolicy(settings.get("retry"))
+        timeout_s = settings.get("socket_timeout")
         self._timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.link: LinkType | None = None
         self._undone: list[tuple[bytes, bytes]] = []
 
-    def _live_pool(self) -> Any:
-        pool = self._pool()
-        if pool is None:
-            raise ConnectionError("the client's connection pool is gone")
-        return pool
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        settings: dict[str, Any] = owner.connection_kwargs
+        return settings
+
+    def _live_owner(self) -> Any:
+        owner = self._owner()
+        if owner is None:
+            raise ConnectionError("the client is gone")
+        return owner
 
     # ---- trying again ----
 
@@ -139,7 +141,7 @@ class Channel(Encoding, Generic[LinkType]):
             link.close()
 
     def _trouble(
-        self, link: LinkType | None, operation: Operation, trouble: Exception, loose: list[LinkType]
+        self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
     ) -> Exception:
         """Note what happened, and leave the link if it is of no more use. Returns the error as redis-py has it."""
         if isinstance(trouble, Lost):
@@ -209,7 +211,7 @@ class Channel(Encoding, Generic[LinkType]):
         del self._undone[:-_MAX_UNDONE]
         return Many([Leave(key, token) for key, token in self._undone[:_UNDO_AT_ONCE]])
 
-    def _returning(self, operation: Operation) -> list[tuple[bytes, bytes]]:
+    def _returning(self, operation: Exchange) -> list[tuple[bytes, bytes]]:
         """What waits to be undone under a token that comes back.
 
         It must go first: later, it would hit the new attempt, which takes what the old one has left for another's.
@@ -219,8 +221,8 @@ class Channel(Encoding, Generic[LinkType]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be undone, or nothing can be, because the pool is gone."""
-        return not self._undone or self._pool() is None
+        """Whether nothing waits to be undone, or nothing can be, because the owner is gone."""
+        return not self._undone or self._owner() is None
 
 
 Transport = TypeVar("Transport")

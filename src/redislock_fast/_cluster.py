@@ -1,121 +1,149 @@
 """The synchronous channel to a cluster: a channel to each of its nodes, found by the lock's slot.
 
+A `ClusterChannel` sends nothing by itself. What must be undone waits in it, not in a node's channel, so the undoing
+goes to whichever node has the slot by then.
+
+Who may touch what: as in `_thread_channel.py`; `_inside` is one for a cluster and its nodes.
+
 Must not know: the API of Lock.
 """
 
 from __future__ import annotations
 
-import weakref
+import contextlib
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, TypeVar
 
-import redis
 from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    TimeoutError,  # noqa: A004
+    AuthenticationError,
+    AuthorizationError,
+    RedisClusterException,
+    RedisError,
 )
 
-from redislock_fast._channel import MOVES, Registry
-from redislock_fast._connect import Link, redis_error
-from redislock_fast._protocol import Operation, Redirected, Refused
+from redislock_fast._channel import Registry
+from redislock_fast._connect import Link
+from redislock_fast._protocol import Exchange, Look
 from redislock_fast._room import Seat
-from redislock_fast._thread_channel import BlockingEncoding, ThreadChannel
-from redislock_fast._times import clock
+from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, next_node, slot_node
+from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._wire import Args, NoReply, OnReply
 
 __all__ = ["ClusterChannel"]
 
-_nodes: Registry[ThreadChannel] = Registry()
+_Result = TypeVar("_Result")
 
 
-class ClusterChannel(BlockingEncoding):
-    """All that this process sends to one cluster: a channel per node, found by the lock's slot.
+class _Node(NodeRules[Link], ThreadChannel):
+    """All that this process sends to one node.
 
     Args:
-        client: redis-py's cluster client, which keeps the topology.
+        owner: redis-py's connection pool for the node.
+        inside: the threads that are inside of any channel of the cluster.
     """
 
-    def __init__(self, client: redis.RedisCluster) -> None:
-        super().__init__(client)
-        self._client = weakref.ref(client)
+    def __init__(self, owner: Any, inside: set[int] | None = None) -> None:
+        super().__init__(owner)
+        if inside is not None:
+            self._inside = inside
 
-    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
-        """Drive an operation until it is finished, at whichever node has its slot; see `ThreadChannel.execute`."""
-        deadline = None if limit_s is None else clock() + limit_s
-        moves = 0
-        loose: list[Link] = []
-        channel = self._channel(operation.key)
-        try:
-            while True:
-                try:
-                    channel.run(operation, None if deadline is None else max(deadline - clock(), 0.0), loose)
-                    break
-                except (Redirected, ConnectionError, TimeoutError) as error:
-                    moves += 1
-                    if moves >= MOVES or (deadline is not None and clock() >= deadline):
-                        raise
-                    self._live_client().nodes_manager.initialize()
-                    fresh = self._channel(operation.key)
-                    if fresh is channel and not isinstance(error, Redirected):
-                        raise
-                    channel = fresh
-        except BaseException as error:
-            channel.tidy(operation, loose, failed=True)
-            if isinstance(error, Redirected | Refused):
-                raise redis_error(str(error)) from None
-            raise
-        if operation.unsettled:
-            channel.tidy(operation, loose, failed=False)
 
-    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
-        self._channel(operation.key).execute_beside(operation, limit_s, slow_s)
+_nodes: Registry[_Node] = Registry()  # by redis-py's connection pool
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody in this process is known to wait for this lock."""
-        return self._channel(key).is_awaited(key)
+
+class ClusterChannel(ThreadChannel):
+    """All that this process sends to one cluster.
+
+    Args:
+        owner: redis-py's cluster client, which keeps the topology.
+    """
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        return {"retry": owner.retry}
+
+    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
+        """Drive an operation at whichever node has its slot; see `ThreadChannel.run`."""
+        if self._undone:
+            self._undo_before(operation, limit_s)
+        route = Route(operation, limit_s, self._retry)
+        self._follow(route, lambda node: node.run(route.exchange, route.left_s(), loose))
+
+    def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
+        """The same on a connection of its own; see `ThreadChannel.run_beside`."""
+        route = Route(operation, limit_s, self._retry)
+        self._follow(route, lambda node: node.run_beside(route.exchange, route.left_s(), loose, slow_s))
 
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """Listen for messages about a lock, at whichever node has its slot; see `ThreadChannel.enter`."""
-        for _ in range(MOVES):
-            channel = self._channel(key)
-            try:
-                seat = channel.enter(key, token, limit_s)
-            except (Redirected, ConnectionError, TimeoutError):
-                self._live_client().nodes_manager.initialize()
-            else:
-                if seat is not None:
-                    seat.home = self
-                return seat
-        return None
+        route = Route(Look(key), limit_s, self._retry)
+        seat = self._follow(route, lambda node: node.enter(key, token, route.left_s()))
+        if seat is not None:
+            seat.home = self
+        return seat
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody in this process is known to wait for this lock."""
+        node = self._node_of(key)
+        return node is not None and node.is_awaited(key)
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests for the seat's lock still leave on its connection."""
-        return self._channel(seat.key).is_current(seat)
+        node = self._node_of(seat.key)
+        return node is not None and node.is_current(seat)
 
     def listen(self, seat: Seat, timeout_s: float) -> object:
         """The next message for a seat; see `ThreadChannel.listen`."""
-        return self._channel(seat.key).listen(seat, timeout_s)
+        node: Any = seat.base
+        return node.listen(seat, timeout_s)
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, without waiting."""
-        for key, token in entries:
-            self._channel(key).undo([(key, token)])
+    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of an undoing
+        """Send a request for whose reply nobody waits, to where ASK may have led."""
+        thread = get_ident()
+        was_inside = thread in self._inside
+        self._inside.add(thread)
+        try:
+            with contextlib.suppress(NoReply):
+                link.pipe.call_many([ASKING, args], 0.0)
+        finally:
+            if not was_inside:
+                self._inside.discard(thread)
 
     def split(self, keys: list[bytes]) -> list[list[int]]:
         """The keys' indexes, those together that one node has."""
         parts: dict[int, list[int]] = {}
         for index, key in enumerate(keys):
-            parts.setdefault(id(self._channel(key)), []).append(index)
+            parts.setdefault(id(self._node_of(key)), []).append(index)
         return list(parts.values())
 
-    def _live_client(self) -> redis.RedisCluster:
-        client = self._client()
-        if client is None:
-            raise ConnectionError("the client is gone")
-        return client
+    def _follow(self, route: Route, visit: Callable[[ThreadChannel], _Result]) -> _Result:
+        """Go where the route leads until a visit succeeds."""
+        while True:
+            try:
+                return visit(self._next_node(route))
+            except (AuthenticationError, AuthorizationError):
+                raise
+            except TROUBLES as trouble:
+                pause_s = route.pause_s(trouble)
+                if pause_s is None:
+                    raise error_of(trouble) from None
+            if pause_s:
+                time.sleep(pause_s)
 
-    def _channel(self, key: bytes) -> ThreadChannel:
-        client = self._live_client()
-        node = client.get_node_from_key(key)  # type: ignore[no-untyped-call]
-        if node is None:
-            raise ConnectionError("the cluster has no node for this lock's slot")
+    def _next_node(self, route: Route) -> ThreadChannel:
+        client = self._live_owner()
+        if route.is_stale:
+            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
+                client.nodes_manager.initialize()
+        return self._channel_to(client, next_node(client, route))
+
+    def _node_of(self, key: bytes) -> ThreadChannel | None:
+        client = self._live_owner()
+        node = slot_node(client, key)
+        return None if node is None else self._channel_to(client, node)
+
+    def _channel_to(self, client: Any, node: Any) -> ThreadChannel:
         pool = client.get_redis_connection(node).connection_pool
-        return _nodes.get(id(pool)) or _nodes.add(pool, ThreadChannel)
+        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self._inside))

@@ -116,6 +116,7 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
             settings[name] = limit_s if own is None else min(own, limit_s)
     connection: Any = pool.connection_class(**settings)
     connection.connect()
+    connection.redis_connect_func = None  # a cluster client's own method: it would keep the client, and so the link
     sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
     pipe: Pipe
     if compiled is not None and _is_plain(sock):

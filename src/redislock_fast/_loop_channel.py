@@ -229,11 +229,11 @@ class LoopChannel(Channel[AsyncLink]):
     """All that one event loop sends to one server.
 
     Args:
-        pool: the connection pool whose server it is.
+        owner: the connection pool whose server it is.
     """
 
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
         self._loop = asyncio.get_running_loop()
         self._alarms = Alarms(self._loop)
         self._opening: asyncio.Task[None] | None = None
@@ -331,7 +331,7 @@ class LoopChannel(Channel[AsyncLink]):
         if self._spares:
             spare = self._spares.pop()
         else:
-            spare = LoopChannel(self._live_pool())
+            spare = type(self)(self._live_owner())
             self._beside.add(spare)
         spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
         loose: list[AsyncLink] = []
@@ -364,7 +364,8 @@ class LoopChannel(Channel[AsyncLink]):
         while True:
             link = self.link
             if link is None:
-                await self.execute(Look(key), limit_s, [])  # connects, within the retry policy
+                with contextlib.suppress(Redirected):
+                    await self.execute(Look(key), limit_s, [])  # connects, within the retry policy
                 continue
             room = link.room
             if room is None:
@@ -377,6 +378,10 @@ class LoopChannel(Channel[AsyncLink]):
             await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:
                 room.note_subscription(channel, subscribing.result)
+
+    async def split(self, keys: list[bytes]) -> list[list[int]]:
+        """The keys' indexes, those together that one server has: here, all."""
+        return [list(range(len(keys)))]
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests still leave on the seat's connection."""
@@ -410,7 +415,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
-        self.link = await _open_link(self._live_pool())
+        self.link = await _open_link(self._live_owner())
         self._post_undone(self.link)
         self._spares.clear()  # which may lead to a server that was the primary once
 
@@ -461,9 +466,10 @@ class LoopChannel(Channel[AsyncLink]):
             pass  # no retry mends that: the lock's own ttl must do
         except (RedisError, OSError):
             return False
-        gone = set(entries)
+        postponed = undoing.to_undo(failed=False)
+        gone = set(entries).difference(postponed)
         self._undone[:] = [entry for entry in self._undone if entry not in gone]
-        return True
+        return not postponed
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""

@@ -31,6 +31,7 @@ __all__ = [
     "PROBE",
     "Acquire",
     "Dialect",
+    "Exchange",
     "Extend",
     "Look",
     "NotExecuted",
@@ -49,7 +50,7 @@ PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
 HELLO: Args = (b"HELLO", 3)
 """Sent behind it: RESP3, in which a server may push messages between replies. Without it, waiters poll."""
 
-_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", "ASK"})
+_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
 
 
 class NotExecuted(Exception):
@@ -61,7 +62,7 @@ class NotExecuted(Exception):
 
 
 class Redirected(Exception):
-    """Another node of the cluster has the lock's slot now (MOVED)."""
+    """Another node of the cluster executes the request: it has the lock's slot (MOVED), or is being given it (ASK)."""
 
 
 class Refused(Exception):
@@ -103,19 +104,15 @@ def native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:
     return (b"DELEX", key, b"IFEQ", token)
 
 
-class Operation(Protocol):
-    """What a transport drives.
+class Exchange(Protocol):
+    """Requests and replies, until it is finished: what a connection needs to know of an operation.
 
     Attributes:
         key: the lock's name on the wire.
         many: whether `request` gives a list of requests and `feed` wants the list of their replies.
-        unsettled: True once a request may have been, or may yet be, executed without our knowing.
-        result: what came of it, once finished; False until then.
     """
 
     many: bool
-    unsettled: bool
-    result: bool
 
     @property
     def key(self) -> bytes: ...
@@ -136,7 +133,19 @@ class Operation(Protocol):
         """The connection broke, or the time was up, before the reply came."""
 
     def takes(self) -> list[tuple[bytes, bytes]]:
-        """The keys and tokens that it is about to set, so that undoing them must stop."""
+        """The keys and tokens that it is about to set, so that undoing them must come first."""
+
+
+class Operation(Exchange, Protocol):
+    """What a transport drives.
+
+    Attributes:
+        unsettled: True once a request may have been, or may yet be, executed without our knowing.
+        result: what came of it, once finished; False until then.
+    """
+
+    unsettled: bool
+    result: bool
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
         """The keys and tokens that may be set on the server without being held: `failed` if the caller got an error."""
@@ -181,7 +190,7 @@ class TokenOperation:
         code = text.split(" ", 1)[0]
         if code == "NOSCRIPT":
             self.with_text = True
-        elif code == "MOVED":
+        elif code in ("MOVED", "ASK"):
             raise Redirected(text)
         elif code in _TRY_LATER:
             raise NotExecuted(code, text)
@@ -193,6 +202,15 @@ class TokenOperation:
             if "WRONGTYPE" in text:
                 return "WRONGTYPE"
         return code
+
+    def queue_error_code(self, reply: hiredis.ReplyError) -> str:
+        """The same for a script with several keys, which a slot that is just moving does not take (TRYAGAIN)."""
+        try:
+            return self.error_code(reply)
+        except NotExecuted as later:
+            if later.code == "TRYAGAIN":
+                return later.code
+            raise
 
 
 def _syntax_or_permission(code: str, text: str) -> bool:
@@ -302,7 +320,7 @@ class Release(_NativeOrScript):
     """Delete the lock if it holds this token, or hand it over to who waits in the queue.
 
     The first request deletes an unmarked lock. Only where that finds none, and the token is one that may be marked, the
-    queue is looked at. Where the scripts of the queue are forbidden, a marked lock is deleted: who waits finds out.
+    queue is looked at. Where the queue's scripts cannot be executed, a marked lock is deleted: who waits finds out.
 
     Idempotent: finding nothing of ours, after an attempt of unknown outcome that left while the lease was valid, means
     that the attempt was executed.
@@ -351,7 +369,8 @@ class Release(_NativeOrScript):
             self.result = reply == 1 or (self.unsettled and self.valid)
             return True
         if self._step == "pass on" and isinstance(reply, hiredis.ReplyError):
-            if self.error_code(reply) != "NOSCRIPT":  # forbidden, or the queue has become of another type
+            # Forbidden, or the queue has become of another type, or the slot moves.
+            if self.queue_error_code(reply) != "NOSCRIPT":
                 self._step = "delete marked"
             return False
         return self._refusal(reply, dialect)

@@ -17,7 +17,10 @@ from redislock_fast._scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["Leave", "Subscribe", "Wait", "Watch", "undo_requests"]
+__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "undo_requests"]
+
+MOVING = "TRYAGAIN"
+"""What a node of a cluster says to a script with several keys while their slot is on the move."""
 
 
 class Wait(TokenOperation):
@@ -32,11 +35,10 @@ class Wait(TokenOperation):
         look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
             in front and sleep; empty to look for nothing.
 
-    `denied` is the code of the error where the server does not do it. `result` is True when the lock is ours, by this
-    request or since an earlier one. Else `word` is what stands there,
-    `left_ms` its ttl (-1 for none), `foreign` whether its holder will not hand over, `arrival` the server's time if we
-    are new in the queue, else 0, and `is_there` whether who was looked for stands in it. `sent_at` is the time of the
-    last request.
+    `denied` is the code of the error where the server does not do it; MOVING: not now. `result` is True when the lock
+    is ours, by this request or since an earlier one. Else `word` is what stands there, `left_ms` its ttl (-1 for none),
+    `foreign` whether its holder will not hand over, `arrival` the server's time if we are new in the queue, else 0, and
+    `is_there` whether who was looked for stands in it. `sent_at` is the time of the last request.
     """
 
     denied = ""
@@ -67,8 +69,10 @@ class Wait(TokenOperation):
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
         if isinstance(reply, hiredis.ReplyError):
-            code = self.error_code(reply)
+            code = self.queue_error_code(reply)
             self.denied = "" if code == "NOSCRIPT" else code
+            if code == MOVING:
+                self.unsettled = True  # whoever asks this way may stand in the queue by an earlier request
             return self.denied != ""
         answer: Any = reply  # a list, as the script says
         self.word = answer[1]
@@ -89,10 +93,12 @@ class Leave(Release):
     """Leave the queue.
 
     A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. Where the script
-    is forbidden, a lock that holds the token is released as `Release` does it.
+    is forbidden, a lock that holds the token is released as `Release` does it; and where the slot is just moving, too:
+    then the place in the queue is left in the background.
     """
 
     word = b""
+    _is_postponed = False
 
     def __init__(self, key: bytes, token: bytes, keep: bool = False) -> None:
         super().__init__(key, token, None)
@@ -108,14 +114,18 @@ class Leave(Release):
         if self._step != "leave":
             return self._released(reply, dialect)
         if isinstance(reply, hiredis.ReplyError):
-            code = self.error_code(reply)
+            code = self.queue_error_code(reply)
             if code not in ("NOSCRIPT", "WRONGTYPE"):
                 self._step = "delete"
+                self._is_postponed = self.unsettled = code == MOVING
             return code == "WRONGTYPE"
         if isinstance(reply, bytes):
             self.result = True
             self.word = reply
         return True
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        return [(self.key, self.token)] if self._is_postponed else []
 
     def _released(self, reply: Reply, dialect: Dialect) -> bool:
         try:

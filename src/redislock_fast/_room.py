@@ -128,7 +128,8 @@ class Seat:
     Attributes:
         key: the lock.
         room: the connection's.
-        home: where the seat was taken, and is listened on.
+        base: the channel in which it was taken.
+        home: the same, or the cluster that it belongs to; there it is listened on.
         line: the lock's.
         mailbox: his.
         channel: on which he is told; None where the connection may not subscribe, or not use the queue.
@@ -140,10 +141,10 @@ class Seat:
     """
 
     __slots__ = (
-        "_base",
         "_link",
         "arrival",
         "asked_at",
+        "base",
         "channel",
         "home",
         "key",
@@ -161,7 +162,7 @@ class Seat:
     ) -> None:
         self.room = room
         self.home: Home = base
-        self._base = base
+        self.base = base
         self._link = link
         self.key = key
         self.token = token
@@ -212,7 +213,7 @@ class Seat:
         link = self._link
         self.asked_at = clock()
         try:
-            self._base.post(link, operation.request(link.dialect, self.asked_at), self.answer)
+            self.base.post(link, operation.request(link.dialect, self.asked_at), self.answer)
         except Lost:
             return False
         return True
@@ -221,7 +222,7 @@ class Seat:
         """Undo what has been sent with this token, behind it on the same connection, and without waiting."""
         if self.channel is not None:
             with contextlib.suppress(Lost):
-                self._base.post(self._link, self.room.leaving(self).request(self._link.dialect, 0.0))
+                self.base.post(self._link, self.room.leaving(self).request(self._link.dialect, 0.0))
 
     def answer(self, reply: Reply) -> None:
         """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""

@@ -24,7 +24,6 @@ import weakref
 from threading import get_ident
 from typing import Any
 
-import redis
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -45,7 +44,7 @@ from redislock_fast._channel import (
 )
 from redislock_fast._connect import Link, open_link, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import Exchange, Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._times import clock
@@ -66,11 +65,11 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     """All that this process sends to one server.
 
     Args:
-        pool: the connection pool whose server it is.
+        owner: the connection pool whose server it is.
     """
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
-        super().__init__(pool)
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
         self._connecting = threading.Lock()
         self._undoing = threading.RLock()
         self._undoer: threading.Thread | None = None
@@ -107,7 +106,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
     def run(  # noqa: PLR0912  # the hot path: calls cost more than branches
-        self, operation: Operation, limit_s: float | None, loose: list[Link]
+        self, operation: Exchange, limit_s: float | None, loose: list[Link]
     ) -> None:
         """`execute` without its undoing and without its translation of errors.
 
@@ -178,7 +177,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         while True:
             link = self.link
             if link is None:
-                self.run(Look(key), limit_s, [])  # connects, within the retry policy
+                with contextlib.suppress(Redirected):
+                    self.run(Look(key), limit_s, [])  # connects, within the retry policy
                 continue
             room = link.room
             if room is None or get_ident() in self._inside:
@@ -242,12 +242,12 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         except (Redirected, Refused) as error:
             raise redis_error(str(error)) from None
 
-    def run_beside(self, operation: Operation, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
+    def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
         """`run` on a connection that nobody else uses meanwhile. It is kept if it served well."""
         try:
             spare = self._spares.pop()
         except IndexError:
-            spare = ThreadChannel(self._live_pool())
+            spare = type(self)(self._live_owner())
         spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
         try:
             spare.run(operation, limit_s, loose)
@@ -263,7 +263,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             raise TimeoutError("no connection in time")
         try:
             if self.link is None:
-                link = open_link(self._live_pool(), limit_s)
+                link = open_link(self._live_owner(), limit_s)
                 self._post_undone(link)
                 self._spares.clear()  # which may lead to a server that was the primary once
                 self.link = link
@@ -293,9 +293,11 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             except (RedisError, OSError):
                 return False
             del self._undone[: len(undoing)]
-            return True
+            postponed = undoing.to_undo(failed=False)
+            self._undone += postponed
+            return not postponed
 
-    def _undo_before(self, operation: Operation, limit_s: float | None) -> None:
+    def _undo_before(self, operation: Exchange, limit_s: float | None) -> None:
         if not self._returning(operation):
             return
         with self._undoing:  # only who comes back with such a token waits for an undoing that is under way

@@ -14,9 +14,9 @@ import math
 from typing import Final
 
 from redislock_fast._protocol import Acquire, Reacquire
-from redislock_fast._queue import Leave, Wait, Watch
+from redislock_fast._queue import MOVING, Leave, Wait, Watch
 from redislock_fast._room import BROKEN, RECKON, Grant, Seat
-from redislock_fast._steps import Enter, Execute, Listen, Post, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Steps
 from redislock_fast._times import clock
 from redislock_fast._tokens import is_held_with, new_token
 
@@ -139,6 +139,8 @@ class Waiting:
         while True:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
             yield Execute(wait, self._limit_s())
+            if wait.denied == MOVING:
+                return (yield from self._trying())
             if wait.unsettled:  # it is undone
                 self.token = new_token()
                 return BROKEN
@@ -218,6 +220,23 @@ class Waiting:
         return Grant(grant.word, reacquire.sent_at) if reacquire.result else None
 
     # ---- without a queue ----
+
+    def _trying(self) -> Steps:
+        """The lock's slot is moving, and has no queue until it has arrived: try once, and pause.
+
+        With a token of its own, because the other one may have a place in the queue that is left only by and by.
+        """
+        self.token = new_token()
+        attempt = Acquire(self._key, self.token, self._ttl_ms)
+        yield Execute(attempt, self._limit_s())
+        if attempt.result:
+            return Grant(self.token, attempt.sent_at)
+        left_s = self._limit_s()
+        if left_s is not None and left_s <= self._interval_s:
+            yield Sleep(left_s)
+            return TIME_UP
+        yield Sleep(self._interval_s)
+        return BROKEN
 
     def _watching(self, seat: Seat) -> Steps:
         while True:
