@@ -29,6 +29,7 @@ from redislock_fast._facade import LockBase
 from redislock_fast._wire import Pipe
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
+from tests.clusters import Cluster, Place
 from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
 from tests.holding_helpers import Holders, Losses
 from tests.pipes import MAKERS, Peer
@@ -140,6 +141,39 @@ def connect() -> Iterator[Connect]:
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[dict[str, Cluster]]:
+    """The session's clusters by kind, each started when it is first asked for."""
+    running: dict[str, Cluster] = {}
+    yield running
+    for cluster in running.values():
+        cluster.close()
+
+
+@pytest.fixture(params=KINDS)
+def cluster(request: pytest.FixtureRequest, clusters: dict[str, Cluster]) -> Cluster:
+    """A cluster of each kind of server in turn; `place` gives names that no other test has used."""
+    kind: str = request.param
+    if kind not in clusters:
+        if find_binary(kind) is None:
+            absent(f"no {kind} server here")
+        clusters[kind] = Cluster(kind)
+    return clusters[kind]
+
+
+@pytest.fixture
+def cluster_client(cluster: Cluster) -> Iterator[redis.RedisCluster]:
+    """A client of the cluster."""
+    with redis.RedisCluster(host="127.0.0.1", port=cluster.port) as running:
+        yield running
+
+
+@pytest.fixture
+def place(cluster: Cluster) -> Place:
+    """A name that no other test has used, and where its slot is."""
+    return cluster.place()
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""Waiting on a real cluster of two nodes: sharded messages, locks in many slots, slots that move while somebody waits.
+"""Waiting on a real cluster: sharded messages, locks in many slots, slots that move while somebody waits.
 
-Rules: the cluster and the names are those of `test_cluster.py`. Redis 6.2 has no sharded messages: there waiters poll,
+Rules: those of `clusters.py`. Redis 6.2 has no sharded messages: there waiters poll,
 everywhere else they wait with an interval that no test lives to see. Must not know: the scripts.
 """
-# ruff: noqa: F811  # fixtures
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ import pytest
 import redis
 import redis.asyncio
 
+from tests.clusters import Cluster, Place
 from tests.helpers import PATIENCE_S, wait_until
-from tests.test_cluster import Cluster, Place, client, cluster, clusters, place  # noqa: F401
 from tests.waiting_helpers import FAR_S, LATE, Callers, Contender, Threads, queued, until_queued
 
 
 def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
     """A client of the cluster."""
     kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
-    return callers.keep(kind(host="127.0.0.1", port=cluster.nodes[0].port, **options))
+    return callers.keep(kind(host="127.0.0.1", port=cluster.port, **options))
 
 
 def has_messages(cluster: Cluster) -> bool:
-    return cluster.nodes[0].kind != "redis-6.2"
+    return cluster.kind != "redis-6.2"
 
 
 def late(cluster: Cluster) -> dict[str, Any]:
@@ -56,34 +55,34 @@ def hand_round(waiting: dict[Future[Any], Contender], in_order: list[Future[Any]
     assert in_order is None or order == in_order
 
 
-def test_a_lock_on_either_node_is_handed_over(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+def test_a_lock_is_handed_over(
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     first, second, third = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(3))
     for _ in range(2):
         assert first.call("acquire")
-        waiting = {queue_up(waiter, cluster, client): waiter for waiter in (second, third)}
+        waiting = {queue_up(waiter, cluster, cluster_client): waiter for waiter in (second, third)}
         in_order = list(waiting)
         first.release()
         hand_round(waiting, in_order if has_messages(cluster) else None)
-    assert not client.exists(place.name)
+    assert not cluster_client.exists(place.name)
 
 
 @pytest.mark.parametrize("name", [b"{", b"}", b"{}", b"}{", b"a{b}c", b"a{}{b}", b"{a", b"a}", b"\xff\x00"], ids=ascii)
 def test_a_lock_of_any_name_is_handed_over(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster, name: bytes
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, name: bytes
 ) -> None:
     holder, waiter = (callers.contender(connect(callers, cluster), name, **late(cluster)) for _ in range(2))
     assert holder.call("acquire")
-    answer = queue_up(waiter, cluster, client)
+    answer = queue_up(waiter, cluster, cluster_client)
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
-    assert not client.exists(name)
+    assert not cluster_client.exists(name)
 
 
 def test_waiters_for_locks_in_many_slots_share_a_connection_per_node(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster
 ) -> None:
     names = [f"name-{next(cluster.names)}" for _ in range(20)]
     client_name = f"waiters-{next(cluster.names)}"
@@ -93,9 +92,9 @@ def test_waiters_for_locks_in_many_slots_share_a_connection_per_node(
     )
     for holder in holders:
         assert holder.call("acquire")
-    answers = [queue_up(waiter, cluster, client) for waiter in waiters]
+    answers = [queue_up(waiter, cluster, cluster_client) for waiter in waiters]
     if has_messages(cluster):
-        for admin in cluster.admins:
+        for admin in map(cluster.admins.__getitem__, cluster.primaries()):
             rows = [row for row in admin.client_list() if row["name"] == client_name]
             assert len([row for row in rows if int(row["ssub"])]) == 1
     for holder in holders:
@@ -106,25 +105,25 @@ def test_waiters_for_locks_in_many_slots_share_a_connection_per_node(
 
 
 def test_waiters_follow_a_slot_that_moves(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     holder, *waiters = (
         callers.contender(connect(callers, cluster), place.name, timeout=FAR_S, sleep=0.05) for _ in range(4)
     )
     assert holder.call("acquire")
-    waiting = {queue_up(waiter, cluster, client): waiter for waiter in waiters}
+    waiting = {queue_up(waiter, cluster, cluster_client): waiter for waiter in waiters}
     place.move()
     holder.release()
     hand_round(waiting)
 
 
 def test_a_lock_is_handed_over_after_its_slot_has_moved(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
     for moves in (True, False):
         assert holder.call("acquire")
-        answer = queue_up(waiter, cluster, client)
+        answer = queue_up(waiter, cluster, cluster_client)
         holder.release()
         assert answer.result(PATIENCE_S) is True
         waiter.release()
@@ -133,14 +132,15 @@ def test_a_lock_is_handed_over_after_its_slot_has_moved(
 
 
 def test_a_lock_is_handed_over_after_its_slot_has_moved_and_come_back(
-    callers: Callers, client: redis.RedisCluster, cluster: Cluster, place: Place
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
-    for moves_to in (place.away, place.home, None):
+    ways = [(place.home, place.away), (place.away, place.home), None]
+    for way in ways:
         assert holder.call("acquire")
-        answer = queue_up(waiter, cluster, client)
+        answer = queue_up(waiter, cluster, cluster_client)
         holder.release()
         assert answer.result(PATIENCE_S) is True
         waiter.release()
-        if moves_to is not None:
-            cluster.move(place.slot, moves_to)
+        if way is not None:
+            cluster.move(place.slot, *way)

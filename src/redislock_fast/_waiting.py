@@ -227,7 +227,7 @@ class Waiting:
         With a token of its own, because the other one may have a place in the queue that is left only by and by.
         """
         self.token = new_token()
-        attempt = Acquire(self._key, self.token, self._ttl_ms)
+        self.attempt = attempt = self._kind(self._key, self.token, self.ttl_ms)
         yield Execute(attempt, self._limit_s())
         if attempt.result:
             return Grant(self.token, attempt.sent_at)

@@ -1,0 +1,226 @@
+"""Real clusters on loopback: three primaries and a replica of each, whose slots move and whose primaries fail.
+
+Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute. A slot that
+comes back soon may be disputed between nodes, so a test uses slots that have never moved. Who kills a node restores it.
+Must not know: locks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+
+from redislock_fast.server import Server, free_port
+from tests.helpers import wait_until
+
+__all__ = ["Cluster", "Place"]
+
+_PRIMARIES = 3
+_SLOTS = 16_384
+_OPTIONS = {
+    "cluster-enabled": "yes",
+    "cluster-config-file": "nodes.conf",
+    "cluster-node-timeout": "60000",
+    "cluster-require-full-coverage": "no",
+    "repl-diskless-sync": "yes",
+    "repl-diskless-sync-delay": "0",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A name for a lock, and where its slot is.
+
+    Attributes:
+        home: the number of the node that has its slot.
+        away: the number of another primary.
+    """
+
+    name: str
+    cluster: Cluster
+    slot: int
+    home: int
+    away: int
+
+    def begin_move(self) -> None:
+        """Let the slot be on the move to the other node, with its keys at home."""
+        self.cluster.begin_move(self.slot, self.home, self.away)
+
+    def move_keys(self, only: str | bytes | None = None) -> None:
+        """Let the keys of the slot arrive, or only this one."""
+        self.cluster.move_keys(self.slot, self.home, self.away, only)
+
+    def end_move(self) -> None:
+        """Let the slot be the other node's, with its keys."""
+        self.cluster.end_move(self.slot, self.home, self.away)
+
+    def move(self) -> None:
+        """Give the slot to the other node, with its keys."""
+        self.cluster.move(self.slot, self.home, self.away)
+
+
+class Cluster:
+    """Six nodes; of those with the numbers n and n + 3, one is the other's replica.
+
+    Args:
+        kind: of server.
+
+    Attributes:
+        nodes: the servers.
+        admins: a client of each.
+        names: numbers for names that no test has used.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.names = itertools.count()
+        self._used: set[int] = set()
+        self.nodes: list[Server] = []
+        try:
+            with ThreadPoolExecutor() as pool:
+                ports = [free_port() for _ in range(2 * _PRIMARIES)]
+                for node in pool.map(lambda port: Server(kind, _OPTIONS, port), ports):
+                    self.nodes.append(node)
+            self.admins: list[Any] = [redis.Redis(port=node.port) for node in self.nodes]
+            self._ids: list[str] = [admin.execute_command("CLUSTER", "MYID").decode() for admin in self.admins]
+            self._form()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all nodes."""
+        for node in self.nodes:
+            node.close()
+
+    def _form(self) -> None:
+        for number, admin in enumerate(self.admins):
+            admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number < _PRIMARIES:
+                bounds = [_SLOTS * number // _PRIMARIES, _SLOTS * (number + 1) // _PRIMARIES]
+                admin.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))  # Redis 6.2 has no ADDSLOTSRANGE
+            for other in self.nodes[:number]:
+                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        wait_until(lambda: all(map(self._knows_all, self.admins)), "the nodes have met")
+        for number in range(_PRIMARIES, 2 * _PRIMARIES):
+            self.admins[number].execute_command("CLUSTER", "REPLICATE", self._ids[number - _PRIMARIES])
+        wait_until(self._is_whole, "the cluster is whole")
+
+    @staticmethod
+    def _knows_all(admin: Any) -> bool:
+        nodes: bytes = admin.execute_command("CLUSTER", "INFO")
+        return b"cluster_state:ok" in nodes and b"cluster_known_nodes:6" in nodes
+
+    def _is_whole(self) -> bool:
+        """Whether every node is up, every slot is served, and every replica follows its primary."""
+        try:
+            facts = [admin.info("replication") for admin in self.admins]
+            shards = [self._primaries_seen_by(admin) for admin in self.admins]
+        except ConnectionError:
+            return False
+        followers = [fact for fact in facts if fact["role"] == "slave" and fact["master_link_status"] == "up"]
+        primaries = {node.port for node, fact in zip(self.nodes, facts, strict=True) if fact["role"] == "master"}
+        return len(followers) == _PRIMARIES and all(seen == primaries for seen in shards)
+
+    @staticmethod
+    def _primaries_seen_by(admin: Any) -> set[int]:
+        return {primary[1] for _, _, primary, *_ in admin.execute_command("CLUSTER", "SLOTS")}
+
+    # ---- who has what ----
+
+    @property
+    def port(self) -> int:
+        """A node's that runs."""
+        return next(node.port for node in self.nodes if node.process is not None)
+
+    def place(self) -> Place:
+        """A name that no test has used, in a slot that has never moved."""
+        primaries = self.primaries()
+        while True:
+            name = f"name-{next(self.names)}"
+            slot: int = self.admins[primaries[0]].execute_command("CLUSTER", "KEYSLOT", name)
+            if slot not in self._used:
+                self._used.add(slot)
+                home = next(number for number in primaries if self.has(number, slot))
+                away = next(number for number in primaries if number != home)
+                return Place(name, self, slot, home, away)
+
+    def primaries(self) -> list[int]:
+        """The numbers of the nodes that are primaries now."""
+        return [number for number in range(len(self.nodes)) if self._is_primary(number)]
+
+    def _is_primary(self, number: int) -> bool:
+        return self.nodes[number].process is not None and self.admins[number].info("replication")["role"] == "master"
+
+    def replica_of(self, primary: int) -> int:
+        """The number of a primary's replica."""
+        return (primary + _PRIMARIES) % (2 * _PRIMARIES)
+
+    def has(self, number: int, slot: int) -> bool:
+        """Whether a node has a slot, by its own word."""
+        port = self.nodes[number].port
+        shards: Any = self.admins[number].execute_command("CLUSTER", "SLOTS")
+        return any(first <= slot <= last and primary[1] == port for first, last, primary, *_ in shards)
+
+    # ---- slots that move ----
+
+    def begin_move(self, slot: int, source: int, target: int) -> None:
+        """Let a slot be on the move, with all its keys where they were."""
+        self.admins[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self._ids[source])
+        self.admins[source].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self._ids[target])
+
+    def move_keys(self, slot: int, source: int, target: int, only: str | bytes | None = None) -> None:
+        """Let the keys of a slot that is on the move arrive, or only this one."""
+        keys = [only] if only else self.admins[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        for key in keys:
+            self.admins[source].execute_command("MIGRATE", "127.0.0.1", self.nodes[target].port, key, 0, 5000)
+
+    def end_move(self, slot: int, source: int, target: int) -> None:
+        """Let a slot be the target's."""
+        self.move_keys(slot, source, target)
+        for number in (target, source):
+            self.admins[number].execute_command("CLUSTER", "SETSLOT", slot, "NODE", self._ids[target])
+
+    def move(self, slot: int, source: int, target: int) -> None:
+        """Give a slot to another node, with the keys in it, as `redis-cli --cluster reshard` does, but all at once."""
+        self.begin_move(slot, source, target)
+        self.end_move(slot, source, target)
+
+    @contextmanager
+    def unserved(self, slot: int, owner: int) -> Iterator[None]:
+        """Nobody has this slot within the block."""
+        self.admins[owner].execute_command("CLUSTER", "DELSLOTS", slot)
+        try:
+            yield
+        finally:
+            self.admins[owner].execute_command("CLUSTER", "ADDSLOTS", slot)
+
+    # ---- primaries that fail ----
+
+    def take_over(self, primary: int) -> int:
+        """Let a primary's replica take its place, without asking it. Returns the replica's number."""
+        replica = self.replica_of(primary)
+        self.admins[replica].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        wait_until(lambda: self._is_primary(replica), "the replica is a primary")
+        return replica
+
+    def swap(self, primary: int) -> int:
+        """Let a primary and its replica change places in good order. Returns the new primary's number."""
+        replica = self.replica_of(primary)
+        self.admins[replica].execute_command("CLUSTER", "FAILOVER")
+        wait_until(lambda: self._is_primary(replica) and not self._is_primary(primary), "they have changed places")
+        return replica
+
+    def restore(self) -> None:
+        """Bring dead nodes back, as replicas where others have taken their places."""
+        for node in self.nodes:
+            if node.process is None:
+                node.start()
+        wait_until(self._is_whole, "the cluster is whole again")
