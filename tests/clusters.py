@@ -1,8 +1,8 @@
 """Real clusters on loopback: three primaries and a replica of each, whose slots move and whose primaries fail.
 
-Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute. A slot that
-comes back soon may be disputed between nodes, so a test uses slots that have never moved. Who kills a node restores it.
-Must not know: locks.
+Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute. Slots that move
+in both directions may be disputed, until the nodes have heard of one another's epochs: so a test uses slots that have
+never moved, all in one direction, or lets the cluster settle. Who kills a node restores it. Must not know: locks.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ class Place:
     home: int
     away: int
 
+    def keys_at(self, number: int) -> int:
+        """How many keys of the slot a node has."""
+        count: int = self.cluster.admins[number].execute_command("CLUSTER", "COUNTKEYSINSLOT", self.slot)
+        return count
+
     def begin_move(self) -> None:
         """Let the slot be on the move to the other node, with its keys at home."""
         self.cluster.begin_move(self.slot, self.home, self.away)
@@ -75,12 +80,11 @@ class Cluster:
     Attributes:
         nodes: the servers.
         admins: a client of each.
-        names: numbers for names that no test has used.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.names = itertools.count()
+        self._names = itertools.count()
         self._used: set[int] = set()
         self.nodes: list[Server] = []
         try:
@@ -140,16 +144,18 @@ class Cluster:
         """A node's that runs."""
         return next(node.port for node in self.nodes if node.process is not None)
 
+    def name(self) -> str:
+        """A name that no test has used, in any slot."""
+        return f"name-{next(self._names)}"
+
     def place(self) -> Place:
-        """A name that no test has used, in a slot that has never moved."""
-        primaries = self.primaries()
+        """A name that no test has used, in a slot that has never moved, of the first primary."""
+        home, away, _ = self.primaries()
         while True:
-            name = f"name-{next(self.names)}"
-            slot: int = self.admins[primaries[0]].execute_command("CLUSTER", "KEYSLOT", name)
-            if slot not in self._used:
+            name = self.name()
+            slot: int = self.admins[home].execute_command("CLUSTER", "KEYSLOT", name)
+            if slot not in self._used and self.has(home, slot):
                 self._used.add(slot)
-                home = next(number for number in primaries if self.has(number, slot))
-                away = next(number for number in primaries if number != home)
                 return Place(name, self, slot, home, away)
 
     def primaries(self) -> list[int]:
@@ -183,15 +189,27 @@ class Cluster:
             self.admins[source].execute_command("MIGRATE", "127.0.0.1", self.nodes[target].port, key, 0, 5000)
 
     def end_move(self, slot: int, source: int, target: int) -> None:
-        """Let a slot be the target's."""
+        """Let a slot be the target's, by the word of all primaries: else it may be disputed."""
         self.move_keys(slot, source, target)
-        for number in (target, source):
+        others = set(self.primaries()).difference((source, target))
+        for number in (target, source, *others):
             self.admins[number].execute_command("CLUSTER", "SETSLOT", slot, "NODE", self._ids[target])
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Give a slot to another node, with the keys in it, as `redis-cli --cluster reshard` does, but all at once."""
         self.begin_move(slot, source, target)
         self.end_move(slot, source, target)
+
+    def settle(self) -> None:
+        """Return once all nodes know each other's epochs: a slot that has moved may move again without a dispute."""
+        wait_until(lambda: len({self._epochs_seen_by(admin) for admin in self.admins}) == 1, "all know all epochs")
+
+    @staticmethod
+    def _epochs_seen_by(admin: Any) -> frozenset[tuple[str, str]]:
+        lines = [
+            line.split() for line in admin.execute_command("CLUSTER", "NODES", NEVER_DECODE=True).decode().splitlines()
+        ]
+        return frozenset((line[0], line[6]) for line in lines)
 
     @contextmanager
     def unserved(self, slot: int, owner: int) -> Iterator[None]:

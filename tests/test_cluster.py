@@ -68,8 +68,8 @@ def test_the_original_excludes_ours_and_ours_the_original(client: redis.RedisClu
 
 def test_locks_of_one_client_share_a_connection_per_node(cluster: Cluster) -> None:
     with redis.RedisCluster(host="127.0.0.1", port=cluster.port, client_name="shared") as client:
-        for number in range(20):
-            with lock_of(client, f"name-{number}", timeout=10):
+        for _ in range(20):
+            with lock_of(client, cluster.name(), timeout=10):
                 pass
         for admin in map(cluster.admins.__getitem__, cluster.primaries()):
             commands = [row["cmd"] for row in admin.client_list() if row["name"] == "shared"]

@@ -84,8 +84,8 @@ def test_a_lock_of_any_name_is_handed_over(
 def test_waiters_for_locks_in_many_slots_share_a_connection_per_node(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster
 ) -> None:
-    names = [f"name-{next(cluster.names)}" for _ in range(20)]
-    client_name = f"waiters-{next(cluster.names)}"
+    names = [cluster.name() for _ in range(20)]
+    client_name = f"waiters-{cluster.name()}"
     of_holders, of_waiters = connect(callers, cluster), connect(callers, cluster, client_name=client_name)
     holders, waiters = (
         [callers.contender(one, name, **late(cluster)) for name in names] for one in (of_holders, of_waiters)
@@ -143,4 +143,5 @@ def test_a_lock_is_handed_over_after_its_slot_has_moved_and_come_back(
         assert answer.result(PATIENCE_S) is True
         waiter.release()
         if way is not None:
+            cluster.settle()
             cluster.move(place.slot, *way)

@@ -134,10 +134,12 @@ class ClusterChannel(ThreadChannel):
 
     def _next_node(self, route: Route) -> ThreadChannel:
         client = self._live_owner()
-        if route.is_stale:
+        node = None if route.is_stale else next_node(client, route, is_fresh=False)
+        if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
                 client.nodes_manager.initialize()
-        return self._channel_to(client, next_node(client, route))
+            node = next_node(client, route, is_fresh=True)
+        return self._channel_to(client, node)
 
     def _node_of(self, key: bytes) -> ThreadChannel | None:
         client = self._live_owner()

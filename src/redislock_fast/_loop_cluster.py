@@ -178,10 +178,12 @@ class LoopClusterChannel(LoopChannel):
     async def _next_node(self, route: Route) -> LoopChannel:
         client = self._live_owner()
         await client.initialize()  # when it is used for the first time
-        if route.is_stale:
+        node = None if route.is_stale else next_node(client, route, is_fresh=False)
+        if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
                 await client.nodes_manager.initialize()
-        return self._channel_to(client, next_node(client, route))
+            node = next_node(client, route, is_fresh=True)
+        return self._channel_to(client, node)
 
     def _node_of(self, key: bytes) -> LoopChannel | None:
         client = self._live_owner()

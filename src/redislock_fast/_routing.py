@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.cluster import PRIMARY
 from redis.exceptions import (
     AskError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -126,7 +127,7 @@ class Route:
         self.redirected = None
         if isinstance(trouble, Redirected) and self._is_to_follow():
             self.redirected = _parsed(trouble)
-            self.is_stale = not self.asks
+            self.is_stale = False
             return 0.0
         now = clock()
         self.is_stale = not (isinstance(trouble, NotExecuted) and trouble.code == "TRYAGAIN")
@@ -196,26 +197,31 @@ def slot_node(client: Any, key: bytes) -> Any:
         return None
 
 
-def next_node(client: Any, route: Route) -> Any:
-    """redis-py's node for the next attempt.
+def next_node(client: Any, route: Route, is_fresh: bool) -> Any:
+    """redis-py's node for the next attempt; None where the topology must be read again to know.
 
-    The move of a slot is noted: the node from which redis-py has read the topology may not know of it.
+    The move of a slot is noted: whom redis-py asks for the topology may not know of it.
+
+    Args:
+        client: redis-py's.
+        route: where to.
+        is_fresh: whether the topology has just been read.
 
     Raises:
-        redis.exceptions.SlotNotCoveredError: nobody is known to have the slot.
-        redis.exceptions.ConnectionError: ASK has named a node that is not known.
+        redis.exceptions.SlotNotCoveredError: it is fresh, and nobody has the slot.
+        redis.exceptions.ConnectionError: it is fresh, and ASK has named a node that is not known.
     """
     redirected = route.redirected
-    if redirected is None:
-        return client.get_node_from_key(route.key)
-    node = client.get_node(redirected.host, redirected.port)
-    if route.asks:
-        if node is None:
+    if redirected is not None:
+        node = client.get_node(redirected.host, redirected.port)
+        if node is not None and (route.asks or is_fresh or node.server_type == PRIMARY):
+            if not route.asks:
+                slots = client.nodes_manager.slots_cache
+                if slots.get(redirected.slot_id, [None])[0] is not node:
+                    slots[redirected.slot_id] = [node]
+            return node
+        if route.asks and is_fresh:
             raise ConnectionError(f"no node of the cluster is known at {redirected.host}:{redirected.port}")
-        return node
-    if node is None:
+    if is_fresh:
         return client.get_node_from_key(route.key)
-    slots = client.nodes_manager.slots_cache
-    if slots.get(redirected.slot_id, [None])[0] is not node:
-        slots[redirected.slot_id] = [node]
-    return node
+    return slot_node(client, route.key) if redirected is None else None
