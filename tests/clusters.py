@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+import redis.asyncio
 from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
 from redislock_fast.server import Server, free_port
-from tests.helpers import wait_until
+from tests.helpers import PATIENCE_S, wait_until
+from tests.waiting_helpers import FAR_S, Callers, Threads
 
-__all__ = ["Cluster", "Place"]
+__all__ = ["SOON", "Cluster", "Place", "connect"]
+
+SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
+"""Settings of a lock whose waiters often look whether all is well."""
 
 _PRIMARIES = 3
 _SLOTS = 16_384
@@ -69,6 +74,12 @@ class Place:
     def move(self) -> None:
         """Give the slot to the other node, with its keys."""
         self.cluster.move(self.slot, self.home, self.away)
+
+
+def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
+    """A client of the cluster, for threads or for tasks."""
+    kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
+    return callers.keep(kind(host="127.0.0.1", port=cluster.port, **options))
 
 
 class Cluster:
@@ -222,6 +233,12 @@ class Cluster:
 
     # ---- primaries that fail ----
 
+    def until_replicated(self, primary: int) -> None:
+        """Return once a primary's replica has all that it has."""
+        offset = self.admins[primary].info("replication")["master_repl_offset"]
+        replica = self.admins[self.replica_of(primary)]
+        wait_until(lambda: replica.info("replication")["slave_repl_offset"] >= offset, "all is replicated")
+
     def take_over(self, primary: int) -> int:
         """Let a primary's replica take its place, without asking it. Returns the replica's number."""
         replica = self.replica_of(primary)
@@ -230,10 +247,17 @@ class Cluster:
         return replica
 
     def swap(self, primary: int) -> int:
-        """Let a primary and its replica change places in good order. Returns the new primary's number."""
-        replica = self.replica_of(primary)
-        self.admins[replica].execute_command("CLUSTER", "FAILOVER")
-        wait_until(lambda: self._is_primary(replica) and not self._is_primary(primary), "they have changed places")
+        """Let a primary and its replica change places and lose nothing. Returns the new primary's number.
+
+        As `CLUSTER FAILOVER` does it, but that asks for votes, which nobody gives twice within two node timeouts.
+        """
+        self.admins[primary].execute_command("CLIENT", "PAUSE", int(1000 * PATIENCE_S), "WRITE")
+        try:
+            self.until_replicated(primary)
+            replica = self.take_over(primary)
+            wait_until(lambda: not self._is_primary(primary), "they have changed places")
+        finally:
+            self.admins[primary].execute_command("CLIENT", "UNPAUSE")
         return replica
 
     def restore(self) -> None:

@@ -7,24 +7,28 @@ the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import redis
-import redis.asyncio
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast import Locker, asyncio
 from redislock_fast._transport import transport_of
-from tests.clusters import Cluster, Place
+from tests.clusters import SOON, Cluster, Place, connect
 from tests.helpers import PATIENCE_S, wait_until
-from tests.waiting_helpers import FAR_S, Callers, Contender, Guard, Threads, until_queued
-
-SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
-"""Settings of a lock whose waiters often look whether all is well."""
+from tests.waiting_helpers import (
+    FAR_S,
+    Callers,
+    Contender,
+    Guard,
+    Threads,
+    serve,
+    until_one_is_done,
+    until_queued,
+)
 
 STAGES = ["before it has moved", "after it has moved"]
 
@@ -33,11 +37,6 @@ STAGES = ["before it has moved", "after it has moved"]
 def fast(callers: Callers, cluster: Cluster) -> Any:
     """A client of the cluster, for threads and tasks in turn."""
     return connect(callers, cluster)
-
-
-def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
-    kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
-    return callers.keep(kind(host="127.0.0.1", port=cluster.port, **options))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -96,22 +95,6 @@ def queue_up(contenders: list[Contender], place: Place) -> list[Future[Any]]:
         if place.cluster.kind != "redis-6.2":
             until_queued(place.cluster.admins[place.home], place.name, length)
     return answers
-
-
-def until_one_is_done(answers: Iterable[Future[Any]]) -> None:
-    wait_until(lambda: any(answer.done() for answer in answers), "one has had the lock")
-
-
-def serve(contenders: list[Contender], answers: list[Future[Any]]) -> None:
-    """Each gets the lock, one at a time, and releases it."""
-    waiting = dict(zip(answers, contenders, strict=True))
-    while waiting:
-        until_one_is_done(waiting)
-        (done,) = (answer for answer in waiting if answer.done())
-        assert done.result() is True
-        contender = waiting.pop(done)
-        assert contender.call("owned")
-        contender.release()
 
 
 @pytest.mark.parametrize("released", ["before the keys move", "while they move", "after they have moved"])

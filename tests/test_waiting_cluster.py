@@ -13,15 +13,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from tests.clusters import Cluster, Place
-from tests.helpers import PATIENCE_S, wait_until
-from tests.waiting_helpers import FAR_S, LATE, Callers, Contender, Threads, queued, until_queued
-
-
-def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
-    """A client of the cluster."""
-    kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
-    return callers.keep(kind(host="127.0.0.1", port=cluster.port, **options))
+from tests.clusters import Cluster, Place, connect
+from tests.helpers import PATIENCE_S
+from tests.waiting_helpers import FAR_S, LATE, Callers, Contender, queued, serve, until_queued
 
 
 def has_messages(cluster: Cluster) -> bool:
@@ -42,29 +36,16 @@ def queue_up(contender: Contender, cluster: Cluster, admin: redis.RedisCluster) 
     return answer
 
 
-def hand_round(waiting: dict[Future[Any], Contender], in_order: list[Future[Any]] | None = None) -> None:
-    """Each gets the lock, one at a time, and releases it."""
-    order = []
-    while waiting:
-        wait_until(lambda: any(answer.done() for answer in waiting), "the next one gets it")
-        (done,) = (answer for answer in waiting if answer.done())
-        order.append(done)
-        assert done.result() is True
-        assert waiting[done].call("owned")
-        waiting.pop(done).release()
-    assert in_order is None or order == in_order
-
-
 def test_a_lock_is_handed_over(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     first, second, third = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(3))
     for _ in range(2):
         assert first.call("acquire")
-        waiting = {queue_up(waiter, cluster, cluster_client): waiter for waiter in (second, third)}
-        in_order = list(waiting)
+        answers = [queue_up(waiter, cluster, cluster_client) for waiter in (second, third)]
         first.release()
-        hand_round(waiting, in_order if has_messages(cluster) else None)
+        order = serve([second, third], answers)
+        assert order == [0, 1] or not has_messages(cluster)
     assert not cluster_client.exists(place.name)
 
 
@@ -111,10 +92,10 @@ def test_waiters_follow_a_slot_that_moves(
         callers.contender(connect(callers, cluster), place.name, timeout=FAR_S, sleep=0.05) for _ in range(4)
     )
     assert holder.call("acquire")
-    waiting = {queue_up(waiter, cluster, cluster_client): waiter for waiter in waiters}
+    answers = [queue_up(waiter, cluster, cluster_client) for waiter in waiters]
     place.move()
     holder.release()
-    hand_round(waiting)
+    serve(waiters, answers)
 
 
 def test_a_lock_is_handed_over_after_its_slot_has_moved(

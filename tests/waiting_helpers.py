@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -188,6 +188,25 @@ def hand_round(contenders: list[Contender], answers: list[Future[Any]]) -> None:
         assert answers[number].result(PATIENCE_S) is True
         assert not any(answer.done() for answer in answers[number + 1 :])
         contender.release()
+
+
+def until_one_is_done(answers: Iterable[Future[Any]]) -> None:
+    """Return once one of them has an answer."""
+    wait_until(lambda: any(answer.done() for answer in answers), "one of them is done")
+
+
+def serve(contenders: list[Contender], answers: list[Future[Any]]) -> list[int]:
+    """Each gets the lock, one at a time and in any order, and releases it. Returns that order."""
+    order: list[int] = []
+    waiting = dict(enumerate(answers))
+    while waiting:
+        until_one_is_done(waiting.values())
+        (number,) = (number for number, answer in waiting.items() if answer.done())
+        assert waiting.pop(number).result() is True
+        assert contenders[number].call("owned")
+        contenders[number].release()
+        order.append(number)
+    return order
 
 
 class Callers(ABC):

@@ -1,0 +1,129 @@
+"""Locks through the failure of a cluster's primary, its change of place with a replica, and a slot that nobody serves.
+
+Rules: those of `clusters.py`. What is held is replicated before a primary dies: what is not may be lost, which nobody
+can help. Each test runs for threads and for tasks. Must not know: how the client finds the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis.asyncio.retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ClusterDownError
+from redis.retry import Retry
+
+from tests.clusters import SOON, Cluster, Place, connect
+from tests.helpers import PATIENCE_S
+from tests.waiting_helpers import FAR_S, Callers, Guard, Threads, serve, until_one_is_done, until_queued
+
+pytestmark = pytest.mark.parametrize("cluster", ["valkey", "redis"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def restored(cluster: Cluster) -> Iterator[None]:
+    """Bring the nodes back that the test has killed."""
+    yield
+    cluster.restore()
+
+
+def patient(callers: Callers) -> Any:
+    """A retry policy that outlasts every failure of a test, for a client."""
+    kind: Any = Retry if isinstance(callers, Threads) else redis.asyncio.retry.Retry
+    return kind(ConstantBackoff(0.02), int(PATIENCE_S / 0.02))
+
+
+@pytest.fixture
+def fast(callers: Callers, cluster: Cluster) -> Any:
+    """A patient client of the cluster, for threads and tasks in turn."""
+    return connect(callers, cluster, retry=patient(callers))
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "reacquire", "owned", "locked"])
+def test_a_replicated_lock_survives_its_primary(
+    callers: Callers, fast: Any, cluster: Cluster, place: Place, operation: str
+) -> None:
+    lock = callers.contender(fast, place.name, timeout=FAR_S)
+    assert lock.call("acquire")
+    cluster.until_replicated(place.home)
+    cluster.nodes[place.home].kill()
+    answer = lock.ask(operation, *([10] if operation == "extend" else []))
+    cluster.take_over(place.home)
+    assert answer.result(PATIENCE_S) is (None if operation == "release" else True)
+    if operation != "release":
+        lock.release()
+    assert not lock.call("locked")
+
+
+def test_a_free_lock_is_taken_where_its_primary_has_failed(
+    callers: Callers, fast: Any, cluster: Cluster, place: Place
+) -> None:
+    lock = callers.contender(fast, place.name, timeout=FAR_S)
+    assert lock.call("acquire")
+    lock.release()
+    cluster.nodes[place.home].kill()
+    answer = lock.acquire()
+    new = cluster.take_over(place.home)
+    assert answer.result(PATIENCE_S) is True
+    assert cluster.admins[new].exists(place.name)
+    lock.release()
+
+
+@pytest.mark.parametrize("change", ["failed", "changed places"])
+def test_waiters_go_on_where_their_primary_has(callers: Callers, cluster: Cluster, place: Place, change: str) -> None:
+    holder, *waiters = (
+        callers.contender(connect(callers, cluster, retry=patient(callers)), place.name, **SOON) for _ in range(4)
+    )
+    assert holder.call("acquire")
+    answers = []
+    for length, waiter in enumerate(waiters, start=1):
+        answers.append(waiter.acquire())
+        until_queued(cluster.admins[place.home], place.name, length)
+    cluster.until_replicated(place.home)
+    if change == "failed":
+        cluster.nodes[place.home].kill()
+        cluster.take_over(place.home)
+    else:
+        cluster.swap(place.home)
+    holder.release()
+    serve(waiters, answers)
+    assert holder.call("acquire", blocking=False)
+    holder.release()
+
+
+def test_contenders_go_on_and_never_meet_while_primaries_change_places(
+    callers: Callers, cluster: Cluster, place: Place
+) -> None:
+    guard = Guard()
+    contenders = [
+        callers.contender(connect(callers, cluster, retry=patient(callers)), place.name, **SOON) for _ in range(4)
+    ]
+    answers = [contender.use(guard) for contender in contenders]
+    primary = place.home
+    for _ in range(3):
+        primary = cluster.swap(primary)
+        until_one_is_done(answers)
+        answers = [
+            contender.use(guard) if answer.done() and answer.result() else answer
+            for contender, answer in zip(contenders, answers, strict=True)
+        ]
+    assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 4
+    assert guard.overlaps == 0
+
+
+def test_a_slot_that_nobody_serves_is_waited_for(callers: Callers, fast: Any, cluster: Cluster, place: Place) -> None:
+    held, free = place, cluster.place()
+    holder, other = (callers.contender(fast, one.name, timeout=FAR_S) for one in (held, free))
+    assert holder.call("acquire")
+    with cluster.unserved(held.slot, held.home), cluster.unserved(free.slot, free.home):
+        released = holder.ask("release")
+        acquired = other.acquire(blocking_timeout=PATIENCE_S)
+        with pytest.raises(ClusterDownError):
+            callers.contender(fast, free.name, timeout=FAR_S).call("acquire", blocking_timeout=0.1)
+        assert not released.done()
+        assert not acquired.done()
+    assert released.result(PATIENCE_S) is None
+    assert acquired.result(PATIENCE_S) is True
+    other.release()
