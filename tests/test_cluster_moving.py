@@ -15,7 +15,6 @@ import redis
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast import Locker, asyncio
 from redislock_fast._transport import transport_of
 from tests.clusters import SOON, Cluster, Place, connect
 from tests.helpers import PATIENCE_S, wait_until
@@ -24,7 +23,6 @@ from tests.waiting_helpers import (
     Callers,
     Contender,
     Guard,
-    Threads,
     serve,
     until_one_is_done,
     until_queued,
@@ -174,44 +172,6 @@ def test_contenders_never_meet_while_the_slot_goes_to_and_fro(callers: Callers, 
         cluster.end_move(place.slot, source, target)
     assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 4
     assert guard.overlaps == 0
-
-
-def test_batches_are_taken_and_given_back_while_slots_move(callers: Callers, fast: Any, cluster: Cluster) -> None:
-    leaving, arriving, moved = ([cluster.place() for _ in range(3)] for _ in range(3))
-    places = [*leaving, *arriving, *moved]
-    names = [*(place.name for place in places), *(cluster.name() for _ in range(20))]
-    for place in [*leaving, *arriving]:
-        place.begin_move()
-    batch = acquire_many(callers, fast, names)
-    for place in arriving:
-        place.end_move()
-    for place in moved:
-        place.move()
-    assert call(callers, batch, "extend", 10) == dict.fromkeys(names, True)
-    for place in leaving:
-        place.end_move()
-    assert call(callers, batch, "release") == dict.fromkeys(names, True)
-    assert not any(cluster.admins[place.away].exists(place.name) for place in places)
-
-
-def acquire_many(callers: Callers, client: Any, names: list[str]) -> Any:
-    """A batch that holds all these locks."""
-    locker: Any = Locker(client) if isinstance(callers, Threads) else asyncio.Locker(client)
-    batch = locker.acquire_many(names, timeout=FAR_S)
-    if not isinstance(callers, Threads):
-        batch = callers.submit(_awaited(batch)).result(PATIENCE_S)  # type: ignore[attr-defined]
-    assert batch.acquired == names
-    return batch
-
-
-def call(callers: Callers, batch: Any, verb: str, *args: Any) -> Any:
-    """What a method of the batch returns or raises."""
-    result = getattr(batch, verb)(*args)
-    return result if isinstance(callers, Threads) else callers.submit(_awaited(result)).result(PATIENCE_S)  # type: ignore[attr-defined]
-
-
-async def _awaited(coroutine: Any) -> Any:
-    return await coroutine
 
 
 @pytest.mark.parametrize("stage", ["on the move", "moved"])
