@@ -333,7 +333,7 @@ class LoopChannel(Channel[AsyncLink]):
         else:
             spare = type(self)(self._live_owner())
             self._beside.add(spare)
-        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
+        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s  # noqa: SLF001  # a channel like this
         loose: list[AsyncLink] = []
         try:
             await spare.execute(operation, limit_s, loose)
@@ -341,7 +341,7 @@ class LoopChannel(Channel[AsyncLink]):
             raise
         except BaseException:
             for link in (spare.link, *loose):
-                spare._drop(link)
+                spare._drop(link)  # noqa: SLF001  # likewise
             raise
         self._spares.append(spare)
 

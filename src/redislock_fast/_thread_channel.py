@@ -248,12 +248,12 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             spare = self._spares.pop()
         except IndexError:
             spare = type(self)(self._live_owner())
-        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s
+        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s  # noqa: SLF001  # a channel like this
         try:
             spare.run(operation, limit_s, loose)
         except BaseException:
             if not loose:
-                spare._drop(spare.link)
+                spare._drop(spare.link)  # noqa: SLF001  # likewise
             raise
         self._spares.append(spare)
 
