@@ -204,7 +204,7 @@ async def test_sleep_of_a_wrong_type_is_refused(async_valkey_client: redis.async
         await Lock(async_valkey_client, "name", sleep=sleep).acquire(blocking_timeout=1)
 
 
-@pytest.mark.parametrize("client", [None, "redis://localhost", object()], ids=repr)
+@pytest.mark.parametrize("client", [None, "redis://localhost", object], ids=repr)
 def test_client_that_is_none_is_refused(client: Any) -> None:
     with pytest.raises(TypeError):
         Lock(client, "name")

@@ -135,7 +135,7 @@ async def test_timeout_that_cannot_be_is_refused(
     assert 10 == lock.timeout
 
 
-@pytest.mark.parametrize("timeout", ["10", b"10", [], object()], ids=repr)
+@pytest.mark.parametrize("timeout", ["10", b"10", [], object], ids=repr)
 @in_loop
 async def test_timeout_of_a_wrong_type_is_refused(
     async_lock_class: AsyncLockClass, async_valkey_client: redis.asyncio.Redis, timeout: Any

@@ -41,7 +41,7 @@ TEXTS: list[tuple[Any, bytes]] = [
     (1.5, b"1.5"),
 ]
 TEXT_IDS = [f"{type(given).__name__}-{wire[:8].hex()}-{len(wire)}" for given, wire in TEXTS]
-NO_TEXTS: list[Any] = [None, True, False, [], ["a"], {}, object(), ("a", "b"), decimal.Decimal(1)]
+NO_TEXTS: list[Any] = [None, True, False, [], ["a"], {}, object, ("a", "b"), decimal.Decimal(1)]
 
 
 @pytest.mark.parametrize(("name", "key"), TEXTS, ids=TEXT_IDS)
@@ -235,7 +235,7 @@ def test_closed_client_connects_again(lock_class: LockClass, client: redis.Redis
     assert not client.exists("name")
 
 
-@pytest.mark.parametrize("client", [None, "redis://localhost", object()], ids=repr)
+@pytest.mark.parametrize("client", [None, "redis://localhost", object], ids=repr)
 def test_client_that_is_none_is_refused(client: Any) -> None:
     with pytest.raises(TypeError):
         redislock_fast.Lock(client, "name")
@@ -261,12 +261,12 @@ BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"wait_replicas": 1, "wait_timeout": seconds, "timeout": 10}, error, "wait_timeout")
         for seconds, error in [(0, ValueError), (float("inf"), ValueError), ("1", TypeError), (10, ValueError)]
     ),
-    ({"breaker": object()}, TypeError, "calling"),
+    ({"breaker": object}, TypeError, "calling"),
     ({"auto_renewal": True}, TypeError, "auto_renewal"),
 ]
 BAD_TERM_IDS = [",".join(f"{name}={value!r}"[:30] for name, value in terms.items()) for terms, _, _ in BAD_TERMS]
 
-NO_HANDLES: list[Any] = [None, "name", b"token", {"name": "name"}, object()]
+NO_HANDLES: list[Any] = [None, "name", b"token", {"name": "name"}, object]
 
 
 @pytest.fixture
