@@ -19,7 +19,20 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from bench import arguments, batches, contestants, floor, report, rounds, server_limit, servers, single, tasks, threads
+from bench import (
+    arguments,
+    batches,
+    contestants,
+    floor,
+    report,
+    rounds,
+    server_limit,
+    servers,
+    single,
+    tasks,
+    threads,
+    topology,
+)
 from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant
 from bench.costs import bytes_per_lock
 from bench.import_cost import import_costs_ms
@@ -132,6 +145,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="single",
         help="; ".join(f"{name}: {mode.about}" for name, mode in _MODES.items()) + " (default: %(default)s)",
     )
+    parser.add_argument(
+        "--topology",
+        choices=("single", "cluster"),
+        default="single",
+        help=f"cluster: batches of {topology.NAMES:,} names over {', '.join(map(str, topology.PRIMARIES))} primaries, "
+        "whatever the mode (default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"default: {_defaults('rounds')}")
     parser.add_argument(
         "--seconds",
@@ -144,6 +164,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print the table."""
+    if options.topology == "cluster":
+        return topology.run(options)
     mode = _MODES[options.mode]
     options.rounds = options.rounds or mode.rounds
     options.seconds = options.seconds or mode.seconds

@@ -27,7 +27,7 @@ from redislock_fast._channel import Registry
 from redislock_fast._connect import Link
 from redislock_fast._protocol import Exchange, Look
 from redislock_fast._room import Seat
-from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, next_node, slot_node
+from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._wire import Args, NoReply, OnReply
 
@@ -113,10 +113,7 @@ class ClusterChannel(ThreadChannel):
 
     def split(self, keys: list[bytes]) -> list[list[int]]:
         """The keys' indexes, those together that one node has."""
-        parts: dict[int, list[int]] = {}
-        for index, key in enumerate(keys):
-            parts.setdefault(id(self._node_of(key)), []).append(index)
-        return list(parts.values())
+        return indexes_by_node(self._live_owner(), keys)
 
     def _follow(self, route: Route, visit: Callable[[ThreadChannel], _Result]) -> _Result:
         """Go where the route leads until a visit succeeds."""

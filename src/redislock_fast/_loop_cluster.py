@@ -25,7 +25,7 @@ from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import AsyncLink, LoopChannel
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
-from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, next_node, slot_node
+from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
 from redislock_fast._wire import Args, OnReply
 
 __all__ = ["LoopClusterChannel"]
@@ -150,11 +150,9 @@ class LoopClusterChannel(LoopChannel):
 
     async def split(self, keys: list[bytes]) -> list[list[int]]:
         """The keys' indexes, those together that one node has."""
-        await self._live_owner().initialize()
-        parts: dict[int, list[int]] = {}
-        for index, key in enumerate(keys):
-            parts.setdefault(id(self._node_of(key)), []).append(index)
-        return list(parts.values())
+        client = self._live_owner()
+        await client.initialize()
+        return indexes_by_node(client, keys)
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the sockets, and nothing else of the parent's."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from redislock_fast import _process
 
-__all__ = ["channel_beside", "fence_key", "guard_key", "queue_keys"]
+__all__ = ["channel_beside", "fence_key", "guard_key", "queue_keys", "slot_of"]
 
 _SLOTS = 16384
 
@@ -66,7 +66,7 @@ def guard_key(key: bytes) -> bytes:
 
 def channel_beside(key: bytes, listener: bytes) -> bytes:
     """A channel for a listener in the lock's slot: one for all locks of a slot, so that they are bounded in number."""
-    return b"{%d}:rlf:%b" % (_numbers.of(_slot_of(key)), listener)
+    return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), listener)
 
 
 def _base_of(key: bytes) -> bytes:
@@ -75,7 +75,7 @@ def _base_of(key: bytes) -> bytes:
         return key + b":rlf:tagged"
     if key and b"}" not in key:
         return b"{%b}:rlf" % key
-    return b"{%d}%b:rlf:numbered" % (_numbers.of(_slot_of(key)), key)
+    return b"{%d}%b:rlf:numbered" % (_numbers.of(slot_of(key)), key)
 
 
 def _tag_of(key: bytes) -> bytes:
@@ -85,5 +85,6 @@ def _tag_of(key: bytes) -> bytes:
     return key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
 
 
-def _slot_of(key: bytes) -> int:
+def slot_of(key: bytes) -> int:
+    """The hash slot of a key."""
     return crc_hqx(_tag_of(key), 0) % _SLOTS

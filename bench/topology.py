@@ -1,0 +1,188 @@
+"""`python -m bench throughput --topology cluster`: batches of 1,000 names over one, three and six primaries.
+
+Rules: the clusters run side by side, each on loopback ports of its own, and are idle while another is measured; a batch
+is taken as a whole and given back as a whole, and its answers are counted. redis-py takes no part: it refuses scripts
+in a cluster's pipeline. Must not know: rounds, or how a batch works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import redis
+
+import redislock_fast
+from bench import contestants, report, rounds
+from bench.contestants import LEASE_S, OURS, AnyBatch, CheckFailedError
+from bench.costs import server_cpu_s
+from bench.rounds import Entrant, Sample
+from bench.servers import CHOICES
+from redislock_fast.server import Server, free_port
+
+PRIMARIES = (1, 3, 6)
+"""How many primaries a cluster has, in one row each."""
+
+NAMES = 1000
+
+_SLOTS = 16_384
+_START_LIMIT_S = 30.0
+_ROUNDS = 10
+_SECONDS = 0.5
+
+
+@contextmanager
+def open_cluster(kind: str, primaries: int) -> Iterator[list[Any]]:
+    """Start a cluster without replicas.
+
+    Args:
+        kind: of server.
+        primaries: how many.
+
+    Yields:
+        A client of each node.
+    """
+    options = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf"}
+    with ExitStack() as closing:
+        nodes = [closing.enter_context(Server(kind, options, free_port())) for _ in range(primaries)]
+        admins: list[Any] = [closing.enter_context(redis.Redis(port=node.port)) for node in nodes]
+        for number, admin in enumerate(admins):
+            bounds = [_SLOTS * number // primaries, _SLOTS * (number + 1) // primaries]
+            admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            admin.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
+            for other in nodes[:number]:
+                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        give_up = time.monotonic() + _START_LIMIT_S
+        while not all(_is_whole(admin, primaries) for admin in admins):
+            if time.monotonic() > give_up:
+                raise RuntimeError("the nodes do not become a cluster")
+            time.sleep(0.01)
+        yield admins
+
+
+def _is_whole(admin: Any, primaries: int) -> bool:
+    facts: bytes = admin.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in facts and b"cluster_size:%d\r" % primaries in facts
+
+
+class _Crew:
+    """A batch on one cluster, and a rival on another client."""
+
+    def __init__(self, admins: list[Any]) -> None:
+        contestant = contestants.find(OURS)
+        assert contestant.make_batch is not None
+        port = admins[0].connection_pool.connection_kwargs["port"]
+        self._admins = admins
+        self._names = [f"bench:{index}" for index in range(NAMES)]
+        clients: list[Any] = [redis.RedisCluster(host="127.0.0.1", port=port) for _ in range(2)]
+        self._batch: AnyBatch = contestant.make_batch(clients[0])
+        self._rival: AnyBatch = contestant.make_batch(clients[1])
+        self.node_cpu_us: list[list[float]] = []
+        """Microseconds of CPU time per pair, of each node; a list for each measurement."""
+
+    def measure(self, seconds: float) -> Sample:
+        """Take and give back the batch, for so long."""
+        latencies_s = array("d")
+        batches = 0
+        nodes_s = [server_cpu_s(admin) for admin in self._admins]
+        client_s = time.process_time()
+        began_all = now = time.perf_counter()
+        while now < began_all + seconds:
+            began = now
+            if self._batch.acquire(self._names) != NAMES:
+                raise CheckFailedError("not all of the free locks were acquired")
+            acquired = time.perf_counter()
+            if self._batch.release() != NAMES:
+                raise CheckFailedError("not all of the held locks were released")
+            now = time.perf_counter()
+            latencies_s.extend((acquired - began, now - acquired))
+            batches += 1
+        pairs = batches * NAMES
+        client_cpu_us = 1e6 * (time.process_time() - client_s) / pairs
+        node_cpu_us = [
+            1e6 * (server_cpu_s(admin) - before) / pairs for admin, before in zip(self._admins, nodes_s, strict=True)
+        ]
+        self.node_cpu_us.append(node_cpu_us)
+        return Sample(pairs / (now - began_all), latencies_s, None, client_cpu_us, sum(node_cpu_us))
+
+    def check(self) -> None:
+        """Hold all the names, and see at the nodes that they are held, and gone after.
+
+        Raises:
+            CheckFailedError: at the first thing that is wrong.
+        """
+
+        def keys() -> int:
+            return sum(admin.dbsize() for admin in self._admins)
+
+        def expect(right: object, complaint: str) -> None:
+            if not right:
+                raise CheckFailedError(complaint)
+
+        expect(keys() == 0, "keys were left behind")
+        expect(self._batch.acquire(self._names) == NAMES, "not all of the free locks could be acquired")
+        expect(keys() == NAMES, "acquired, but keys are missing")
+        ttls_ms = [admin.pttl(admin.randomkey()) for admin in self._admins]
+        expect(all(0 < ttl_ms <= LEASE_S * 1000 for ttl_ms in ttls_ms), f"held for {ttls_ms} ms")
+        expect(self._rival.acquire(self._names) == 0, "two holders at a time")
+        expect(self._batch.release() == NAMES, "not all of the held locks could be released")
+        expect(keys() == 0, "released, but keys are still there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print the table."""
+    if options.server not in CHOICES:
+        report.say(f"--topology cluster starts its own servers: --server is one of {', '.join(CHOICES)}")
+        return 2
+    count, seconds = options.rounds or _ROUNDS, options.seconds or _SECONDS
+    try:
+        with ExitStack() as closing:
+            clusters = {n: closing.enter_context(open_cluster(CHOICES[options.server], n)) for n in PRIMARIES}
+            crews = {n: _Crew(admins) for n, admins in clusters.items()}
+            entrants = [Entrant(OURS, OURS, f"{n} primaries", crew.measure, crew.check, n) for n, crew in crews.items()]
+            rounds.race(entrants, count, seconds)
+    except CheckFailedError as error:
+        report.say(f"CHECK FAILED: {error}")
+        return 1
+    except (FileNotFoundError, RuntimeError, redis.RedisError) as error:
+        report.say(f"cannot run on {options.server!r}: {error}")
+        return 2
+    rows = [
+        {
+            **rounds.summary(entrant, entrants),
+            "ratios_to_one_primary": [
+                rate / of_one for rate, of_one in zip(entrant.rates, entrants[0].rates, strict=True)
+            ],
+            "node_cpu_us": [statistics.median(of_node) for of_node in zip(*crew.node_cpu_us, strict=True)],
+        }
+        for entrant, crew in zip(entrants, crews.values(), strict=True)
+    ]
+    _print(rows, f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s")
+    if options.json:
+        facts = {"command": "throughput", "topology": "cluster", "server": options.server, **report.environment()}
+        facts["redislock_fast.implementation"] = redislock_fast.implementation
+        report.save_json(options.json, {**facts, "rounds": count, "seconds": seconds, "results": rows})
+    return 0
+
+
+def _print(rows: list[dict[str, Any]], title: str) -> None:
+    headings = ["primaries", "pairs/s", ":\n1 primary", "p50 ms\nan op"]
+    headings += ["client\nus/pair", "servers\nus/pair", "of which each node"]
+    cells = [
+        [
+            str(row["count"]),
+            f"{row['median']:,.0f}",
+            f"{statistics.median(row['ratios_to_one_primary']):.2f}",
+            f"{row['latency_p50_ms']:.2f}",
+            f"{row['client_cpu_us']:.2f}",
+            f"{row['server_cpu_us']:.2f}",
+            " ".join(f"{cpu_us:.2f}" for cpu_us in row["node_cpu_us"]),
+        ]
+        for row in rows
+    ]
+    report.table(title, headings, cells, words=0)
