@@ -7,6 +7,7 @@ the nodes.
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import Future
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, clu
     assert holder.call("acquire")
     early = waiters[0].acquire()
     late = waiters[1].acquire()
-    assert not waiters[2].call("acquire", blocking_timeout=0.1)
+    assert waiters[2].call("locked")  # connects to both nodes
+    assert not waiters[2].call("acquire", blocking_timeout=0.3)
     place.end_move()
     last = waiters[2].acquire()
     holder.release()
@@ -186,3 +188,24 @@ def test_what_waits_to_be_undone_follows_the_slot(cluster_client: redis.RedisClu
     wait_until(lambda: place.keys_at(place.away) == 0, "it is undone")
     if stage == "on the move":
         place.end_move()
+
+
+def test_an_attempt_without_an_answer_is_undone_where_ask_has_led(callers: Callers, fast: Any, place: Place) -> None:
+    ours, others = (callers.contender(fast, place.name, timeout=FAR_S) for _ in range(2))
+    place.begin_move()
+    place.cluster.admins[place.away].config_resetstat()
+    assert ours.call("acquire", blocking=False)
+    ours.release()
+    target = place.cluster.nodes[place.away]
+    target.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(redis.TimeoutError):
+            ours.call("acquire", blocking_timeout=0.05)
+    finally:
+        target.signal(signal.SIGCONT)
+    admin = place.cluster.admins[place.away]
+    wait_until(lambda: admin.info("commandstats")["cmdstat_set"]["calls"] == 2, "the attempt has been executed")
+    wait_until(lambda: place.keys_at(place.away) == 0, "it is undone")
+    assert others.call("acquire", blocking=False)
+    place.end_move()
+    others.release()
