@@ -53,14 +53,16 @@ class Connection:
 
     Attributes:
         denied: as `Model.denied`, for the user of this connection.
+        number: the server's for it.
         inbox: the pushes that are on their way to the client, oldest first.
         channels: what it has subscribed to.
         deaf: whether something on the way drops all pushes.
         resp3: whether it takes pushes between replies, once HELLO was answered.
     """
 
-    def __init__(self, denied: frozenset[str]) -> None:
+    def __init__(self, denied: frozenset[str], number: int = 0) -> None:
         self.denied = denied
+        self.number = number
         self.inbox: list[list[Reply]] = []
         self.channels: set[object] = set()
         self.deaf = False
@@ -106,6 +108,7 @@ class Model:
         self.connections: list[Connection] = []
         self.full = False
         self._cluster = cluster
+        self._connected = 0  # how many ever were
         self._nobody = Connection(denied)
         self._client = self._nobody  # whose request is being executed
         self._tracked: dict[bytes, list[Connection]] = {}
@@ -118,7 +121,7 @@ class Model:
         self._commands: dict[object, Callable[[Args], Reply]] = {
             b"COMMAND": self._command_info,
             b"HELLO": self._hello,
-            b"CLIENT": self._client_tracking,
+            b"CLIENT": self._client_itself,
             b"SUBSCRIBE": self._subscribe,
             b"SSUBSCRIBE": self._subscribe,
             b"GET": self._get,
@@ -141,7 +144,8 @@ class Model:
 
     def connect(self, denied: frozenset[str] = frozenset()) -> Connection:
         """A connection that can hear of something."""
-        connection = Connection(denied)
+        self._connected += 1
+        connection = Connection(denied, self._connected)
         self.connections.append(connection)
         return connection
 
@@ -221,7 +225,14 @@ class Model:
         self._client.resp3 = True
         return {b"proto": 3, b"mode": b"cluster" if self._cluster else b"standalone"}
 
-    def _client_tracking(self, args: Args) -> Reply:
+    def _client_itself(self, args: Args) -> Reply:
+        if args[1] == b"INFO":
+            return b"id=%d addr=127.0.0.1:%d name=" % (self._client.number, self._client.number)
+        if args[1:3] == (b"KILL", b"ID"):
+            killed = [connection for connection in self.connections if args[3] == b"%d" % connection.number]
+            for connection in killed:
+                self.disconnect(connection)
+            return len(killed)
         if args[1:] == (b"TRACKING", b"ON", b"OPTIN"):
             self._client.tracking = True
         else:

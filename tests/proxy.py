@@ -71,6 +71,7 @@ class _Link:
         # Per request in flight: its command, and whether its reply is to be lost.
         self.in_flight: deque[tuple[str, bool]] = deque()
         self.threads: list[threading.Thread] = []
+        self.stalled = False
 
     def cut(self) -> None:
         for end in (self.client, self.server):
@@ -134,6 +135,24 @@ class Proxy:
         with self._state:
             self._holding = False
             self._state.notify_all()
+
+    def stall(self) -> None:
+        """Let the requests of the connections that are open now wait until `thaw`; new connections are served."""
+        with self._state:
+            for link in self._links:
+                link.stalled = True
+
+    def thaw(self) -> None:
+        """Pass on what was stalled, and close those connections. Returns when it has left for the server."""
+        with self._state:
+            stalled = [link for link in self._links if link.stalled]
+            for link in stalled:
+                link.stalled = False
+            self._state.notify_all()
+        for link in stalled:
+            with contextlib.suppress(OSError):
+                link.client.shutdown(socket.SHUT_RD)  # what has come is read to its end
+            link.threads[0].join(_WAIT_S)
 
     def cut(self) -> None:
         """Close every connection now."""
@@ -267,6 +286,7 @@ class Proxy:
     def _on_request(self, link: _Link, message: bytes) -> bool:
         name = command_name(message)
         with self._state:
+            self._state.wait_for(lambda: not link.stalled or link not in self._links)
             lost = self._strike(name)
             self.requests[name] += 1
             self._state.notify_all()

@@ -20,6 +20,7 @@ from redislock_fast._protocol import (
     Redirected,
     Refused,
     Release,
+    ending,
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply
@@ -85,6 +86,20 @@ def test_dialect_is_plain_where_the_probe_is_refused_or_answered_oddly(reply: Re
 def test_messages_can_be_pushed_where_hello_is_answered(server: str, hello: Reply, push: bool, sharded: bool) -> None:
     dialect = Dialect(Model(SERVERS[server]).execute(PROBE), hello)
     assert (push, sharded) == (dialect.push, dialect.sharded)
+
+
+# ---- ending a connection ----
+
+
+@pytest.mark.parametrize("name", [b"", b"a=b"])
+def test_a_connection_is_ended_by_number_and_address(name: bytes) -> None:
+    info = b"id=7 addr=127.0.0.1:51406 laddr=127.0.0.1:6379 fd=10 name=%b age=0 cmd=client|info user=default\n" % name
+    assert ending(info) == (b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"127.0.0.1:51406")
+
+
+@pytest.mark.parametrize("reply", [NOPERM, UNKNOWN_COMMAND, b"id=7 name=", b"anything"], ids=str)
+def test_a_connection_that_is_not_described_cannot_be_ended(reply: Reply) -> None:
+    assert ending(reply) is None
 
 
 # ---- acquire ----

@@ -16,9 +16,10 @@ from redislock_fast._loop_channel import LoopChannel
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast.server import Server
 from tests.async_helpers import async_few
-from tests.helpers import few
+from tests.conftest import MakeUser
+from tests.helpers import PATIENCE_S, few, wait_until
 from tests.proxy import Proxy
-from tests.waiting_helpers import Callers, Contender, Threads
+from tests.waiting_helpers import Callers, Contender, Threads, awake_s, until_queued
 
 StartServer = Callable[..., Server]
 
@@ -32,9 +33,9 @@ def nothing_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(channel, "_start_undoing", lambda _: None)
 
 
-def contender_of(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
-    retry = few() if isinstance(callers, Threads) else async_few()
-    return callers.contender(callers.client(proxy.port, retry=retry), **settings)
+def client_of(callers: Callers, proxy: Proxy, **options: Any) -> Any:
+    """A client that soon gives up."""
+    return callers.client(proxy.port, retry=few() if isinstance(callers, Threads) else async_few(), **options)
 
 
 def acquire_in_vain(proxy: Proxy, contender: Contender) -> None:
@@ -49,7 +50,7 @@ def acquire_in_vain(proxy: Proxy, contender: Contender) -> None:
 
 @pytest.mark.usefixtures("nothing_in_the_background")
 def test_own_token_that_comes_back_takes_the_lock_anew(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
-    contender = contender_of(callers, proxy, timeout=60)
+    contender = callers.contender(client_of(callers, proxy), timeout=60)
     acquire_in_vain(proxy, contender)
     assert client.get("name") == b"mine"
     client.pexpire("name", 5_000)
@@ -63,9 +64,65 @@ def test_own_token_that_comes_back_takes_the_lock_anew(callers: Callers, proxy: 
 def test_own_token_that_comes_back_in_vain_leaves_nothing(callers: Callers, spare_server: StartServer) -> None:
     server = spare_server()
     with Proxy(server.port) as proxy, redis.Redis(port=server.port) as client:
-        contender = contender_of(callers, proxy)
+        contender = callers.contender(client_of(callers, proxy))
         acquire_in_vain(proxy, contender)
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.OutOfMemoryError):
             contender.call("acquire", token="mine", blocking=False)
         assert client.keys() == []
+
+
+# The server goes on reading from a connection that was given up
+
+
+def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=0.1))
+    contender.call("locked")
+    proxy.stall()
+    assert contender.call("acquire", blocking=False) is True
+    contender.release()
+    proxy.thaw()
+    assert client.ping()  # by then the server has read what was stalled, too
+    assert client.keys() == []
+
+
+def test_release_that_arrives_late_spares_who_has_the_same_token(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=0.1))
+    assert contender.call("acquire", token="mine")
+    proxy.stall()
+    contender.release()
+    assert contender.call("acquire", token="mine", blocking=False) is True
+    proxy.thaw()
+    assert client.ping()
+    assert contender.call("owned")
+
+
+def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
+    callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
+) -> None:
+    holder = callers.contender(callers.client(server.port))
+    waiter = callers.contender(client_of(callers, proxy, socket_timeout=0.1), sleep=0.05)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    until_queued(client, "name", 1)
+    heard = awake_s(client, "name").keys()
+    proxy.stall()
+    wait_until(lambda: awake_s(client, "name").keys() - heard, "it listens on a new connection")
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+    proxy.thaw()
+    assert client.ping()
+    assert client.keys() == []
+
+
+def test_who_may_not_end_connections_goes_on_without(
+    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
+) -> None:
+    contender = callers.contender(callers.client(server.port, **acl_user(server, "-client").options()))
+    for _ in range(2):
+        assert contender.call("acquire", blocking=False) is True
+        contender.release()
+        client.client_kill_filter(_type="normal", skipme=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redislock_fast._many import Many
@@ -131,7 +132,7 @@ class Execution:
         self._operation.lost(True)
         self._loose.append(call.link)
         if is_silence and self._process.link is call.link:
-            self._process.link = None  # left, not closed
+            self._process.give_up(call.link)  # left, not closed
             if not self._world.late_us:
                 call.link.vanish()
         self._again(Trouble("no reply"))
@@ -165,7 +166,8 @@ class Execution:
     def _end(self, error: Exception | None) -> None:
         self.over = True
         operation = self._operation
-        if isinstance(operation, Acquire) and operation.unsettled and operation.result and self._world.late_us:
+        doubts = isinstance(operation, Acquire) and operation.unsettled and operation.result
+        if doubts and "CLIENT" in self._process.denied:
             self._world.doubtful.add(operation.token)
         if self._tidies and (error is not None or self._operation.unsettled):
             self._process.tidy(self._operation, self._loose, error is not None)
@@ -318,6 +320,7 @@ class Process:
         self.link: Link | None = None
         self.links: list[Link] = []
         self.undone: list[tuple[bytes, bytes]] = []
+        self._endings: dict[Args, None] = {}
         self._undoer: Task | None = None
         self._connecting: list[Execution] = []
         self.loses_next = False
@@ -351,6 +354,8 @@ class Process:
         link = Link(self)
         self.world.tell(self.name, "has connected")
         self.links.append(link)
+        for ending in list(self._endings):
+            link.send([ending], partial(self._note_ended, ending))
         link.undo(undo_requests(link.dialect, self.undone))
         self.link = link
         for execution in waiting:
@@ -358,10 +363,16 @@ class Process:
 
     def drop(self, link: Link) -> None:
         """Close a connection that is of no more use."""
-        if self.link is link:
-            self.link = None
+        self.give_up(link)
         link.break_()
         link.vanish_sometime()
+
+    def give_up(self, link: Link) -> None:
+        """Send nothing more on a connection, and have the next one end it."""
+        if self.link is link:
+            self.link = None
+            if link.ending is not None:
+                self._endings[link.ending] = None
 
     def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request, without waiting for the reply."""
@@ -408,6 +419,9 @@ class Process:
                     continue
             gone = set(entries)
             self.undone[:] = [entry for entry in self.undone if entry not in gone]
+
+    def _note_ended(self, ending: Args, _: object) -> None:
+        self._endings.pop(ending, None)
 
     def take_back(self, operation: Any) -> list[tuple[bytes, bytes]]:
         """What waits to be undone under a token that comes back: whoever brings it undoes it first."""

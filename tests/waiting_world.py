@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._protocol import HELLO, PROBE, Dialect
+from redislock_fast._protocol import CLIENT_INFO, HELLO, PROBE, Dialect, ending
 from redislock_fast._room import BROKEN, Room
 from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._wire import Args, Lost, OnReply, Reply
@@ -64,8 +64,8 @@ class World:
         latency_us: how long things usually take; `slow` says how often much longer.
         served: called after each request that the server has executed.
         story: what happened.
-        doubtful: tokens of those who had the lock by the second of two requests: the first may yet be executed, after
-            the release, and nobody can undo that in time.
+        doubtful: tokens of those who had the lock by the second of two requests, and may not end the connection of the
+            first: that may yet be executed, after the release, and nobody can undo it in time.
         changed: whether somebody has got on since that was last looked at.
     """
 
@@ -176,6 +176,7 @@ class Link:
         self.connection.deaf = process.deaf
         probed = world.serve(process, PROBE, self.connection)
         self.dialect = Dialect(probed, world.serve(process, HELLO, self.connection))
+        self.ending = ending(world.serve(process, CLIENT_INFO, self.connection))
         self.room: Room | None = None
         if self.dialect.push:
             self.room = Room(self.dialect)
@@ -208,9 +209,8 @@ class Link:
 
     def undo(self, requests: list[Args]) -> None:
         """Let requests leave that undo what went before; nobody waits for their replies."""
-        for request in requests:
-            self.undoing.append(request)
-            self.send([request], None)
+        self.undoing += requests
+        self.send(requests, None)
 
     def _serve(self, request: Args) -> None:
         if self.gone:
@@ -219,6 +219,8 @@ class Link:
             self.undoing.remove(request)
         world = self._world
         reply = world.serve(self._process, request, self.connection)
+        if request[:2] == (b"CLIENT", b"KILL"):
+            self._end_killed()
         own_pushes_first = world.dice.random() < 0.5
         if not own_pushes_first:
             self._return(False, reply)
@@ -230,6 +232,13 @@ class Link:
                     link.connection.inbox.clear()
         if own_pushes_first:
             self._return(False, reply)
+
+    def _end_killed(self) -> None:
+        world = self._world
+        for link in list(self._process.links):
+            if link.connection not in world.model.connections:
+                link.vanish()
+                world.after(world.delay_us(), self._process, link.break_)
 
     def _return(self, is_push: bool, item: Any) -> None:
         world = self._world

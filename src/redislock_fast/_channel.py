@@ -9,6 +9,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -21,7 +22,7 @@ from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Dialect, Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
-from redislock_fast._wire import Args, Lost, NoReply, OnReply
+from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply
 
 __all__ = [
     "FOREVER_S",
@@ -84,7 +85,7 @@ class _Pipe(Protocol):
     @property
     def silence_s(self) -> float: ...
 
-    def post(self, args: Args) -> None: ...
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None: ...
 
 
 class _Link(Protocol):
@@ -92,6 +93,7 @@ class _Link(Protocol):
     def pipe(self) -> _Pipe: ...
 
     dialect: Dialect
+    ending: Args | None
 
     def close(self) -> None: ...
 
@@ -115,6 +117,7 @@ class Channel(Encoding, Generic[LinkType]):
         self._timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.link: LinkType | None = None
         self._undone: list[tuple[bytes, bytes]] = []
+        self._endings: set[Args] = set()  # of connections that were given up
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -136,9 +139,14 @@ class Channel(Encoding, Generic[LinkType]):
 
     def _drop(self, link: LinkType | None) -> None:
         if link is not None:
-            if self.link is link:
-                self.link = None
+            self._give_up(link)
             link.close()
+
+    def _give_up(self, link: LinkType) -> None:
+        if self.link is link:
+            self.link = None
+            if link.ending is not None:
+                self._endings.add(link.ending)
 
     def _trouble(
         self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
@@ -154,8 +162,8 @@ class Channel(Encoding, Generic[LinkType]):
                 loose.append(link)
                 # The caller's own limit says nothing about the connection; silence for the pool's timeout does. It is
                 # left, not closed: an undoing must go behind what it undoes, and the last to leave lets it close.
-                if 0 <= self._timeout_s <= link.pipe.silence_s and self.link is link:
-                    self.link = None
+                if 0 <= self._timeout_s <= link.pipe.silence_s:
+                    self._give_up(link)
             return TimeoutError(str(trouble))
         if isinstance(trouble, NotExecuted):
             if trouble.code == "READONLY":  # a demoted primary: look for the new one
@@ -201,8 +209,13 @@ class Channel(Encoding, Generic[LinkType]):
     def _start_undoing(self) -> None:
         raise NotImplementedError
 
-    def _post_undone(self, link: LinkType) -> None:
-        """On a new connection, what waits to be undone goes first."""
+    def _post_first(self, link: LinkType) -> None:
+        """What goes first on a new connection: it ends the old ones, and then undoes what they may have done.
+
+        Else the server could yet execute what was sent on them, when all that was to undo it is done.
+        """
+        for ending in list(self._endings):
+            link.pipe.post(ending, partial(_note_ended, self._endings, ending))
         for request in undo_requests(link.dialect, list(self._undone)):
             link.pipe.post(request)
 
@@ -223,6 +236,10 @@ class Channel(Encoding, Generic[LinkType]):
     def idle(self) -> bool:
         """Whether nothing waits to be undone, or nothing can be, because the owner is gone."""
         return not self._undone or self._owner() is None
+
+
+def _note_ended(endings: set[Args], ending: Args, _: Reply) -> None:
+    endings.discard(ending)  # not a method: a request under way must keep no channel alive
 
 
 Transport = TypeVar("Transport")

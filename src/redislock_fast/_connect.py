@@ -21,7 +21,7 @@ from redis.retry import Retry
 from redislock_fast import _core_py, _protocol
 from redislock_fast._implementation import compiled
 from redislock_fast._room import Room
-from redislock_fast._wire import SPIN_US, Pipe
+from redislock_fast._wire import SPIN_US, Args, Pipe
 
 __all__ = ["Link", "RetryPolicy", "open_link", "redis_error", "settings_of"]
 
@@ -39,15 +39,17 @@ class Link:
     Attributes:
         pipe: drives the socket.
         dialect: what the server understands.
+        ending: what ends it when another connection sends it; None where the server does not tell.
         room: who waits on it for messages; None where none can come.
     """
 
-    __slots__ = ("_connection", "dialect", "pipe", "room")
+    __slots__ = ("_connection", "dialect", "ending", "pipe", "room")
 
-    def __init__(self, connection: Any, pipe: Pipe, dialect: _protocol.Dialect) -> None:
+    def __init__(self, connection: Any, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None) -> None:
         self._connection = connection
         self.pipe = pipe
         self.dialect = dialect
+        self.ending = ending
         self.room = None
         if dialect.push:
             self.room = Room(dialect)
@@ -125,11 +127,12 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
         pipe = _core_py.Pipe(connection, sock)
     timeout_s = settings.get("socket_timeout")
     try:
-        probed, greeted = pipe.call_many([_protocol.PROBE, _protocol.HELLO], -1.0 if timeout_s is None else timeout_s)
+        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
+        probed, greeted, described = pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
     except BaseException:
         pipe.close()
         raise
-    return Link(connection, pipe, _protocol.Dialect(probed, greeted))
+    return Link(connection, pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described))
 
 
 def _is_plain(sock: object) -> bool:

@@ -49,7 +49,7 @@ from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, R
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Room, Seat
 from redislock_fast._times import clock
-from redislock_fast._wire import Lost, NoReply
+from redislock_fast._wire import Args, Lost, NoReply
 
 __all__ = ["AsyncLink", "LoopChannel"]
 
@@ -67,14 +67,16 @@ class AsyncLink:
     Attributes:
         pipe: drives the transport.
         dialect: what the server understands.
+        ending: what ends it when another connection sends it; None where the server does not tell.
         room: who waits on it for messages; None where none can come.
     """
 
-    __slots__ = ("_end", "dialect", "pipe", "room")
+    __slots__ = ("_end", "dialect", "ending", "pipe", "room")
 
-    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, end: AsyncGenerator[None]) -> None:
+    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None, end: AsyncGenerator[None]) -> None:
         self.pipe = pipe
         self.dialect = dialect
+        self.ending = ending
         self._end = end
         self.room = None
         if dialect.push:
@@ -132,13 +134,13 @@ async def _open_link(pool: Any) -> AsyncLink:
     end = _attend(_close_at_the_end(pipe))
     timeout_s = settings.get("socket_timeout")
     try:
-        requests = [_protocol.PROBE, _protocol.HELLO]
-        probed, greeted = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
+        probed, greeted, described = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
     except BaseException:
         pipe.close()
         raise
     try:
-        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), end)
+        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end)
     finally:
         del connection, reader, writer, pipe, end  # see LoopChannel._open
 
@@ -416,7 +418,7 @@ class LoopChannel(Channel[AsyncLink]):
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
         self.link = await _open_link(self._live_owner())
-        self._post_undone(self.link)
+        self._post_first(self.link)
         self._spares.clear()  # which may lead to a server that was the primary once
 
     def _opened(self, opening: asyncio.Task[None]) -> None:

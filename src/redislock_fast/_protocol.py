@@ -27,6 +27,7 @@ from redislock_fast._tokens import MARK, is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
 
 __all__ = [
+    "CLIENT_INFO",
     "HELLO",
     "PROBE",
     "Acquire",
@@ -41,6 +42,7 @@ __all__ = [
     "Refused",
     "Release",
     "TokenOperation",
+    "ending",
     "native_release",
 ]
 
@@ -49,6 +51,9 @@ PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
 
 HELLO: Args = (b"HELLO", 3)
 """Sent behind it: RESP3, in which a server may push messages between replies. Without it, waiters poll."""
+
+CLIENT_INFO: Args = (b"CLIENT", b"INFO")
+"""And this (Redis 6.2): what the server calls the connection; see `ending`."""
 
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
 
@@ -95,6 +100,21 @@ class Dialect:
         hello = hello_reply if isinstance(hello_reply, dict) else {}
         self.sharded = hello.get(b"mode") == b"cluster"
         self.push = bool(hello) and (lmpop or not self.sharded)
+
+
+def ending(client_info: Reply) -> Args | None:
+    """What ends a connection when another one sends it: what the server has not executed by then, it never will.
+
+    By number and address, since after a failover another server may have given the number to somebody else.
+
+    Args:
+        client_info: the connection's own reply to `CLIENT_INFO`; for an error, None is returned.
+    """
+    described = client_info if isinstance(client_info, bytes) else b""
+    fields = dict(field.partition(b"=")[::2] for field in described.split())
+    if b"id" not in fields or b"addr" not in fields:
+        return None
+    return (b"CLIENT", b"KILL", b"ID", fields[b"id"], b"ADDR", fields[b"addr"])
 
 
 def native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:

@@ -264,7 +264,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         try:
             if self.link is None:
                 link = open_link(self._live_owner(), limit_s)
-                self._post_undone(link)
+                self._post_first(link)
                 self._spares.clear()  # which may lead to a server that was the primary once
                 self.link = link
             return self.link
@@ -314,6 +314,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._connecting = threading.Lock()
         self._undoing = threading.RLock()
         self._undone.clear()
+        self._endings.clear()
         self._inside.clear()
         self._spares.clear()  # each forgets for itself
         if link is not None:
