@@ -371,6 +371,23 @@ def test_child_of_an_ended_loop_starts_anew(valkey: Server, connect: Connect, lo
     run_in_loop(loop_kind, use(Lock(locks, "name", timeout=10)))
 
 
+def test_child_that_closes_its_parents_loop_leaves_the_connection_alone(valkey: Server, connect: Connect) -> None:
+    locks, client = client_of(valkey), connect(valkey.port)
+    loop = new_loop("asyncio")  # uvloop may hang in the child: libuv wants to be told of a fork
+    loop.run_until_complete(use(Lock(locks, "name", timeout=10)))
+    before = connections(client)
+
+    def child() -> str:
+        loop.close()
+        return "fine"
+
+    assert before
+    assert in_fork(child) == "fine"
+    assert before == connections(client)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
 # Eager tasks
 
 

@@ -213,7 +213,6 @@ def test_program_that_ends_at_the_moment_of_the_grant(
     assert task.cancelled() or not cancels
 
 
-@pytest.mark.xfail(strict=False, reason="known limit: a loop closed under its tasks keeps their connection")
 def test_loop_closed_while_a_task_waits(
     valkey: Server, valkey_client: redis.Redis, loop_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
+import socket
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
@@ -33,7 +35,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast import _protocol
+from redislock_fast import _process, _protocol
 from redislock_fast._async_pipe import Pipe, new_pipe
 from redislock_fast._channel import (
     FOREVER_S,
@@ -56,6 +58,7 @@ __all__ = ["AsyncLink", "LoopChannel"]
 _CLOSE_LIMIT_S = 1.0
 _NEVER = math.inf
 _LONG_S = 2.0
+_DAY_S = 86_400.0
 _ALARMS_PER_S = 200
 
 _Result = TypeVar("_Result")
@@ -114,6 +117,34 @@ def _attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
     return end
 
 
+class _Remains:
+    """A connection's socket, held by a timer of its loop alone, and shut down with it.
+
+    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
+    """
+
+    def __init__(self, transport: asyncio.BaseTransport) -> None:
+        self._sock = transport.get_extra_info("socket")
+        self._generation = _process.generation
+
+    def __del__(self) -> None:
+        if self._sock is not None and self._generation == _process.generation:  # else it is the parent's
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
+    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
+    timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
+
+    def cancel(_: object) -> None:
+        running = timer()
+        if running is not None:
+            running.cancel()
+
+    closed.add_done_callback(cancel)
+
+
 async def _open_link(pool: Any) -> AsyncLink:
     """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over."""
     settings = settings_of(pool)
@@ -132,6 +163,7 @@ async def _open_link(pool: Any) -> AsyncLink:
         raise ConnectionError("the server closed the connection")
     pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
     end = _attend(_close_at_the_end(pipe))
+    _hold(asyncio.get_running_loop(), pipe.closed, _Remains(writer.transport))
     timeout_s = settings.get("socket_timeout")
     try:
         requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
