@@ -425,6 +425,8 @@ class Pipe:
                 heir = next((slot for slot in waiting if slot.state is _State.WAITING), None)
                 if heir is not None:
                     heir.end(_State.LEAD)
+                    # Until the heir has woken up, a listener with nothing to do, callers need not wait for him.
+                    self._dozing = not self._slots and not self._sending and not self._load()
                     return
                 if stuck or self._dead or self._sending or not self._load():
                     self._reading = False
