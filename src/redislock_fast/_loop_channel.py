@@ -4,8 +4,7 @@ A `LoopChannel` does for a loop what `_thread_channel.ThreadChannel` does for th
 
 - Cancelling a caller detaches it: its request stays under way. A cancelled acquire is undone behind itself.
 - Connecting is a task of its own that all callers wait for, each as long as it likes.
-- A link ends with its loop: an asynchronous generator is suspended for each, which `asyncio.run`, and every other
-  runner that shuts its generators down, closes at the end. So it ends with its pool, when the generator is collected.
+- Its tasks end with their loop, and so does its connection: see `_async_connect.py`.
 
 Who may touch what: a channel, its link and its tasks belong to the loop's thread.
 
@@ -17,16 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import socket
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from copy import copy
 from typing import Any, TypeVar
 
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -35,8 +30,8 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast import _process, _protocol
-from redislock_fast._async_pipe import Pipe, new_pipe
+from redislock_fast._async_connect import CLOSE_LIMIT_S, AsyncLink, attend, open_link
+from redislock_fast._async_pipe import Pipe
 from redislock_fast._channel import (
     FOREVER_S,
     GRACE_S,
@@ -45,59 +40,21 @@ from redislock_fast._channel import (
     UNDO_LIMIT_S,
     Channel,
 )
-from redislock_fast._connect import redis_error, settings_of
+from redislock_fast._connect import redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
-from redislock_fast._room import BROKEN, Room, Seat
+from redislock_fast._room import Seat
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Lost, NoReply
+from redislock_fast._wire import Lost, NoReply
 
-__all__ = ["AsyncLink", "LoopChannel"]
+__all__ = ["LoopChannel"]
 
-_CLOSE_LIMIT_S = 1.0
 _NEVER = math.inf
 _LONG_S = 2.0
-_DAY_S = 86_400.0
 _ALARMS_PER_S = 200
 
 _Result = TypeVar("_Result")
-
-
-class AsyncLink:
-    """A connected pipe with what its server understands. Never reused once broken.
-
-    Attributes:
-        pipe: drives the transport.
-        dialect: what the server understands.
-        ending: what ends it when another connection sends it; None where the server does not tell.
-        room: who waits on it for messages; None where none can come.
-    """
-
-    __slots__ = ("_end", "dialect", "ending", "pipe", "room")
-
-    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None, end: AsyncGenerator[None]) -> None:
-        self.pipe = pipe
-        self.dialect = dialect
-        self.ending = ending
-        self._end = end
-        self.room = None
-        if dialect.push:
-            self.room = room = Room(dialect)
-            pipe.on_push = room.hear
-            pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
-
-    def close(self) -> None:
-        """Break the pipe; whoever still waits is told."""
-        self.pipe.close()
-
-
-async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        pipe.close()
-        await pipe.wait_closed(_CLOSE_LIMIT_S)
 
 
 async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]]) -> AsyncGenerator[None]:
@@ -107,74 +64,7 @@ async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]]) -> AsyncGenerator[No
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_LIMIT_S)
-
-
-def _attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
-    """Suspend the generator, to be closed when the running loop ends or nobody keeps it any more."""
-    with contextlib.suppress(StopIteration):
-        end.__anext__().__await__().send(None)  # it yields without awaiting anything
-    return end
-
-
-class _Remains:
-    """A connection's socket, held by a timer of its loop alone, and shut down with it.
-
-    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
-    """
-
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        self._sock = transport.get_extra_info("socket")
-        self._generation = _process.generation
-
-    def __del__(self) -> None:
-        if self._sock is not None and self._generation == _process.generation:  # else it is the parent's
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
-    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
-    timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
-
-    def cancel(_: object) -> None:
-        running = timer()
-        if running is not None:
-            running.cancel()
-
-    closed.add_done_callback(cancel)
-
-
-async def _open_link(pool: Any) -> AsyncLink:
-    """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over."""
-    settings = settings_of(pool)
-    settings["retry"] = Retry(NoBackoff(), 0)
-    connection = pool.connection_class(**settings)
-    try:
-        await connection.connect()
-    except BaseException:  # redis-py itself cleans up after errors, not after a cancel
-        await connection.disconnect(nowait=True)
-        raise
-    # redis-py has no public names for them. Without them, it leaves the transport alone.
-    reader, writer = connection._reader, connection._writer  # noqa: SLF001
-    connection._reader = connection._writer = None  # noqa: SLF001
-    if reader.at_eof():
-        writer.close()
-        raise ConnectionError("the server closed the connection")
-    pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
-    end = _attend(_close_at_the_end(pipe))
-    _hold(asyncio.get_running_loop(), pipe.closed, _Remains(writer.transport))
-    timeout_s = settings.get("socket_timeout")
-    try:
-        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
-        probed, greeted, described = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
-    except BaseException:
-        pipe.close()
-        raise
-    try:
-        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end)
-    finally:
-        del connection, reader, writer, pipe, end  # see LoopChannel._open
+            await asyncio.wait(tasks, timeout=CLOSE_LIMIT_S)
 
 
 class Alarms:
@@ -275,7 +165,7 @@ class LoopChannel(Channel[AsyncLink]):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beside: weakref.WeakSet[LoopChannel] = weakref.WeakSet()
         self._spares: list[LoopChannel] = []  # those of them that nobody uses
-        self._end = _attend(_cancel_at_the_end(self._tasks))
+        self._end = attend(_cancel_at_the_end(self._tasks))
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
         self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
@@ -449,7 +339,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
-        self.link = await _open_link(self._live_owner())
+        self.link = await open_link(self._live_owner())
         self._post_first(self.link)
         self._spares.clear()  # which may lead to a server that was the primary once
 

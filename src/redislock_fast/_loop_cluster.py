@@ -21,8 +21,9 @@ from redis.exceptions import (
     RedisError,
 )
 
+from redislock_fast._async_connect import AsyncLink
 from redislock_fast._connect import redis_error
-from redislock_fast._loop_channel import AsyncLink, LoopChannel
+from redislock_fast._loop_channel import LoopChannel
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
 from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node

@@ -1,0 +1,145 @@
+"""Connecting for event loops: redis-py opens, we take over its transport; and how a connection ends with its loop.
+
+- An asynchronous generator is suspended for each connection, which `asyncio.run`, and every other runner that shuts its
+  generators down, closes at the end. So the connection ends with its pool, too, when the generator is collected.
+- A loop that is closed otherwise takes its timers with it, and one of these the connection.
+
+Must not know: locks, operations, waiting callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+
+from redislock_fast import _process, _protocol
+from redislock_fast._async_pipe import Pipe, new_pipe
+from redislock_fast._connect import settings_of
+from redislock_fast._room import BROKEN, Room
+from redislock_fast._wire import Args
+
+__all__ = ["CLOSE_LIMIT_S", "AsyncLink", "attend", "open_link"]
+
+CLOSE_LIMIT_S = 1.0
+_DAY_S = 86_400.0
+
+
+class AsyncLink:
+    """A connected pipe with what its server understands. Never reused once broken.
+
+    Attributes:
+        pipe: drives the transport.
+        dialect: what the server understands.
+        ending: what ends it when another connection sends it; None where the server does not tell.
+        room: who waits on it for messages; None where none can come.
+    """
+
+    __slots__ = ("_end", "dialect", "ending", "pipe", "room")
+
+    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None, end: AsyncGenerator[None]) -> None:
+        self.pipe = pipe
+        self.dialect = dialect
+        self.ending = ending
+        self._end = end
+        self.room = None
+        if dialect.push:
+            self.room = room = Room(dialect)
+            pipe.on_push = room.hear
+            pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
+
+    def close(self) -> None:
+        """Break the pipe; whoever still waits is told."""
+        self.pipe.close()
+
+
+async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        pipe.close()
+        await pipe.wait_closed(CLOSE_LIMIT_S)
+
+
+def attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
+    """Suspend the generator, to be closed when the running loop ends or nobody keeps it any more."""
+    with contextlib.suppress(StopIteration):
+        end.__anext__().__await__().send(None)  # it yields without awaiting anything
+    return end
+
+
+class _Remains:
+    """A connection's socket, held by a timer of its loop alone, and shut down with it.
+
+    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
+    """
+
+    def __init__(self, transport: asyncio.BaseTransport) -> None:
+        self._sock = transport.get_extra_info("socket")
+        self._generation = _process.generation
+
+    def __del__(self) -> None:
+        if self._sock is not None and self._generation == _process.generation:  # else it is the parent's
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
+    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
+    timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
+
+    def cancel(_: object) -> None:
+        running = timer()
+        if running is not None:
+            running.cancel()
+
+    closed.add_done_callback(cancel)
+
+
+async def open_link(pool: Any) -> AsyncLink:
+    """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over.
+
+    Args:
+        pool: any of redis-py's asyncio connection pools.
+
+    Raises:
+        redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
+        Lost: the connection broke while it was asked.
+        NoReply: the server did not answer in time.
+    """
+    settings = settings_of(pool)
+    settings["retry"] = Retry(NoBackoff(), 0)
+    connection = pool.connection_class(**settings)
+    try:
+        await connection.connect()
+    except BaseException:  # redis-py itself cleans up after errors, not after a cancel
+        await connection.disconnect(nowait=True)
+        raise
+    # redis-py has no public names for them. Without them, it leaves the transport alone.
+    reader, writer = connection._reader, connection._writer  # noqa: SLF001
+    connection._reader = connection._writer = None  # noqa: SLF001
+    if reader.at_eof():
+        writer.close()
+        raise ConnectionError("the server closed the connection")
+    pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
+    end = attend(_close_at_the_end(pipe))
+    _hold(asyncio.get_running_loop(), pipe.closed, _Remains(writer.transport))
+    timeout_s = settings.get("socket_timeout")
+    try:
+        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
+        probed, greeted, described = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+    except BaseException:
+        pipe.close()
+        raise
+    try:
+        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end)
+    finally:
+        del connection, reader, writer, pipe, end  # see LoopChannel._open
