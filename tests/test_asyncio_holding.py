@@ -7,6 +7,7 @@ know: who renews, and when.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 from collections.abc import Iterator
@@ -184,6 +185,23 @@ async def test_task_that_finds_the_loss_itself_is_not_cancelled_as_well(
 
 
 @in_loop
+async def test_task_that_has_a_helper_release_is_not_cancelled(
+    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
+) -> None:
+    lock = Lock(async_valkey_client, "name", timeout=FAR_S, auto_renew=True, cancel_on_lost=True)
+
+    async def work() -> str:
+        await lock.acquire()
+        valkey_client.delete("name")
+        with pytest.raises(LockLostError):
+            await asyncio.shield(lock.release())
+        await asyncio.sleep(0)
+        return "not cancelled"
+
+    assert await in_task(work) == "not cancelled"
+
+
+@in_loop
 async def test_task_is_cancelled_where_another_finds_the_loss(
     async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
 ) -> None:
@@ -287,6 +305,20 @@ async def test_blocked_loop_loses_the_lock_and_is_told(
     assert not lock.valid
     await eventually(lambda: losses.reasons, "the loss is told")
     assert losses.reasons == [LossReason.EXPIRED]
+
+
+@in_loop
+async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
+    async_valkey_client: redis.asyncio.Redis, losses: Losses
+) -> None:
+    lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, auto_renew=True, on_lost=losses)
+    await lock.acquire()
+    hold_the_gil(2 * BRIEF_S)
+    async with contextlib.AsyncExitStack() as held:
+        assert await lock.acquire_or_extend()
+        held.push_async_callback(lock.release)
+        gc.collect()  # what was lost is not taken for dropped
+        assert (losses.reasons, lock.valid) == ([LossReason.EXPIRED], True)
 
 
 @in_loop

@@ -243,12 +243,14 @@ def test_renewal_that_is_lost_is_sent_again(
 def test_renewal_without_an_answer_is_not_believed(
     proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses
 ) -> None:
-    holder = holders.hold(proxy.port, on_lost=losses, **RENEWED)
+    holder = holders.hold(proxy.port, timeout=SLOW_S, auto_renew=True, on_lost=losses)
     proxy.hold()
     assert losses.until() == [LossReason.SERVER_GONE]
     proxy.resume()
-    assert_lost(holder, losses, LossReason.SERVER_GONE)
+    has_passed = passing(valkey_client, SLOW_S / 2)
     wait_until(lambda: not valkey_client.exists("name"), "what was renewed all the same is undone")
+    assert not has_passed()
+    assert_lost(holder, losses, LossReason.SERVER_GONE)
 
 
 def test_connection_that_is_killed_again_and_again(
@@ -289,6 +291,23 @@ def test_call_that_meets_a_renewal_under_way(
         assert (holder.lock.local.token, valkey_client.exists("name")) == (None, 0)
     else:
         assert_believes_no_more_than_is_true(holder.lock, valkey_client)
+
+
+def test_loss_that_is_found_twice_at_once_is_told_once(
+    proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = holders.hold(proxy.port, timeout=SLOW_S, auto_renew=True, on_lost=losses)
+    valkey_client.delete("name")
+    proxy.hold()
+    proxy.wait_for_request("SET", proxy.requests["SET"] + 1)
+    sent = proxy.requests.total()
+    answer = holder.ask("reacquire")
+    wait_until(lambda: proxy.requests.total() > sent, "the call is sent")
+    proxy.resume()
+    with pytest.raises(LockLostError):
+        answer.result(PATIENCE_S)
+    until_passed(valkey_client, KEPT_S)
+    assert losses.reasons == [LossReason.DELETED]
 
 
 def test_holder_who_prolongs_all_the_time_is_never_believed_to_hold_longer_than_he_does(
