@@ -22,6 +22,7 @@ from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Dialect, Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
+from redislock_fast._standing import Standing
 from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply
 
 __all__ = [
@@ -83,6 +84,9 @@ class Encoding:
 
 class _Pipe(Protocol):
     @property
+    def broken(self) -> bool: ...
+
+    @property
     def silence_s(self) -> float: ...
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None: ...
@@ -118,6 +122,7 @@ class Channel(Encoding, Generic[LinkType]):
         self.link: LinkType | None = None
         self._undone: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
+        self.standing = Standing()
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -148,6 +153,21 @@ class Channel(Encoding, Generic[LinkType]):
             if link.ending is not None:
                 self._endings.add(link.ending)
 
+    def leave_if_silent(self, link: LinkType) -> None:
+        """Send nothing more on a connection that is dead, as far as one can know.
+
+        A caller's own limit says nothing about the connection; silence for the pool's timeout does. It is left, not
+        closed: an undoing must go behind what it undoes, and the last to leave lets it close.
+        """
+        if 0 <= self._timeout_s <= link.pipe.silence_s:
+            self._give_up(link)
+
+    def leave_if_broken(self) -> None:
+        """Have the next caller connect anew."""
+        link = self.link
+        if link is not None and link.pipe.broken:
+            self._drop(link)
+
     def _trouble(
         self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
     ) -> Exception:
@@ -160,10 +180,7 @@ class Channel(Encoding, Generic[LinkType]):
             operation.lost(True)
             if link is not None:
                 loose.append(link)
-                # The caller's own limit says nothing about the connection; silence for the pool's timeout does. It is
-                # left, not closed: an undoing must go behind what it undoes, and the last to leave lets it close.
-                if 0 <= self._timeout_s <= link.pipe.silence_s:
-                    self._give_up(link)
+                self.leave_if_silent(link)
             return TimeoutError(str(trouble))
         if isinstance(trouble, NotExecuted):
             if trouble.code == "READONLY":  # a demoted primary: look for the new one

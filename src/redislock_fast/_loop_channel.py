@@ -57,10 +57,11 @@ _ALARMS_PER_S = 200
 _Result = TypeVar("_Result")
 
 
-async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]]) -> AsyncGenerator[None]:
+async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]], ended: asyncio.Event) -> AsyncGenerator[None]:
     try:
         yield
     finally:
+        ended.set()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -165,7 +166,8 @@ class LoopChannel(Channel[AsyncLink]):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beside: weakref.WeakSet[LoopChannel] = weakref.WeakSet()
         self._spares: list[LoopChannel] = []  # those of them that nobody uses
-        self._end = attend(_cancel_at_the_end(self._tasks))
+        self._ended = asyncio.Event()
+        self._end = attend(_cancel_at_the_end(self._tasks, self._ended))
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
         self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
@@ -269,6 +271,11 @@ class LoopChannel(Channel[AsyncLink]):
             raise
         self._spares.append(spare)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop is being closed: what breaks now is not to be mended."""
+        return self._ended.is_set()
+
     def is_awaited(self, key: bytes) -> bool:
         """Whether some task of the loop is known to wait for this lock."""
         link = self.link
@@ -319,10 +326,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""
-        opening = self._opening
-        if opening is None or opening.done():
-            opening = self._opening = self._start(self._open())
-            opening.add_done_callback(self._opened)
+        opening = self.opening()
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
         await asyncio.wait([opening], timeout=limit_s)
         if not opening.done():
@@ -336,6 +340,14 @@ class LoopChannel(Channel[AsyncLink]):
         if self.link is None:
             raise ConnectionError("the connection was lost at once")
         return self.link
+
+    def opening(self) -> asyncio.Task[None]:
+        """The task that connects."""
+        opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = self._start(self._open())
+            opening.add_done_callback(self._opened)
+        return opening
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.

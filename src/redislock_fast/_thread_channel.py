@@ -47,8 +47,9 @@ from redislock_fast._many import Many
 from redislock_fast._protocol import Exchange, Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
+from redislock_fast._standing import Standing
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Lost, NoReply, OnReply
+from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 
 __all__ = ["BlockingEncoding", "ThreadChannel"]
 
@@ -127,7 +128,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             try:
                 self._inside.add(thread)
                 if link is None:
-                    link = self._connect(deadline)
+                    link = self.connect(deadline)
                     now = clock()
                 timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
                 dialect = link.dialect
@@ -213,9 +214,13 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         Returns:
             The message; None when none has come within so many seconds; BROKEN when none can come any more.
         """
+        mailbox: Any = seat.mailbox
+        return self.hear(mailbox, timeout_s)
+
+    def hear(self, mailbox: Mailbox, timeout_s: float) -> object:
+        """`listen`, for any mailbox of the channel's connection."""
         thread = get_ident()
         self._inside.add(thread)
-        mailbox: Any = seat.mailbox
         try:
             return mailbox.wait(min(timeout_s, FOREVER_S))
         except NoReply:
@@ -224,6 +229,19 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             return BROKEN
         finally:
             self._inside.discard(thread)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether the calling thread is inside already, and this is a signal handler or a finalizer."""
+        return get_ident() in self._inside
+
+    def apart(self) -> ThreadChannel:
+        """A channel with a connection of its own, for who finds himself inside of this one."""
+        return type(self)(self._live_owner())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._drop(self.link)
 
     def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation that sets no key to its end, on a connection that nobody else uses meanwhile.
@@ -247,17 +265,25 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         try:
             spare = self._spares.pop()
         except IndexError:
-            spare = type(self)(self._live_owner())
+            spare = self.apart()
         spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s  # noqa: SLF001  # a channel like this
         try:
             spare.run(operation, limit_s, loose)
         except BaseException:
             if not loose:
-                spare._drop(spare.link)  # noqa: SLF001  # likewise
+                spare.close()
             raise
         self._spares.append(spare)
 
-    def _connect(self, deadline: float | None) -> Link:
+    def connect(self, deadline: float | None) -> Link:
+        """The connection, made now where there is none, in one try.
+
+        Args:
+            deadline: when the caller's time ends, by the clock; None: the pool's own limits alone count.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever `open_link` raises.
+        """
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
         if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
             raise TimeoutError("no connection in time")
@@ -317,6 +343,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._endings.clear()
         self._inside.clear()
         self._spares.clear()  # each forgets for itself
+        self.standing = Standing()
         if link is not None:
             link.forget()
 

@@ -1,0 +1,78 @@
+"""How a server has kept up with the rounds of Redlocks lately: whether to ask it, and whom to wait for first.
+
+A `Standing` belongs to a server's channel, and so to all Redlocks of that client in this process (or loop).
+
+Who may touch what: its attributes are hints, each assigned as a whole by anybody; `owed` is used by atomic methods of
+set alone.
+
+Must not know: rounds, connections.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redislock_fast._protocol import Dialect
+
+__all__ = ["Standing"]
+
+_MOST_OWED = 64
+_BACK_OFF_S = 0.05
+_LONGEST_BACK_OFF_S = 1.0
+
+
+class Standing:
+    """How a server has kept up with rounds lately.
+
+    Attributes:
+        silent: it was waited for in vain, and has not answered since.
+        waited_s: how long it was waited for the last time.
+        asked: ballots that a loop is to tell when the connection breaks.
+        owed: ballots without a verdict for which nobody waits any more.
+        trouble: why there was no connection when it was last tried; None while it is tried, and since there is one.
+        opening: who connects; None where nobody has yet.
+        retry_at: when to try again, in the clock's seconds.
+    """
+
+    def __init__(self) -> None:
+        self.opening: Any = None
+        self.trouble: Exception | None = None
+        self.retry_at = 0.0
+        self._failures = 0
+        self._renew(None)
+
+    def meet(self, dialect: Dialect) -> bool:
+        """Begin anew if the connection is another one, told by its dialect: nothing here may keep the old one alive."""
+        if dialect is self._dialect:
+            return False
+        self._renew(dialect)
+        return True
+
+    def _renew(self, dialect: Dialect | None) -> None:
+        self._dialect = dialect
+        self.silent = False
+        self.waited_s = 0.0
+        self.asked: set[Any] = set()
+        self.owed: set[Any] = set()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not been met yet, and nobody has waited for that in vain."""
+        return self._dialect is None and not self._failures and not self.silent
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it owes more answers than a server does that keeps up."""
+        return len(self.owed) >= _MOST_OWED
+
+    def connected(self) -> None:
+        """There is a connection."""
+        self.trouble = None
+        self._failures = 0
+
+    def failed(self, trouble: Exception, now: float) -> None:
+        """No connection could be had."""
+        self.retry_at = now + min(_BACK_OFF_S * 2**self._failures, _LONGEST_BACK_OFF_S)
+        self._failures += 1
+        # Without its traceback: redis-py's frames and its errors keep each other alive.
+        self.trouble = trouble.with_traceback(None)
