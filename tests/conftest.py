@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,13 @@ from tests.waiting_helpers import CALLERS, Callers
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
 
+FLEETS = {
+    "valkey": ("valkey",) * 5,
+    "mixed": ("valkey", "redis", "redis-6.2", "valkey", "redis"),
+}
+"""The kinds of independent servers that a Redlock is tested on."""
+
+
 def absent(what: str) -> NoReturn:
     """Skip the test, or fail it where everything must be at hand."""
     if ALL_SERVERS:
@@ -56,13 +64,13 @@ class Servers:
     """Starts each kind of server once, when it is first asked for."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Server] = {}
+        self._running: dict[tuple[str, int], Server] = {}
 
-    def get(self, kind: str) -> Server:
-        """The session's server of this kind."""
-        if kind not in self._running:
-            self._running[kind] = self.start(kind)
-        return self._running[kind]
+    def get(self, kind: str, number: int = 0) -> Server:
+        """The session's server of this kind, or one of several."""
+        if (kind, number) not in self._running:
+            self._running[kind, number] = self.start(kind)
+        return self._running[kind, number]
 
     def start(self, kind: str, options: dict[str, str] | None = None) -> Server:
         """A new server, which the caller closes."""
@@ -106,6 +114,18 @@ def _emptied(server: Server) -> Server:
     with redis.Redis(port=server.port) as client:
         client.flushall()
     return server
+
+
+@pytest.fixture(params=FLEETS)
+def fleet(request: pytest.FixtureRequest, servers: Servers) -> Iterator[list[Server]]:
+    """Five servers, of one kind and of several in turn, their databases empty. A test may freeze and kill them."""
+    started = [servers.get(kind, number) for number, kind in enumerate(FLEETS[request.param], 1)]
+    yield [_emptied(server) for server in started]
+    for server in started:
+        if server.process is None:
+            server.start()
+        else:
+            server.signal(signal.SIGCONT)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from redislock_fast import _protocol
 
 if TYPE_CHECKING:
+    from redislock_fast._quorum import QuorumLease
+    from redislock_fast._round import Round
     from redislock_fast._tenure import Tenure
 
 # Names of their own: each attribute of a module less is one look-up less for every acquire and release.
@@ -50,6 +52,8 @@ class Holding:
         retries: how often the last acquire polled again.
         fence: the number of what is held, where it was asked for.
         tenure: what is known of what is held on terms.
+        quorum: what a Redlock holds under the token.
+        round: a Redlock's last operation.
     """
 
     if not TYPE_CHECKING:  # mypy takes it for a promise that a holding has no attributes
@@ -64,6 +68,8 @@ class Holding:
     retries = 0
     fence: int | None = None
     tenure: Tenure | None = None
+    quorum: QuorumLease | None = None
+    round: Round | None = None
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""

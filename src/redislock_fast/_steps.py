@@ -17,8 +17,9 @@ from redislock_fast._protocol import Operation
 if TYPE_CHECKING:
     from redislock_fast._queue import Wait
     from redislock_fast._room import Seat
+    from redislock_fast._round import Round
 
-__all__ = ["Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
+__all__ = ["Ask", "Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
 
 
 class Execute(NamedTuple):
@@ -76,5 +77,11 @@ class Listen(NamedTuple):
     timeout_s: float
 
 
-Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen"
+class Ask(NamedTuple):
+    """Hold the round: ask all servers of a quorum, until the outcome is certain or the round's time is up."""
+
+    round: Round
+
+
+Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask"
 Steps: TypeAlias = Generator[Step, Any, Any]

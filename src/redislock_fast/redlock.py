@@ -1,0 +1,194 @@
+"""`Redlock`: one lock over several independent servers, held by a majority of them.
+
+What it promises, what it does not, and when one server serves better: `docs/redlock.md`.
+
+Must not know: bytes on the wire, sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any, Literal
+
+from redis.exceptions import LockError
+
+from redislock_fast._facade import NOT_ENTERED
+from redislock_fast._ownership import ThreadHolding
+from redislock_fast._quorum import RedlockBase
+from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._thread_quorum import ThreadQuorum
+from redislock_fast._transport import transport_of
+
+__all__ = ["Redlock"]
+
+logger = logging.getLogger(__name__)
+
+
+class Redlock(RedlockBase):
+    """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
+
+    All requests leave before any reply is waited for, so an operation costs about one round trip, however many servers
+    there are. A minority of servers that are down or silent is no failure.
+
+    Args:
+        servers: a `redis.Redis` for each server: an odd number, three at least, none of them a replica of another.
+        name: the key on all of them, bytes or str.
+        timeout: the ttl in seconds, rounded up to whole milliseconds.
+        sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
+        blocking: whether `acquire` waits.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
+        raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
+        limit: how long an operation waits for servers that do not answer, in seconds, connecting included. All of them
+            together cost it no more, and one that stays silent is not waited for again.
+
+    Raises:
+        TypeError: for a pipeline, a cluster or an asyncio client, or a `timeout` that is no number.
+        ValueError: for a number of servers that is even or below three, for a server that is given twice, and for a
+            `timeout` or `limit` that is not above 0, NaN or infinite.
+        redis.exceptions.DataError: for a `name` that redis-py cannot encode.
+    """
+
+    _quorum: ThreadQuorum
+
+    @staticmethod
+    def _transport_of(client: Any) -> Any:
+        return transport_of(client)
+
+    @staticmethod
+    def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
+        return ThreadQuorum(transports)
+
+    def _new_holding(self) -> ThreadHolding:
+        return ThreadHolding()
+
+    def acquire(
+        self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
+    ) -> bool:
+        """Take the lock.
+
+        Sends `SET name token NX PX ms GET` (Redis 7.0, Valkey), or `SET name token NX PX ms` and, when that fails,
+        `GET name`, to every server, once per attempt. An attempt that fails is undone at each server that may have
+        agreed: by `DELIFEQ`, `DELEX` or `EVAL` behind its SET on the same connection.
+
+        Args:
+            sleep: the longest random time between two attempts in seconds, instead of the lock's own setting.
+            blocking: whether to wait, likewise.
+            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end is not cut off. 0 or
+                less makes one attempt.
+
+        Returns:
+            True once a majority has granted the lock, False when it was not to be had in time.
+
+        Raises:
+            redis.exceptions.ConnectionError: the last attempt had the votes of less than a majority, since servers
+                could not be reached. Without a `blocking_timeout`, after three such attempts.
+            redis.exceptions.TimeoutError: likewise, since they did not answer.
+            redis.exceptions.ResponseError: a majority answered with errors, as WRONGTYPE for a key that is no string.
+            ValueError: `sleep` negative, or a time that is NaN.
+        """
+        local = self._mine()
+        before = local.round
+        try:
+            acquired: bool = self._quorum.drive(self._acquiring(local, sleep, blocking, blocking_timeout))
+        except Exception:
+            raise
+        except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
+            self._undo_unnoticed(local, before)
+            raise
+        return acquired
+
+    def release(self) -> None:
+        """Give the lock back, at all servers.
+
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVAL`. The token is forgotten only after a
+        verdict: when this raises a connection error, it can be called again, and asks those that have not answered.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
+            redis.exceptions.LockError: this thread holds no lock.
+            redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
+            redis.exceptions.TimeoutError: likewise, since they did not answer.
+        """
+        self._quorum.drive(self._releasing(self._held()))
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Prolong the lease.
+
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVAL`, with the whole new ttl. After a
+        connection error the lease stands as `remaining` says, and this can be tried again.
+
+        Args:
+            additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
+            replace_ttl: let `additional_time` be the new ttl instead.
+
+        Returns:
+            True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is lost: a majority does not hold the token any more, or agreed
+                only when the lease was over. What is left of it is given back.
+            redis.exceptions.LockError: this thread holds no lock.
+            ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
+            redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
+            redis.exceptions.TimeoutError: likewise, since they did not answer.
+        """
+        self._quorum.drive(self._extending(self._held(), additional_time, replace_ttl))
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Set the lease back to the lock's whole `timeout`.
+
+        Sends what `extend` sends.
+
+        Returns:
+            True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: as `extend`, and so the others.
+        """
+        self._quorum.drive(self._reacquiring(self._held()))
+        return True
+
+    def locked(self) -> bool:
+        """Whether a majority of the servers has the key. Sends `GET name`.
+
+        Raises:
+            redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
+            redis.exceptions.TimeoutError: likewise, since they did not answer.
+        """
+        locked: bool = self._quorum.drive(self._looking(self._held(), b""))
+        return locked
+
+    def owned(self) -> bool:
+        """Whether a majority of the servers has the key with this thread's token.
+
+        Sends and raises what `locked` does.
+        """
+        local = self._held()
+        return local.token is not None and bool(self._quorum.drive(self._looking(local, local.token)))
+
+    def __enter__(self) -> Redlock:
+        """Acquire.
+
+        Raises:
+            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+        """
+        if self.acquire():
+            return self
+        raise LockError(NOT_ENTERED, lock_name=self.name)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        try:
+            self.release()
+        except Exception as error:
+            if exc_type is None and (self.raise_on_release_error or not isinstance(error, LockError)):
+                raise
+            logger.warning("Redlock could not be released when exiting context manager: %r", error)
