@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
-from bench import throughput
+from bench import redlock, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 from bench.renewal import command as renewal
@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = {
     "contention": contention,
     "alternatives": alternatives,
     "renewal": renewal,
+    "redlock": redlock,
 }
 
 
