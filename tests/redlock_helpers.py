@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from redislock_fast.redlock import Redlock
+from redislock_fast import Redlock
 from redislock_fast.server import Server
 from tests.helpers import wait_until
 

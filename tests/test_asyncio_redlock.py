@@ -15,8 +15,8 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-from redislock_fast._async_redlock import Redlock
 from redislock_fast._times import drift_s
+from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, Holding, eventually, in_loop, in_task
 from tests.helpers import PATIENCE_S

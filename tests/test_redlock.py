@@ -18,8 +18,8 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 import redislock_fast
+from redislock_fast import Redlock
 from redislock_fast._times import drift_s
-from redislock_fast.redlock import Redlock
 from redislock_fast.server import Server
 from tests.helpers import in_fork, in_thread, start, wait_until
 from tests.redlock_helpers import clients_of, make, take, values, wait_until_free, wait_until_held

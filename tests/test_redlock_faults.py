@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, ResponseError
 
-from redislock_fast.redlock import Redlock
+from redislock_fast import Redlock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, in_thread, start, wait_until

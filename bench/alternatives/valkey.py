@@ -14,7 +14,7 @@ import redis
 import redislock_fast
 from bench import contestants, servers
 from bench.alternatives.locks import Alternative, MakeLock
-from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError
+from bench.contestants import LEASE_S, OURS, REDIS_PY
 from redislock_fast.server import Server
 
 _MEMORY = "appendonly no"
@@ -51,19 +51,13 @@ def open_redlock() -> Iterator[list[Alternative]]:
 
     Yields:
         The one alternative, as long as the servers run.
-
-    Raises:
-        AbsentError: where the package has no Redlock.
     """
-    redlock = getattr(redislock_fast, "Redlock", None)
-    if redlock is None:
-        raise AbsentError("this redislock_fast has no Redlock")
     with ExitStack() as closing:
         urls = [closing.enter_context(Server()).url for _ in range(_SERVERS)]
 
         def new_client() -> MakeLock:
             clients = [redis.Redis.from_url(url) for url in urls]
-            return lambda name: redlock(clients, name, timeout=LEASE_S)
+            return lambda name: redislock_fast.Redlock(clients, name, timeout=LEASE_S)
 
         name, kept = f"Redlock, {_SERVERS} servers, {_MEMORY}", f"memory of most of {_SERVERS}"
         yield [Alternative(name, kept, servers.stated_name(urls[0]), new_client)]

@@ -4,10 +4,12 @@
     client.lock("name", timeout=10, lock_class=Lock)
 
 or, without touching a caller, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
-`Locker` takes many locks in one round.
+`Locker` takes many locks in one round, `Redlock` one lock on several independent servers.
 
 `implementation` says whether the compiled core is at work ("compiled") or its pure-Python twin ("python").
 """
+
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -21,6 +23,9 @@ from redislock_fast._version import __version__
 from redislock_fast.lock import Lock
 from redislock_fast.locker import Batch, Locker
 
+if TYPE_CHECKING:
+    from redislock_fast.redlock import Redlock
+
 __all__ = [
     "AdaptiveTTL",
     "Batch",
@@ -33,8 +38,18 @@ __all__ = [
     "LossReason",
     "Metrics",
     "NotReplicatedError",
+    "Redlock",
     "__version__",
     "implementation",
     "patch",
     "unpatch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what few need when it is asked for."""
+    if name == "Redlock":
+        from redislock_fast.redlock import Redlock  # noqa: PLC0415  # as above
+
+        return Redlock
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`Lock` and `Locker` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport, and many locks in one round.
+"""`Lock`, `Locker` and `Redlock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport, and more.
 
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
@@ -27,6 +27,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _protocol
 from redislock_fast._async_batch import Acquiring, Batch
+from redislock_fast._async_redlock import Redlock
 from redislock_fast._async_renewer import renewer_of
 from redislock_fast._async_transport import Transport, drive, transport_of
 from redislock_fast._batch import Name, Plan
@@ -40,7 +41,7 @@ from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
-__all__ = ["Batch", "Lock", "Locker"]
+__all__ = ["Batch", "Lock", "Locker", "Redlock"]
 
 logger = logging.getLogger(__name__)
 
