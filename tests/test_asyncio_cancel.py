@@ -241,7 +241,7 @@ async def test_acquire_cancelled_at_any_point_is_undone_or_done(
     await eventually(lambda: not client.keys(), "all attempts are undone")
 
 
-@pytest.mark.parametrize("blocking_timeout", [None, 0.05])
+@pytest.mark.parametrize("blocking_timeout", [None, 1])
 @in_loop
 async def test_waiter_cancelled_at_any_point_leaves_no_key(
     server: Server, connect: Connect, async_connect: AsyncClients, blocking_timeout: float | None

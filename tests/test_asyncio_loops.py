@@ -283,7 +283,7 @@ async def test_connection_of_a_collected_client_is_closed(valkey: Server, connec
         del lock
         gc.collect()
         await eventually(lambda: not connections(client), "it is closed")
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()}, "who closed it has ended")
 
 
 def test_client_collected_as_the_loop_ends(valkey: Server, connect: Connect, loop_kind: str, quiet: None) -> None:

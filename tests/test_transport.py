@@ -212,7 +212,7 @@ def test_a_callers_own_limit_leaves_the_connection_to_the_others(
 def test_silence_for_the_socket_timeout_leaves_the_connection(
     pipe: type, valkey: Server, valkey_proxy: Proxy, connect: Connect
 ) -> None:
-    client = connect(valkey_proxy.port, socket_timeout=0.1, retry=once())
+    client = connect(valkey_proxy.port, socket_timeout=0.3, retry=once())
     lock = Lock(client, "name", timeout=10)
     lock.locked()
     link = channel_of(client).link
