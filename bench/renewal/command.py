@@ -86,6 +86,8 @@ def _keeping(server: servers.RunningServer, scene: Scene, options: argparse.Name
             about = f"{row['kind']}: CPU of the client, % of a core"
             goal = Goal(about, row["client_cpu_percent"], "<", _MOST_CPU_PERCENT)
             print(f"{goal.about}: {goal.figure:.1f} {goal.sign} {goal.bound:g}: {goal.verdict}")
+            if row["lost"]:
+                raise CheckFailedError(f"{OURS}, {row['kind']}: {row['lost']} of {options.locks} locks were lost")
     return rows
 
 
