@@ -40,7 +40,7 @@ HELP = "one lock over independent servers: pairs per second, and what a frozen s
 
 _BARE = "bare sockets"
 _POTTERY = "pottery"
-_LIMIT_S = 0.1  # of a server that does not answer: ours by default, the others by their clients' socket_timeout
+_LIMIT_S = 0.25  # of a server that does not answer: ours by default, the others by their clients' socket_timeout
 _LATER = 30
 
 

@@ -89,7 +89,7 @@ class RedlockBase:
         thread_local: bool = True,
         raise_on_release_error: bool = True,
         *,
-        limit: float = 0.1,
+        limit: float = 0.25,
     ) -> None:
         self._servers = tuple(servers)
         transports = [self._transport_of(client) for client in self._servers]
