@@ -6,6 +6,7 @@ can help. Each test runs for threads and for tasks. Must not know: how the clien
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ClusterDownError
 from redis.retry import Retry
 
+from redislock_fast import NotReplicatedError
 from tests.clusters import SOON, Cluster, Place, connect
-from tests.helpers import PATIENCE_S
+from tests.helpers import PATIENCE_S, wait_until
 from tests.waiting_helpers import FAR_S, Callers, Guard, Threads, serve, until_one_is_done, until_queued
 
 pytestmark = pytest.mark.parametrize("cluster", ["valkey", "redis"], indirect=True)
@@ -127,3 +129,36 @@ def test_a_slot_that_nobody_serves_is_waited_for(callers: Callers, fast: Any, cl
     assert released.result(PATIENCE_S) is None
     assert acquired.result(PATIENCE_S) is True
     other.release()
+
+
+REPLICATED: dict[str, Any] = {"timeout": FAR_S, "wait_replicas": 1, "wait_timeout": PATIENCE_S}
+"""Settings of a lock that its primary's replica must have."""
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["at home", "after its slot has moved"])
+def test_the_replica_has_the_lock_when_acquire_returns(
+    callers: Callers, fast: Any, cluster: Cluster, place: Place, moves: bool
+) -> None:
+    lock = callers.contender(fast, place.name, **REPLICATED)
+    assert lock.call("acquire")
+    lock.release()
+    if moves:
+        place.move()
+    assert lock.call("acquire")
+    replica = cluster.admins[cluster.replica_of(place.away if moves else place.home)]
+    assert replica.execute_command("CLUSTER", "COUNTKEYSINSLOT", place.slot) == 1
+    lock.release()
+
+
+def test_a_lock_that_the_replica_does_not_get_is_given_back(
+    callers: Callers, fast: Any, cluster: Cluster, place: Place
+) -> None:
+    lock = callers.contender(fast, place.name, **{**REPLICATED, "wait_timeout": 0.1})
+    replica = cluster.nodes[cluster.replica_of(place.home)]
+    replica.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(NotReplicatedError):
+            lock.call("acquire")
+        wait_until(lambda: place.keys_at(place.home) == 0, "it is given back")
+    finally:
+        replica.signal(signal.SIGCONT)
