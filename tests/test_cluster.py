@@ -6,6 +6,8 @@ Rules: those of `clusters.py`. Must not know: how the client finds the nodes.
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from redislock_fast import Lock
 from redislock_fast._fence import AcquireFenced
 from redislock_fast._tokens import new_token
 from redislock_fast._transport import transport_of
+from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.clusters import Cluster, Place
 from tests.helpers import PATIENCE_S, start
@@ -162,3 +165,19 @@ def test_guards_follow_the_slot(client: redis.RedisCluster, place: Place) -> Non
 def test_a_pipeline_is_refused(client: redis.RedisCluster) -> None:
     with pytest.raises(TypeError, match="pipeline"):
         Lock(client.pipeline(), "name")  # type: ignore[no-untyped-call]
+
+
+def test_a_client_ends_with_its_last_user(cluster: Cluster) -> None:
+    def use() -> weakref.ref[redis.RedisCluster]:
+        client = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
+        with lock_of(client, cluster.name(), timeout=10):
+            return weakref.ref(client)
+
+    async def use_in_loop() -> weakref.ref[redis.asyncio.RedisCluster]:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port)
+        async with client, AsyncLock(client, cluster.name(), timeout=10):
+            return weakref.ref(client)
+
+    of_threads, of_loop = use(), asyncio.run(use_in_loop())
+    gc.collect()
+    assert (of_threads(), of_loop()) == (None, None)
