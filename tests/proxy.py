@@ -241,7 +241,7 @@ class Proxy:
             ]
             with self._state:
                 self._links.append(link)
-            for thread in link.threads:
+            for thread in reversed(link.threads):  # the first one joins the second, perhaps at once
                 thread.start()
 
     def _serve_link(self, link: _Link) -> None:
