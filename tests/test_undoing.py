@@ -74,9 +74,12 @@ def test_own_token_that_comes_back_in_vain_leaves_nothing(callers: Callers, spar
 
 # The server goes on reading from a connection that was given up
 
+SILENCE_S = 0.3
+"""After so long a connection is given up: a busy machine must connect anew in that time, too."""
+
 
 def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
-    contender = callers.contender(client_of(callers, proxy, socket_timeout=0.1))
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
     contender.call("locked")
     proxy.stall()
     assert contender.call("acquire", blocking=False) is True
@@ -89,7 +92,7 @@ def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy,
 def test_release_that_arrives_late_spares_who_has_the_same_token(
     callers: Callers, proxy: Proxy, client: redis.Redis
 ) -> None:
-    contender = callers.contender(client_of(callers, proxy, socket_timeout=0.1))
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
     assert contender.call("acquire", token="mine")
     proxy.stall()
     contender.release()
@@ -103,7 +106,7 @@ def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
     callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
 ) -> None:
     holder = callers.contender(callers.client(server.port))
-    waiter = callers.contender(client_of(callers, proxy, socket_timeout=0.1), sleep=0.05)
+    waiter = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S), sleep=0.05)
     assert holder.call("acquire")
     answer = waiter.acquire()
     until_queued(client, "name", 1)
