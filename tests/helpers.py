@@ -6,6 +6,7 @@ with a limit that only a failing test reaches. Must not know: fixtures, proxies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,6 +139,34 @@ def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[s
         timeout=60,
         check=False,
     )
+
+
+@contextlib.contextmanager
+def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Send the main thread one SIGUSR1 after the other, each once the one before it was handled."""
+    main = threading.main_thread().ident
+    assert main is not None
+    handled = threading.Event()
+    finished = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        handler(number, frame)
+        handled.set()
+
+    def send() -> None:
+        while not finished.is_set():
+            handled.clear()
+            signal.pthread_kill(main, signal.SIGUSR1)
+            handled.wait(1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    sender = start(send)
+    try:
+        yield
+    finally:
+        finished.set()
+        sender.result(PATIENCE_S)
+        signal.signal(signal.SIGUSR1, before)
 
 
 def once() -> Retry:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -44,7 +45,13 @@ def shared_lock(client: redis.Redis) -> Lock:
     return Lock(client, "parallel:shared", timeout=30, sleep=0.001)
 
 
+@pytest.fixture(scope="module")
+def shared_renewed_lock(client: redis.Redis) -> Lock:
+    return Lock(client, "parallel:shared renewed", timeout=5, sleep=0.001, auto_renew=True)
+
+
 inside = 0
+inside_renewed = 0
 
 
 def test_own_locks_are_taken_and_given_back(client: redis.Redis) -> None:
@@ -67,6 +74,30 @@ def test_a_shared_lock_object_has_one_holder_at_a_time(shared_lock: Lock) -> Non
             assert True is shared_lock.owned()
         with pytest.raises(LockError):
             shared_lock.release()
+
+
+def test_renewed_locks_are_held_until_they_are_given_back(client: redis.Redis) -> None:
+    for _ in range(3):
+        lock = Lock(client, _own_name(), timeout=1, auto_renew=True)
+        assert True is lock.acquire(blocking=False)
+        ends_at = time.monotonic() + 0.8  # beyond the first renewal
+        while time.monotonic() < ends_at:
+            assert True is lock.valid
+            assert True is lock.extend(0.01)
+        assert True is lock.owned()
+        lock.release()
+        assert False is lock.locked()
+
+
+def test_a_shared_renewed_lock_object_has_one_holder_at_a_time(shared_renewed_lock: Lock) -> None:
+    global inside_renewed  # noqa: PLW0603  # what the lock protects
+    for _ in range(10):
+        with shared_renewed_lock:
+            before = inside_renewed
+            inside_renewed = before + 1
+            assert True is shared_renewed_lock.valid
+            assert True is shared_renewed_lock.reacquire()
+            assert before + 1 == inside_renewed
 
 
 def test_batches_of_own_names_get_all_of_them(client: redis.Redis) -> None:

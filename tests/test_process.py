@@ -6,7 +6,6 @@ on both classes where redis-py's does the same, else on ours. Must not know: how
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -23,11 +22,11 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.helpers import (
     MODULES,
-    PATIENCE_S,
     RELEASE_COMMANDS,
     LockClass,
     in_fork,
     run_script,
+    signals_handled_by,
     start,
     wait_until,
 )
@@ -136,34 +135,6 @@ def test_interrupted_body_releases(lock_class: LockClass, client: redis.Redis) -
     with pytest.raises(KeyboardInterrupt), lock_class(client, "name"):
         signal.raise_signal(signal.SIGINT)
     assert not client.exists("name")
-
-
-@contextlib.contextmanager
-def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Send the main thread one SIGUSR1 after the other, each once the one before it was handled."""
-    main = threading.main_thread().ident
-    assert main is not None
-    handled = threading.Event()
-    finished = threading.Event()
-
-    def handle(number: int, frame: object) -> None:
-        handler(number, frame)
-        handled.set()
-
-    def send() -> None:
-        while not finished.is_set():
-            handled.clear()
-            signal.pthread_kill(main, signal.SIGUSR1)
-            handled.wait(1)
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    sender = start(send)
-    try:
-        yield
-    finally:
-        finished.set()
-        sender.result(PATIENCE_S)
-        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.timeout(8)

@@ -24,9 +24,9 @@ import redislock_fast
 from redislock_fast._times import clock
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.helpers import PATIENCE_S, in_fork, start, wait_until
+from tests.helpers import PATIENCE_S, in_fork, signals_handled_by, start, wait_until
 from tests.proxy import Proxy
-from tests.test_process import interrupt_when, signals_handled_by
+from tests.test_process import interrupt_when
 from tests.waiting_helpers import FAR_S, Contender, Guard, Tasks, Threads, connections, queued, sent_by, until_queued
 
 Callers = Threads | Tasks

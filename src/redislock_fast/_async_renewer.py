@@ -13,8 +13,12 @@ import contextlib
 import inspect
 import logging
 import math
+import sys
 import weakref
+from functools import partial
 from typing import Any
+
+from redis.exceptions import RedisError
 
 from redislock_fast._async_transport import Transport, drive
 from redislock_fast._channel import Registry
@@ -47,6 +51,8 @@ class LoopRenewer:
         """Look after it from now on, or at its new time."""
         if tenure.record is None:
             tenure.record = Record(tenure, self._dropped)
+        if tenure.record.is_over:
+            return
         if self._schedule.add(tenure.record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
             self._set_timer()
 
@@ -58,12 +64,17 @@ class LoopRenewer:
             self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
-        if record.was_dropped():
-            transport = self._transport()
-            if transport is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
-                    self._loop.call_soon_threadsafe(transport.undo, [record.entry])
-            record.warn()
+        if sys.is_finalizing() or not record.was_dropped():
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
+            self._loop.call_soon_threadsafe(self._undo, [record.entry])
+        record.warn()
+
+    def _undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        transport = self._transport()
+        if transport is not None and entries:
+            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+                transport.undo(entries)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -74,40 +85,30 @@ class LoopRenewer:
 
     def _wake(self) -> None:
         due = self._schedule.take(clock())
-        if due:
-            self._run(self._renew(due))
+        transport = self._transport()
+        if due and transport is not None:
+            losses: list[Loss] = []
+            burst = self._run(drive(transport, renewing(due, losses)))
+            burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
 
-    def _run(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _run(self, work: Any) -> asyncio.Future[Any]:
+        task: asyncio.Future[Any] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _renew(self, due: list[Tenure]) -> None:
-        transport = self._transport()
-        if transport is None:
-            return
-        losses: list[Loss] = []
-        try:
-            losses = await drive(transport, renewing(due))
-        except asyncio.CancelledError:  # by whoever cancels all tasks: the holder may go on
-            for tenure in due:
-                tenure.troubled = True
-            self._keep_all(due)
-            raise
-        except Exception:  # a fault of ours must not end the renewal of everything else
-            logger.exception("Locks could not be renewed.")
+    def _settle(self, due: list[Tenure], losses: list[Loss], burst: asyncio.Future[Any]) -> None:
+        """After a burst, also one that was cancelled with all the loop's tasks, perhaps before it began."""
+        fault = None if burst.cancelled() else burst.exception()
+        if fault is not None:  # of ours, and no reason to end the renewal of everything else
+            logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
-        if late:
-            transport.undo(late)
-        self._keep_all(due)
+        for tenure in due:
+            self.keep(tenure)
+        self._undo(late)
         for tenure, reason in losses:
             self.tell(tenure, reason)
-
-    def _keep_all(self, tenures: list[Tenure]) -> None:
-        for tenure in tenures:
-            if not tenure.record.is_over:
-                self.keep(tenure)
 
     def tell(self, tenure: Tenure, reason: LossReason) -> None:
         """Call back for a loss, and cancel the holding task where that is asked for.

@@ -217,7 +217,9 @@ class KeepingBase(LockBase):
         token = local.token
         assert token is not None
         before, local.tenure = local.tenure, None
-        if before is not None:
+        if before is not None and before.token != token:
+            self._end_lost(before, LossReason.DELETED)
+        elif before is not None:
             self._let_go(before)
         tenure = Tenure(self, self._key, token, self._ttl_ms, local.expires_at(token), terms)
         tenure.queued = local.queued == token
@@ -285,6 +287,14 @@ class KeepingBase(LockBase):
                 tenure.terms.metrics.record_release(self._name, held_s, released)
 
     # ---- loss ----
+
+    def _end_lost(self, tenure: Tenure, reason: LossReason) -> None:
+        """End what is held no more, and tell, unless that was told. `reason` is why if its lease has not ended."""
+        self._let_go(tenure)
+        if clock() >= tenure.deadline:
+            reason = LossReason.EXPIRED
+        if tenure.lose(reason):
+            self._tell(tenure, reason)
 
     def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
         reason = tenure.loss or LossReason.EXPIRED
@@ -383,6 +393,10 @@ class KeepingBase(LockBase):
     @abstractmethod
     def _keep(self, tenure: Tenure) -> None:
         """Renew it, and watch for its loss, as its terms say."""
+
+    @abstractmethod
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        """Call back for a loss."""
 
     @abstractmethod
     def _let_go(self, tenure: Tenure) -> None:

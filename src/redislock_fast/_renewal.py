@@ -12,13 +12,13 @@ from __future__ import annotations
 import heapq
 import math
 import operator
+import os
 import random
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from redislock_fast import _process
 from redislock_fast._loss import LossReason
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, Reacquire
@@ -32,6 +32,7 @@ _MOST_AT_ONCE = 1024
 """Requests of a burst under way at once, as in a batch."""
 
 _SHORTEST_LIMIT_S = 0.05
+_LONGEST_LIMIT_S = 1.0  # threads renew one burst after another: none holds up the next, or the news of a loss, for long
 _LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
 
 _deadline_of = operator.attrgetter("deadline")
@@ -52,12 +53,12 @@ class Record(weakref.ref[Tenure]):
 
     Attributes:
         entry: key and token.
-        generation: of the process that may undo it.
+        pid: of the process that may undo it.
         ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
         is_over: whether it needs nobody's care any more.
     """
 
-    __slots__ = ("entry", "generation", "is_over", "ticks")
+    __slots__ = ("entry", "is_over", "pid", "ticks")
 
     def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
         """As `weakref.ref` is made."""
@@ -65,19 +66,22 @@ class Record(weakref.ref[Tenure]):
 
     def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
         self.entry = (tenure.key, tenure.token)
-        self.generation = _process.generation
+        self.pid = os.getpid()
         self.ticks: int | None = None
         self.is_over = False
 
     def was_dropped(self) -> bool:
-        """Whether the tenure ended because its handle was dropped, in this process."""
-        if self.is_over or self.generation != _process.generation:
+        """Whether the tenure ended because its handle was dropped, in this process.
+
+        A forked child loses what its parent's other threads hold before it is told that it is a child.
+        """
+        if self.is_over or self.pid != os.getpid():
             return False
         self.is_over = True
         return True
 
     def warn(self) -> None:
-        """Warn of that. The last thing to do about it: where warnings are errors, this raises."""
+        """Say that the handle was dropped. Where warnings are errors, this raises."""
         name = self.entry[0].decode(errors="backslashreplace")
         warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
 
@@ -149,7 +153,7 @@ def late_entries(losses: list[Loss]) -> list[tuple[bytes, bytes]]:
 
 def due_at(tenure: Tenure, now: float) -> float:
     """When to look after it next."""
-    if tenure.troubled or tenure.busy:
+    if tenure.troubled or tenure.busy or tenure.renewing:
         return tenure.retry_at(now)
     return tenure.due_at(now, random.random())  # noqa: S311  # it hides nothing
 
@@ -157,9 +161,13 @@ def due_at(tenure: Tenure, now: float) -> float:
 # ---- bursts ----
 
 
-def renewing(tenures: list[Tenure]) -> Steps:
-    """Renew what can be renewed. Returns the losses, which nobody has been told of yet."""
-    losses: list[Loss] = []
+def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    """Renew what can be renewed.
+
+    Args:
+        tenures: what is due.
+        losses: filled with what is found to be lost, which nobody has been told of yet.
+    """
     now = clock()
     open_ones: list[Tenure] = []
     for tenure in tenures:
@@ -168,21 +176,16 @@ def renewing(tenures: list[Tenure]) -> Steps:
         elif tenure.terms.auto_renew and not tenure.over:
             open_ones.append(tenure)
     if not open_ones:
-        return losses
+        return
     try:
         parts = yield Split([tenure.key for tenure in open_ones])
     except Exception:  # whatever it is, it is tried again until the leases end
-        _trouble(open_ones)
-        return losses
+        for tenure in open_ones:
+            tenure.troubled = True
+        return
     for part in parts:
         for at in range(0, len(part), _MOST_AT_ONCE):
             yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
-    return losses
-
-
-def _trouble(tenures: list[Tenure]) -> None:
-    for tenure in tenures:
-        tenure.troubled = True
 
 
 def _lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
@@ -197,11 +200,15 @@ def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     if not asked:
         return
     operation = Many([reacquire for _, reacquire in asked])
-    unanswered: list[int] = []
+    unanswered: set[int] = set()
     try:
         yield Execute(operation, _limit_s(tenures, now))
     except Exception:  # as above
-        unanswered = operation.unfinished
+        unanswered = set(operation.unfinished)
+    except BaseException:  # a cancel: what is under way may yet be executed
+        for tenure, _ in asked:
+            tenure.troubled = True
+        raise
     finally:
         for tenure, _ in asked:
             tenure.renewing = False
@@ -216,12 +223,8 @@ def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
 def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire]]:
     asked: list[tuple[Tenure, Reacquire]] = []
     for tenure in tenures:
-        tenure.touched = False
-        tenure.renewing = True
-        ttl_ms = tenure.renewal_ms(now)
-        if tenure.busy or ttl_ms is None:
-            tenure.renewing = False
-        else:
+        ttl_ms = tenure.begin_renewal(now)
+        if ttl_ms is not None:
             asked.append((tenure, Reacquire(tenure.key, tenure.token, ttl_ms, tenure.queued)))
     return asked
 
@@ -242,7 +245,7 @@ def _note(tenure: Tenure, reacquire: Reacquire, now: float, losses: list[Loss]) 
 def _limit_s(tenures: list[Tenure], now: float) -> float:
     """For how long to wait for the answers: there must be time for another attempt."""
     first_deadline: float = min(map(_deadline_of, tenures))
-    return max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S)
+    return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
 def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import weakref
+
+from redis.exceptions import RedisError
 
 from redislock_fast import _process
 from redislock_fast._channel import Registry
@@ -50,19 +53,28 @@ class Renewer:
 
     def keep(self, tenure: Tenure) -> None:
         """Look after it from now on, or at its new time."""
-        record = tenure.record
-        if record is None:
-            record = tenure.record = Record(tenure, self._dropped)
-        with self._turn:
-            self._add(record, tenure)
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="redislock_fast-renewal", daemon=True)
-                thread.start()  # which may fail: the next one tries again
-                self._thread = thread
+        if tenure.record is None:
+            tenure.record = Record(tenure, self._dropped)
+        thread: threading.Thread | None = None
+        try:
+            with self._turn:
+                self._add(tenure)
+                if self._thread is None:
+                    thread = self._thread = threading.Thread(
+                        target=self._work, name="redislock_fast-renewal", daemon=True
+                    )
+            if thread is not None:  # not in turn: a finalizer in a thread that begins may wait for it
+                thread.start()
+        except BaseException:
+            if thread is not None:
+                self._thread = None  # whoever comes next tries again
+            raise
 
-    def _add(self, record: Record, tenure: Tenure) -> None:
-        now = clock()
-        if self._schedule.add(record, due_at(tenure, now), (tenure.ttl_ms or 0) / 3000):
+    def _add(self, tenure: Tenure) -> None:
+        record = tenure.record
+        if record.is_over:
+            return
+        if self._schedule.add(record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
             self._turn.notify()
 
     def let_go(self, tenure: Tenure) -> None:
@@ -74,11 +86,16 @@ class Renewer:
                 self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
-        if record.was_dropped():
-            transport = self._transport()
-            if transport is not None:
-                transport.undo([record.entry])
-            record.warn()
+        if sys.is_finalizing() or not record.was_dropped():
+            return
+        self._undo([record.entry])
+        record.warn()
+
+    def _undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        transport = self._transport()
+        if transport is not None and entries:
+            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+                transport.undo(entries)
 
     def _work(self) -> None:
         while True:
@@ -102,19 +119,19 @@ class Renewer:
             return
         losses: list[Loss] = []
         try:
-            losses = drive(transport, renewing(due))
+            drive(transport, renewing(due, losses))
         except Exception:  # a fault of ours must not end the renewal of everything else
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
-        if late:
-            transport.undo(late)
         with self._turn:
             for tenure in due:
-                if not tenure.record.is_over:
-                    self._add(tenure.record, tenure)
+                self._add(tenure)
+        self._undo(late)
         if losses:
-            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+            try:
                 threading.Thread(target=_tell, args=(losses,), name="redislock_fast-lost", daemon=True).start()
+            except RuntimeError:  # no thread can be started
+                _tell(losses)
 
 
 def _tell(losses: list[Loss]) -> None:

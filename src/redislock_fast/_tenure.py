@@ -3,9 +3,9 @@
 A tenure belongs to the holding of the thread or task that acquired: with the lock object, or the thread, it goes. Who
 renews it has only weak references, so nobody keeps alive what nobody holds.
 
-Who may touch what: `expires_at`, `loss` and `over` are changed under `_mutex`, by the holder and by who renews, and
-read without it. Who renews clears `touched`, says `renewing` and then looks at `busy`; the holder sets `busy` and
-`touched` and then looks at `expires_at`: so one of them always sees the other. Everything else is the holder's.
+Who may touch what: `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` are changed under `_mutex`, by the
+holder and by who renews, and read without it. `renewing` and `troubled` are changed by who renews alone. Everything
+else is the holder's.
 
 Must not know: servers, threads, event loops, the API of Lock.
 """
@@ -19,6 +19,8 @@ import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
+
+from redis.exceptions import LockNotOwnedError
 
 from redislock_fast import _process
 from redislock_fast._loss import LossReason
@@ -66,8 +68,10 @@ class Tenure:
         over: whether it is given back, or about to be.
         queued: whether the lock is known to be marked.
         renewing: whether a renewal is under way.
-        busy: whether its holder is prolonging it himself.
-        touched: whether its holder has prolonged it himself since the last renewal began.
+        busy: how many prolongations by its holder are under way.
+        touched: whether its holder has begun to prolong it himself since the last renewal began.
+        ceiling: until when the lease is valid by a renewal that may be executed behind what the holder does himself;
+            `math.inf` where there is none.
         troubled: whether the last renewal got no answer.
         task: the holding task, where it is to be cancelled.
         record: what who renews it knows it by.
@@ -78,6 +82,7 @@ class Tenure:
         "_margin_s",
         "begun",
         "busy",
+        "ceiling",
         "depth",
         "expires_at",
         "key",
@@ -111,8 +116,9 @@ class Tenure:
         self.over = False
         self.queued = False
         self.renewing = False
-        self.busy = False
+        self.busy = 0
         self.touched = False
+        self.ceiling = math.inf
         self.troubled = False
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
@@ -188,6 +194,18 @@ class Tenure:
         """When to try again after a renewal that got no answer."""
         return min(now + _RETRY * (self.ttl_ms or 0) / 1000, self.deadline)
 
+    def begin_renewal(self, now: float) -> int | None:
+        """The ttl that a renewal sets now; None where none is to be sent."""
+        with _mutex.lock:
+            if self.busy or self.renewing or self.over or self.loss is not None:
+                return None
+            ttl_ms = self.renewal_ms(now)
+            if ttl_ms is not None:
+                self.renewing = True
+                self.touched = False
+                self.ceiling = min(self.ceiling, now + ttl_ms / 1000)
+            return ttl_ms
+
     def renewed(self, expires_at: float, certainly: bool) -> None:
         """Note what a renewal did, or may yet do.
 
@@ -196,25 +214,44 @@ class Tenure:
             certainly: whether it was executed.
         """
         with _mutex.lock:
-            if self.expires_at is not None and (self.touched or not certainly):
-                expires_at = min(expires_at, self.expires_at)
-            self.expires_at = expires_at
+            if self.loss is not None:
+                return
+            if certainly and not self.touched:
+                self.expires_at = expires_at
+                self.ceiling = math.inf
+            elif self.expires_at is not None:
+                self.expires_at = min(expires_at, self.expires_at)
 
     @contextlib.contextmanager
-    def prolonged_by_hand(self, local: Holding) -> Iterator[None]:
+    def prolonged_by_hand(self, local: Holding, new_ttl_ms: int | None) -> Iterator[None]:
         """While its holder extends or reacquires it himself: no renewal begins.
 
-        One that is under way may be executed before or behind it: of both leases, only the shorter is certain.
+        One that is under way, or got no answer, may be executed before or behind it: of both leases, only the shorter
+        is certain. So it is of the old lease and the new one, until the holder has his answer.
+
+        Args:
+            local: the holding; its lease is taken over in the end.
+            new_ttl_ms: the ttl that is set instead of the old one; None: something is added to that.
         """
-        self.busy = self.touched = True
-        before = self.expires_at
-        local.lease = (self.token, before)
+        begun = False
         try:
-            yield
-        finally:
             with _mutex.lock:
-                expires_at = local.expires_at(self.token)
-                if expires_at is not None and self.expires_at is not None and self.expires_at != before:
-                    expires_at = min(expires_at, self.expires_at)
-                self.expires_at = expires_at
-            self.busy = False
+                begun = True
+                if not (self.renewing or self.troubled):
+                    self.ceiling = math.inf
+                self.busy += 1
+                self.touched = True
+                local.lease = (self.token, self.expires_at)
+                if new_ttl_ms is not None and self.expires_at is not None:
+                    self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
+            yield
+        except LockNotOwnedError:
+            local.lease = (self.token, self.expires_at)  # the new ttl may have been set, and have ended, before
+            raise
+        finally:
+            if begun:
+                with _mutex.lock:
+                    self.busy -= 1
+                    expires_at = local.expires_at(self.token)
+                    if self.loss is None:
+                        self.expires_at = None if expires_at is None else min(expires_at, self.ceiling)

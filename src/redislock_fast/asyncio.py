@@ -33,6 +33,7 @@ from redislock_fast._async_transport import Transport, drive, transport_of
 from redislock_fast._batch import Name, Plan
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockerBase
 from redislock_fast._keeping import KeepingBase
+from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, TaskHoldings, current_task
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
@@ -242,6 +243,9 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         if tenure.is_watched:
             renewer_of(self._transport).let_go(tenure)
 
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        renewer_of(self._transport).tell(tenure, reason)
+
     def _undo_dropped(self, loop: asyncio.AbstractEventLoop, entry: tuple[bytes, bytes]) -> None:
         """A task was dropped in the middle of its acquire. Whoever collects garbage runs this, in any thread."""
         if not loop.is_closed():
@@ -388,19 +392,31 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         local = self._held_with_ttl("extend")
         if local.tenure is None:
             return self._hooked(local, self.do_extend, additional_time, replace_ttl)
-        return self._prolong("extend", local, local.tenure, self.do_extend, additional_time, replace_ttl)
+        new_ttl_ms = added_ms(additional_time, replace_ttl) if replace_ttl else None
+        return self._prolong("extend", local, local.tenure, new_ttl_ms, self.do_extend, additional_time, replace_ttl)
 
     async def _prolong(
-        self, verb: str, local: Holding, tenure: Tenure, hook: Callable[..., Awaitable[Any]], *args: Any
+        self,
+        verb: str,
+        local: Holding,
+        tenure: Tenure,
+        new_ttl_ms: int | None,
+        hook: Callable[..., Awaitable[Any]],
+        *args: Any,
     ) -> Any:
         if tenure.is_lost():
             await self._raise_lost(verb, tenure)
         try:
-            with tenure.prolonged_by_hand(local):
+            with tenure.prolonged_by_hand(local, new_ttl_ms):
                 result = await self._hooked(local, hook, *args)
         except LockNotOwnedError as error:
             await self._raise_lost(verb, tenure, error)
-        self._keep(tenure)
+        finally:
+            if tenure.loss is None:
+                self._keep(tenure)  # also after an error: it may have made the lease shorter
+        if tenure.loss is not None:  # it was told of meanwhile: it does not come back
+            self._transport.undo([(self._key, tenure.token)])
+            raise self._lost_error(verb, tenure)
         return result
 
     async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
@@ -409,7 +425,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         if tenure.loss is None:
             reason = await drive(self._transport, self._finding_out(tenure))
             if tenure.lose(reason, by_release=tenure.over):
-                renewer_of(self._transport).tell(tenure, reason)
+                self._tell(tenure, reason)
         raise self._lost_error(verb, tenure) from error
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
@@ -453,7 +469,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         local = self._held_with_ttl("reacquire")
         if local.tenure is None:
             return self._hooked(local, self.do_reacquire)
-        return self._prolong("reacquire", local, local.tenure, self.do_reacquire)
+        return self._prolong("reacquire", local, local.tenure, self._ttl_ms, self.do_reacquire)
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""

@@ -22,6 +22,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff
 from redislock_fast._keeping import KeepingBase
+from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding
 from redislock_fast._renewer import renewer_of, tell
 from redislock_fast._room import Grant
@@ -203,6 +204,9 @@ class Lock(KeepingBase, redis.lock.Lock):
         if tenure.is_watched:
             renewer_of(self._transport).let_go(tenure)
 
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        tell(tenure, reason)
+
     def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         try:
@@ -338,19 +342,25 @@ class Lock(KeepingBase, redis.lock.Lock):
         held = self._held_with_ttl("extend")
         if held.tenure is None:
             return self.do_extend(additional_time, replace_ttl)
-        with self._prolonging("extend", held, held.tenure):
+        new_ttl_ms = added_ms(additional_time, replace_ttl) if replace_ttl else None
+        with self._prolonging("extend", held, held.tenure, new_ttl_ms):
             return self.do_extend(additional_time, replace_ttl)
 
     @contextlib.contextmanager
-    def _prolonging(self, verb: str, local: Holding, tenure: Tenure) -> Iterator[None]:
+    def _prolonging(self, verb: str, local: Holding, tenure: Tenure, new_ttl_ms: int | None) -> Iterator[None]:
         if tenure.is_lost():
             self._raise_lost(verb, tenure)
         try:
-            with tenure.prolonged_by_hand(local):
+            with tenure.prolonged_by_hand(local, new_ttl_ms):
                 yield
         except LockNotOwnedError as error:
             self._raise_lost(verb, tenure, error)
-        self._keep(tenure)
+        finally:
+            if tenure.loss is None:
+                self._keep(tenure)  # also after an error: it may have made the lease shorter
+        if tenure.loss is not None:  # it was told of meanwhile: it does not come back
+            self._transport.undo([(self._key, tenure.token)])
+            raise self._lost_error(verb, tenure)
 
     def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
         """Find out why the lock was lost, and tell, unless that has been done."""
@@ -358,7 +368,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         if tenure.loss is None:
             reason = drive(self._transport, self._finding_out(tenure))
             if tenure.lose(reason, by_release=tenure.over):
-                tell(tenure, reason)
+                self._tell(tenure, reason)
         raise self._lost_error(verb, tenure) from error
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
@@ -400,7 +410,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         held = self._held_with_ttl("reacquire")
         if held.tenure is None:
             return self.do_reacquire()
-        with self._prolonging("reacquire", held, held.tenure):
+        with self._prolonging("reacquire", held, held.tenure, self._ttl_ms):
             return self.do_reacquire()
 
     def do_reacquire(self) -> Literal[True]:
