@@ -20,7 +20,7 @@ help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
 	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
 	@echo "make test         the whole suite, on the compiled core and on its pure-Python twin"
-	@echo "make simulate     100,000 stories of waiters and faults (the suite plays 3,000)"
+	@echo "make simulate     100,000 stories of waiters and as many of holders (the suite plays 4,000)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core"
 	@echo "make lint         ruff, mypy --strict, cython-lint"
 	@echo "make format       ruff format"
@@ -54,6 +54,7 @@ test: $(VENV)/installed
 
 simulate: $(VENV)/installed
 	$(BIN)/python -m tests.waiting_simulation --seeds 100000 --jobs 2
+	$(BIN)/python -m tests.holding_simulation --seeds 100000 --jobs 2
 
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; a traced core and

@@ -33,7 +33,7 @@ class Holder:
 def values_sent(tenure: Tenure, held: bytes) -> list[bytes]:
     """What one renewal compares the key with, request by request, where the server has this value."""
     values: list[bytes] = []
-    steps = renewing([tenure])
+    steps = renewing([tenure], [])
     assert isinstance(next(steps), Split)
     step = steps.send([[0]])
     assert isinstance(step, Execute)

@@ -20,7 +20,8 @@ from redislock_fast._waiting import Waiting
 from redislock_fast._wire import Reply
 from tests import waiting_process
 from tests.model import Model
-from tests.waiting_simulation import Simulation, violation_of
+from tests.seeds import violation_of
+from tests.waiting_simulation import Simulation
 
 _SEEDS = range(3000)
 _SEEDS_FOR_FAULTS = range(5000)
@@ -28,13 +29,13 @@ _SEEDS_FOR_FAULTS = range(5000)
 
 def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
     for seed in _SEEDS_FOR_FAULTS:
-        violation = violation_of(seed, model=model, kind=kind)
+        violation = violation_of(Simulation, seed, model=model, kind=kind)
         if violation is not None:
             yield violation
 
 
 def test_no_story_breaks_an_invariant() -> None:
-    assert next((f"seed {seed}: {what}" for seed in _SEEDS if (what := violation_of(seed))), None) is None
+    assert next((f"seed {seed}: {what}" for seed in _SEEDS if (what := violation_of(Simulation, seed))), None) is None
 
 
 def test_a_seed_is_always_the_same_story() -> None:

@@ -5,15 +5,15 @@ Must not know: invariants, how waiters wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tests.waiting_process import Process
 from tests.waiting_waiters import KEY, Hold
+from tests.waiting_world import World
 
-if TYPE_CHECKING:
-    from tests.waiting_simulation import Simulation
-
-_FAULTS = (
+FAULTS = (
     "cut",
     "cut",
     "unsent",
@@ -41,15 +41,45 @@ _DENIALS = (
 )
 
 
+class Stage(Protocol):
+    """What faults strike, and who is told of them."""
+
+    dice: random.Random
+    world: World
+    rival: Hold | None
+    hold_s: float
+    interval_s: float
+    processes: list[Process]
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The locks' ttl."""
+
+    @property
+    def waiters(self) -> Sequence[Any]:
+        """Those who may be cancelled."""
+
+    def look(self) -> None:
+        """The server's keys may have changed."""
+
+    def check_exclusion(self, new: Hold) -> None:
+        """Somebody has just begun to hold."""
+
+
 class Faults:
     """The faults of one story.
+
+    Args:
+        simulation: the story.
+        kinds: what may go wrong.
 
     Attributes:
         end_us: when the last one is over.
         deleted_us: when the lock was last deleted from outside, by the server's clock.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Stage, kinds: Sequence[str] = FAULTS) -> None:
+        self._kinds = kinds
         self.end_us = 0
         self.deleted_us = -1
         self._simulation = simulation
@@ -67,6 +97,7 @@ class Faults:
         }
         self._on_the_server = {
             "delete": lambda: self._model.remove(KEY),
+            "take": lambda: self._model.put(KEY, b"operator", 100),
             "flush": self._model.flush,
             "flush scripts": self._model.flush_scripts,
             "restart": self._restart,
@@ -79,7 +110,7 @@ class Faults:
         span_us = dice.choice((5000, 30_000, 200_000))
         for _ in range(1 + int(count * dice.random())):
             at_us = 1000 + int(span_us * dice.random())
-            self._world.at(at_us, None, self._happen, dice.choice(_FAULTS))
+            self._world.at(at_us, None, self._happen, dice.choice(self._kinds))
             self.end_us = max(self.end_us, at_us)
         if dice.random() < 0.2:
             self._rival_rounds = 1 + int(3 * dice.random())
@@ -96,7 +127,7 @@ class Faults:
         self._world.changed = True
         self._world.set_server_clock()
         self._on_the_server[name]()
-        if name in ("delete", "flush", "restart"):
+        if name in ("delete", "take", "flush", "restart"):
             self.deleted_us = self._model.now_us
             self._simulation.look()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from redislock_fast._many import Many
 from redislock_fast._protocol import Acquire, Look, NotExecuted, Redirected, Refused
@@ -32,10 +32,24 @@ class Cancelled(BaseException):
     """A cancel or an interrupt, thrown in at a step."""
 
 
+class Caller(Protocol):
+    """For whom something is done."""
+
+    process: Process
+    name: str
+    epoch: int
+
+    def go_on(self, epoch: int, answer: object) -> None:
+        """It is done; `epoch` is that in which it was begun."""
+
+    def throw(self, error: BaseException) -> None:
+        """It has failed."""
+
+
 class Execution:
     """One operation, driven to its end as `ThreadChannel.execute` and `LoopChannel.execute` do."""
 
-    def __init__(self, task: Task, operation: Any, limit_s: float | None, tidies: bool) -> None:
+    def __init__(self, task: Caller, operation: Any, limit_s: float | None, tidies: bool) -> None:
         self._task = task
         self._process = task.process
         self._world = task.process.world
@@ -184,6 +198,7 @@ class UndoingBefore(Execution):
         self, task: Task, returning: list[tuple[bytes, bytes]], limit_s: float | None, execution: Execution
     ) -> None:
         super().__init__(task, Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+        self._waiting = task
         self._returning = returning
         self._execution = execution
 
@@ -195,7 +210,7 @@ class UndoingBefore(Execution):
     def _end(self, error: Exception | None) -> None:
         if error is None:
             self.over = True
-            self._task.go_on_with(self._execution)
+            self._waiting.go_on_with(self._execution)
         else:
             self._process.undo(self._returning)
             super()._end(error)

@@ -12,14 +12,9 @@ Must not know: sockets, threads, event loops.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
-import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from typing import Any
 
 from redislock_fast import _room, _waiting
@@ -29,6 +24,7 @@ from redislock_fast._scripts import REACQUIRE, WAIT
 from redislock_fast._tokens import MARK, is_held_with
 from redislock_fast._wire import Args, Reply
 from tests.model import SERVERS, Model
+from tests.seeds import Violation, main
 from tests.waiting_faults import Faults
 from tests.waiting_process import Process
 from tests.waiting_waiters import KEY, Hold, Waiter
@@ -38,10 +34,6 @@ _QUEUE, _WAITERS = queue_keys(KEY)
 
 _KINDS = ("calm", "faults", "faults", "faults", "rough")
 _MAX_EVENTS = 30_000
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 class Simulation:
@@ -348,57 +340,5 @@ class Simulation:
             self.fail(f"{self._requests} requests for {self._grants} acquisitions, and {allowed} would have done")
 
 
-def violation_of(seed: int, **options: Any) -> str | None:
-    """What breaks in a seed's story, and the story; None when nothing does."""
-    try:
-        Simulation(seed, **options).run()
-    except Violation as violation:
-        return str(violation)
-    return None
-
-
-def violations_in(seeds: range, late_us: int = 0) -> list[tuple[int, str]]:
-    """The seeds in which something breaks, each with what does."""
-    found = [(seed, violation_of(seed, late_us=late_us)) for seed in seeds]
-    return [(seed, violation.splitlines()[0]) for seed, violation in found if violation]
-
-
-def main() -> int:
-    """Play many seeds, or tell the story of one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many to play")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seed", type=int, help="play this one alone")
-    parser.add_argument("--late-us", type=int, default=0, help="how long servers read what lost connections sent")
-    parser.add_argument("-v", action="store_true", help="tell the story of --seed even if nothing breaks")
-    options = parser.parse_args()
-    if options.seed is not None:
-        simulation = Simulation(options.seed, tells=True, late_us=options.late_us)
-        try:
-            simulation.run()
-        except Violation as violation:
-            print(violation)
-            return 1
-        print("\n".join(simulation.world.story if options.v else []), f"\nnothing broke ({simulation.kind})")
-        return 0
-    started = time.monotonic()
-    chunks = [
-        range(first, min(first + 500, options.first + options.seeds))
-        for first in range(options.first, options.first + options.seeds, 500)
-    ]
-    played, failed = 0, 0
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for chunk, found in zip(chunks, pool.map(partial(violations_in, late_us=options.late_us), chunks), strict=True):
-            played += len(chunk)
-            failed += len(found)
-            for seed, what in found:
-                print(f"\rseed {seed}: {what}")
-            rate = played / (time.monotonic() - started)
-            print(f"\r{played} seeds, {failed} failed, {rate:.0f}/s", end="", flush=True, file=sys.stderr)
-    print(file=sys.stderr)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(Simulation, __doc__))

@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._protocol import CLIENT_INFO, HELLO, PROBE, Dialect, ending
 from redislock_fast._room import BROKEN, Room
-from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._wire import Args, Lost, OnReply, Reply
 from tests.model import Connection, Model
 
 if TYPE_CHECKING:
-    from tests.waiting_process import Execution, Process, Task
+    from tests.waiting_process import Caller, Execution, Process, Task
 
 SERVER_STARTED_US = 1_700_000_000_000_000
 
 _NAMES: dict[object, str] = {
     word: name
     for name, script in (
+        ("acquire fenced", ACQUIRE_FENCED),
         ("release", RELEASE),
         ("extend", EXTEND),
         ("reacquire", REACQUIRE),
@@ -311,7 +312,7 @@ class Mailbox:
         self._process = process
         self._link = link
         self._messages: deque[object] = deque()
-        self._listener: Task | None = None
+        self._listener: Caller | None = None
         self._epoch = 0
 
     def tell(self, message: object) -> None:
@@ -324,7 +325,7 @@ class Mailbox:
         if self._listener is not None:
             self._process.world.after(self._process.world.pause_us(), self._process, self._end, self._epoch)
 
-    def listen(self, task: Task, timeout_s: float) -> None:
+    def listen(self, task: Caller, timeout_s: float) -> None:
         """Give the task the next message, None at the end of the time, BROKEN when none can come."""
         if self._messages or timeout_s <= 0 or (self._link.broken and self._process.blocking):
             task.go_on(task.epoch, self._next())
