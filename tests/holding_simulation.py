@@ -405,6 +405,7 @@ class Simulation:
         finally:
             for (module, name, _), value in zip(places, real, strict=True):
                 setattr(module, name, value)
+            _async_renewer._renewers._transports.clear()  # or it would keep all of the story
 
 
 if __name__ == "__main__":
