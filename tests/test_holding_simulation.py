@@ -118,10 +118,6 @@ def _never_undo(self: LoopRenewer, entries: Any) -> None:
     """What was dropped stays."""
 
 
-def _never_let_go(self: LoopRenewer, tenure: Tenure) -> None:
-    """What is released stays on the schedule."""
-
-
 def _lose_in_silence(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
     """Nobody is told."""
     tenure.lose(reason)
@@ -154,7 +150,6 @@ def _renew_for_ever(self: Tenure, now: float) -> int | None:
         (Reacquire, "request", _renew_without_looking, "faults", "the key does not say so|has done with it|and so is"),
         (Tenure, "renewed", _believe_the_renewal, "rough", "left, and it ends|the key does not say so"),
         (Tenure, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
-        (LoopRenewer, "let_go", _never_let_go, "calm", "still has something|for ever"),
         (Tenure, "due_at", _renew_at_the_end, "calm", "could be renewed"),
         (Tenure, "renewal_ms", _renew_for_ever, "calm", "longer than he wants"),
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),

@@ -178,7 +178,8 @@ class Faults:
     def _freeze(self, process: Process, _delay_us: int) -> None:
         """It is stopped for a while; what comes meanwhile waits for it."""
         longest_us = self._dice.choice((1000, 50_000, 500_000, 3_000_000))
-        process.frozen_until_us = self._world.now_us + int(longest_us * self._dice.random())
+        until_us = self._world.now_us + int(longest_us * self._dice.random())
+        process.frozen_until_us = max(process.frozen_until_us, until_us)
         self.end_us = max(self.end_us, process.frozen_until_us)
 
     def _deny(self, process: Process, _delay_us: int) -> None:
