@@ -138,7 +138,7 @@ async def test_who_cancels_all_tasks_of_the_loop_ends_no_renewal(valkey: Server)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await asyncio.sleep(0)
-            await asyncio.sleep(0.02 * random.random())  # it hides nothing
+            await asyncio.sleep(0.05 * random.random())  # it hides nothing
         assert lock.valid
         await lock.release()
 
