@@ -106,7 +106,8 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         try:
             return await hook(*args)
         finally:
-            _acting.reset(before)
+            with contextlib.suppress(ValueError):  # a dropped task ends in the context of who collects it
+                _acting.reset(before)
 
     # ---- acquire ----
 
@@ -411,12 +412,16 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
                 result = await self._hooked(local, hook, *args)
         except LockNotOwnedError as error:
             await self._raise_lost(verb, tenure, error)
-        finally:
+        except GeneratorExit:  # the task was dropped: whoever collects garbage runs this, outside of the loop
+            raise
+        except BaseException:
             if tenure.loss is None:
-                self._keep(tenure)  # also after an error: it may have made the lease shorter
+                self._keep(tenure)  # it may have made the lease shorter
+            raise
         if tenure.loss is not None:  # it was told of meanwhile: it does not come back
             self._transport.undo([(self._key, tenure.token)])
             raise self._lost_error(verb, tenure)
+        self._keep(tenure)
         return result
 
     async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
