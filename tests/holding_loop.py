@@ -9,8 +9,10 @@ Must not know: what runs on the loop, invariants, when faults happen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -35,6 +37,7 @@ class Loop:
         self._process = process
         self._world = process.world
         self._on_error = on_error
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._itself: Any = self  # for whom asks for an AbstractEventLoop
 
     def get_debug(self) -> bool:
@@ -50,7 +53,9 @@ class Loop:
         return asyncio.Future(loop=self._itself)
 
     def create_task(self, coro: Any, **_: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self._itself)
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self._itself)
+        self._tasks.add(task)
+        return task
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -87,6 +92,15 @@ class Loop:
             return call()
         finally:
             asyncio._set_running_loop(None)
+
+    def close(self) -> None:
+        """End all tasks where they are: the garbage collector would, in the middle of another story."""
+        for task in list(self._tasks):
+            unfinished: Any = task
+            if not task.done():
+                unfinished._log_destroy_pending = False
+                with contextlib.suppress(Exception):  # they are in the middle of something
+                    self.run(unfinished.get_coro().close)
 
     def _run(self, handle: asyncio.Handle) -> None:
         if not handle.cancelled():

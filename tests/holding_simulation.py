@@ -402,6 +402,8 @@ class Simulation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)
                 yield
+                for site in self.sites:
+                    site.loop.close()
         finally:
             for (module, name, _), value in zip(places, real, strict=True):
                 setattr(module, name, value)
