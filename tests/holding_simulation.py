@@ -394,7 +394,7 @@ class Simulation:
         timed = (_async_renewer, _keeping, _renewal, _room, _tenure, _waiting, facade)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (_facade, _waiting)]
-        places.append((_renewal, "random", self.dice))
+        places.append((_renewal, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:
             setattr(module, name, simulated)

@@ -311,9 +311,9 @@ async def test_blocked_loop_loses_the_lock_and_is_told(
 async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
     async_valkey_client: redis.asyncio.Redis, losses: Losses
 ) -> None:
-    lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, auto_renew=True, on_lost=losses)
+    lock = Lock(async_valkey_client, "name", timeout=1, auto_renew=True, on_lost=losses)
     await lock.acquire()
-    hold_the_gil(2 * BRIEF_S)
+    hold_the_gil(1.1)
     async with contextlib.AsyncExitStack() as held:
         assert await lock.acquire_or_extend()
         held.push_async_callback(lock.release)

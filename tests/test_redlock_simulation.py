@@ -199,7 +199,7 @@ class _World:
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> int:
     world = _World(seed)
     monkeypatch.setattr(_quorum, "clock", world.clock)
-    monkeypatch.setattr(random, "uniform", world.dice.uniform)
+    monkeypatch.setattr(_quorum, "_dice", world.dice)
     return world.run(20)
 
 

@@ -42,6 +42,8 @@ _FEWEST = 3
 _SILENT_ATTEMPTS = 3
 """So many attempts in a row without the votes of a quorum end an `acquire` that would wait for ever."""
 
+_dice = random.SystemRandom()  # the module's own is the user's, who may have seeded all contenders alike
+
 _NO_RETRY_MENDS = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
@@ -209,7 +211,7 @@ class RedlockBase:
                 return True
             silent = 0 if attempt.answered else silent + 1
             # Two that have split the votes must not meet again: each waits for another time.
-            pause_s = random.uniform(0, sleep)  # noqa: S311  # nobody gains by guessing it
+            pause_s = _dice.uniform(0, sleep)
             is_last = not blocking or clock() + pause_s >= deadline
             if silent and (
                 is_last or self._is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and deadline == math.inf)

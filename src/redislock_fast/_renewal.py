@@ -35,6 +35,8 @@ _SHORTEST_LIMIT_S = 0.05
 _LONGEST_LIMIT_S = 1.0  # threads renew one burst after another: none holds up the next, or the news of a loss, for long
 _LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
 
+_dice = random.SystemRandom()  # the module's own is the user's, who may have seeded it, and alike in forked processes
+
 _deadline_of = operator.attrgetter("deadline")
 
 _GRAIN = 1 / 8
@@ -155,7 +157,7 @@ def due_at(tenure: Tenure, now: float) -> float:
     """When to look after it next."""
     if tenure.troubled or tenure.busy or tenure.renewing:
         return tenure.retry_at(now)
-    return tenure.due_at(now, random.random())  # noqa: S311  # it hides nothing
+    return tenure.due_at(now, _dice.random())
 
 
 # ---- bursts ----
