@@ -13,7 +13,6 @@ from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _clients, _process, _scripts
-from redislock_fast._adaptive import AdaptiveTTL
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, SharedHolding
@@ -25,6 +24,8 @@ from redislock_fast._waiting import Waiting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from redislock_fast._adaptive import AdaptiveTTL
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
 
@@ -114,12 +115,13 @@ class LockBase:
         self._transport = transport = self._transport_of(redis)
         self._name = name
         self._key = transport.key_of(name)
-        adaptive: AdaptiveTTL | None = None
-        if isinstance(timeout, AdaptiveTTL):
+        seconds: Any = timeout
+        adaptive: Any = None
+        if hasattr(timeout, "observe"):  # an AdaptiveTTL: importing it takes a millisecond, and few need it
             adaptive = timeout
-            timeout = adaptive.ttl_ms(name) / 1000
-        self._timeout = timeout
-        self._ttl_ms = None if timeout is None else ttl_ms_of(timeout)
+            seconds = adaptive.ttl_ms(name) / 1000
+        self._timeout: float | None = seconds
+        self._ttl_ms = None if seconds is None else ttl_ms_of(seconds)
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout

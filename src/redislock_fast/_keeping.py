@@ -27,7 +27,6 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
-from redislock_fast._handle import Handle
 from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._ownership import Holding, current_task
 from redislock_fast._protocol import Look, Reacquire
@@ -40,6 +39,8 @@ from redislock_fast._times import clock, drift_s
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from redislock_fast._handle import Handle
 
 __all__ = ["KeepingBase"]
 
@@ -330,6 +331,8 @@ class KeepingBase(LockBase):
             redis.exceptions.LockError: this thread or task holds no lock, or has entered it more than once.
             LockLostError: the lock was lost.
         """
+        from redislock_fast._handle import Handle  # noqa: PLC0415  # few need it, and it takes a millisecond
+
         held = self._held()
         token = held.token
         if token is None:
@@ -365,6 +368,8 @@ class KeepingBase(LockBase):
             TypeError: `handle` is none; and as the class.
             ValueError: as the class.
         """
+        from redislock_fast._handle import Handle  # noqa: PLC0415  # as above
+
         if not isinstance(handle, Handle):
             raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
         lock = cls(client, handle.name, handle.timeout, **settings)
