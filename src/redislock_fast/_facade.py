@@ -17,7 +17,7 @@ from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, SharedHolding
 from redislock_fast._protocol import Acquire
-from redislock_fast._terms import Terms, TermSettings
+from redislock_fast._terms import Terms
 from redislock_fast._times import clock, poll_seconds, ttl_ms_of
 from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
 from redislock_fast._waiting import Waiting
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from redislock_fast._adaptive import AdaptiveTTL
+    from redislock_fast._terms import TermSettings
 
 __all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redislock_fast._loss import LossReason
 from redislock_fast._times import positive_ms
 
 if TYPE_CHECKING:
+    from typing import TypedDict
+
     from redislock_fast._adaptive import AdaptiveTTL
     from redislock_fast._metrics import Metrics
 
-__all__ = ["Breaker", "TermSettings", "Terms"]
+__all__ = ["Breaker", "Terms"]
 
 
 class Breaker(Protocol):
@@ -29,19 +31,21 @@ class Breaker(Protocol):
         """Enter to make a call, leave with its error, or without one."""
 
 
-class TermSettings(TypedDict, total=False):
-    """The parameters of `Terms`, as a lock takes them."""
+if TYPE_CHECKING:  # made at run time, it would take its part of the import time
 
-    auto_renew: bool
-    max_hold: float | None
-    on_lost: Callable[[Any, LossReason], Any] | None
-    cancel_on_lost: bool
-    fencing: bool
-    reentrant: bool
-    wait_replicas: int
-    wait_timeout: float | None
-    breaker: Breaker | None
-    metrics: Metrics | None
+    class TermSettings(TypedDict, total=False):
+        """The parameters of `Terms`, as a lock takes them."""
+
+        auto_renew: bool
+        max_hold: float | None
+        on_lost: Callable[[Any, LossReason], Any] | None
+        cancel_on_lost: bool
+        fencing: bool
+        reentrant: bool
+        wait_replicas: int
+        wait_timeout: float | None
+        breaker: Breaker | None
+        metrics: Metrics | None
 
 
 class Terms:
