@@ -396,13 +396,19 @@ class KeepingBase(LockBase):
         return holding
 
     @abstractmethod
-    def _keep(self, tenure: Tenure) -> None:
-        """Renew it, and watch for its loss, as its terms say."""
+    def _renewer(self) -> Any:
+        """Who renews what is held on this lock's server."""
 
     @abstractmethod
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         """Call back for a loss."""
 
-    @abstractmethod
+    def _keep(self, tenure: Tenure) -> None:
+        """Renew it, and watch for its loss, as its terms say."""
+        if tenure.is_watched:
+            self._renewer().keep(tenure)
+
     def _let_go(self, tenure: Tenure) -> None:
         """Renew it no more."""
+        if tenure.is_watched:
+            self._renewer().let_go(tenure)

@@ -28,7 +28,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _protocol
 from redislock_fast._async_batch import Acquiring, Batch
 from redislock_fast._async_redlock import Redlock
-from redislock_fast._async_renewer import renewer_of
+from redislock_fast._async_renewer import LoopRenewer, renewer_of
 from redislock_fast._async_transport import Transport, drive, transport_of
 from redislock_fast._batch import Name, Plan
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff, LockerBase
@@ -236,16 +236,11 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
             raise
         return True
 
-    def _keep(self, tenure: Tenure) -> None:
-        if tenure.is_watched:
-            renewer_of(self._transport).keep(tenure)
-
-    def _let_go(self, tenure: Tenure) -> None:
-        if tenure.is_watched:
-            renewer_of(self._transport).let_go(tenure)
+    def _renewer(self) -> LoopRenewer:
+        return renewer_of(self._transport)
 
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        renewer_of(self._transport).tell(tenure, reason)
+        self._renewer().tell(tenure, reason)
 
     def _undo_dropped(self, loop: asyncio.AbstractEventLoop, entry: tuple[bytes, bytes]) -> None:
         """A task was dropped in the middle of its acquire. Whoever collects garbage runs this, in any thread."""

@@ -24,7 +24,7 @@ from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Back
 from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding
-from redislock_fast._renewer import renewer_of, tell
+from redislock_fast._renewer import Renewer, renewer_of, tell
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
@@ -196,13 +196,8 @@ class Lock(KeepingBase, redis.lock.Lock):
             raise
         return True
 
-    def _keep(self, tenure: Tenure) -> None:
-        if tenure.is_watched:
-            renewer_of(self._transport).keep(tenure)
-
-    def _let_go(self, tenure: Tenure) -> None:
-        if tenure.is_watched:
-            renewer_of(self._transport).let_go(tenure)
+    def _renewer(self) -> Renewer:
+        return renewer_of(self._transport)
 
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         tell(tenure, reason)
