@@ -4,7 +4,7 @@
   generators down, closes at the end. So the connection ends with its pool, too, when the generator is collected.
 - A loop that is closed otherwise takes its timers with it, and one of these the connection.
 
-Must not know: locks, operations, waiting callers.
+Must not know: locks, retries, waiting callers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
 
 from redis.asyncio.retry import Retry
@@ -25,6 +25,7 @@ from redislock_fast import _process, _protocol
 from redislock_fast._async_pipe import Pipe, new_pipe
 from redislock_fast._connect import settings_of
 from redislock_fast._room import BROKEN, Room
+from redislock_fast._times import clock
 from redislock_fast._wire import Args
 
 __all__ = ["CLOSE_LIMIT_S", "AsyncLink", "attend", "open_link"]
@@ -41,20 +42,38 @@ class AsyncLink:
         dialect: what the server understands.
         ending: what ends it when another connection sends it; None where the server does not tell.
         room: who waits on it for messages; None where none can come.
+        timeout_s: how long the pool's settings let a reply take; below 0 for ever.
     """
 
-    __slots__ = ("_end", "dialect", "ending", "pipe", "room")
+    __slots__ = ("_end", "dialect", "ending", "pipe", "room", "timeout_s")
 
-    def __init__(self, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None, end: AsyncGenerator[None]) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        dialect: _protocol.Dialect,
+        ending: Args | None,
+        end: AsyncGenerator[None],
+        timeout_s: float,
+    ) -> None:
         self.pipe = pipe
         self.dialect = dialect
         self.ending = ending
         self._end = end
+        self.timeout_s = timeout_s
         self.room = None
         if dialect.push:
             self.room = room = Room(dialect)
             pipe.on_push = room.hear
             pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
+
+    def ask(self, operation: _protocol.Operation) -> Awaitable[Any]:
+        """Send an operation's next request. Who awaits the reply deals with whatever happens, see `LoopChannel`."""
+        return self.pipe.call(operation.request(self.dialect, clock()), self.timeout_s)
+
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody is known to wait for this lock here."""
+        room = self.room
+        return room is not None and room.is_awaited(key)
 
     def close(self) -> None:
         """Break the pipe; whoever still waits is told."""
@@ -133,13 +152,14 @@ async def open_link(pool: Any) -> AsyncLink:
     end = attend(_close_at_the_end(pipe))
     _hold(asyncio.get_running_loop(), pipe.closed, _Remains(writer.transport))
     timeout_s = settings.get("socket_timeout")
+    timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
         requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
-        probed, greeted, described = await pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+        probed, greeted, described = await pipe.call_many(requests, timeout_s)
     except BaseException:
         pipe.close()
         raise
     try:
-        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end)
+        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end, timeout_s)
     finally:
         del connection, reader, writer, pipe, end  # see LoopChannel._open

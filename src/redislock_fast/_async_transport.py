@@ -34,6 +34,9 @@ class Transport(Protocol):
     def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Drive an operation to its end; see `LoopChannel.execute`."""
 
+    def channel(self) -> LoopChannel:
+        """The running loop's."""
+
     def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
         """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
 

@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import (
     AuthenticationError,
@@ -48,13 +48,16 @@ from redislock_fast._room import Seat
 from redislock_fast._times import clock
 from redislock_fast._wire import Lost, NoReply
 
-__all__ = ["LoopChannel"]
+__all__ = ["Begun", "LoopChannel"]
 
 _NEVER = math.inf
 _LONG_S = 2.0
 _ALARMS_PER_S = 200
 
 _Result = TypeVar("_Result")
+
+Begun: TypeAlias = tuple[AsyncLink, BaseException]
+"""A connection on which a caller has made a request himself, and what was raised instead of the reply."""
 
 
 async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]], ended: asyncio.Event) -> AsyncGenerator[None]:
@@ -170,15 +173,20 @@ class LoopChannel(Channel[AsyncLink]):
         self._end = attend(_cancel_at_the_end(self._tasks, self._ended))
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
-        self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
+        self,
+        operation: Operation,
+        limit_s: float | None = None,
+        loose: list[AsyncLink] | None = None,
+        begun: Begun | None = None,
     ) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine.
+            operation: a fresh state machine, or one whose first request the caller has sent himself, see `ready`.
             limit_s: as for `ThreadChannel.execute`.
             loose: given by who undoes and translates errors himself; every link on which a request left without an
                 answer is added to it.
+            begun: what came of that request, if it was not a reply.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -197,6 +205,13 @@ class LoopChannel(Channel[AsyncLink]):
             while True:
                 link = self.link
                 try:
+                    if begun is not None:
+                        link, interruption = begun
+                        begun = None
+                        try:
+                            raise interruption
+                        finally:
+                            del interruption  # as `error` below
                     if link is None:
                         link = await self._connect(deadline)
                         now = clock()
@@ -244,6 +259,10 @@ class LoopChannel(Channel[AsyncLink]):
             raise
         if tidies and operation.unsettled:
             self.tidy(operation, loose or [], failed=False)
+
+    def ready(self) -> AsyncLink | None:
+        """The connection, where a request may leave at once: it is there, and nothing is to be undone before."""
+        return None if self._undone else self.link
 
     async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation on a connection that nobody else uses meanwhile; see `ThreadChannel.execute_beside`."""

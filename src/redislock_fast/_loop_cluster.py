@@ -23,7 +23,7 @@ from redis.exceptions import (
 
 from redislock_fast._async_connect import AsyncLink
 from redislock_fast._connect import redis_error
-from redislock_fast._loop_channel import LoopChannel
+from redislock_fast._loop_channel import Begun, LoopChannel
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
 from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
@@ -90,7 +90,11 @@ class LoopClusterChannel(LoopChannel):
         return {"retry": owner.retry}
 
     async def execute(
-        self, operation: Operation, limit_s: float | None = None, loose: list[AsyncLink] | None = None
+        self,
+        operation: Operation,
+        limit_s: float | None = None,
+        loose: list[AsyncLink] | None = None,
+        begun: Begun | None = None,  # noqa: ARG002  # no caller has: `ready` finds no connection
     ) -> None:
         """Drive an operation until it is finished, at whichever node has its slot; see `LoopChannel.execute`."""
         tidies = loose is None

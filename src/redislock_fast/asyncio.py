@@ -139,13 +139,56 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         local = self._mine()
         if self._terms is not None:
             return self._acquire_on_terms(self._terms, local, current_task(), blocking, blocking_timeout, token)
+        if blocking_timeout is token is self.blocking_timeout is None and self._wait == "push" and self.sleep >= 0:
+            return self._acquire_at_once(local, blocking)
         return self._acquire(local, blocking, blocking_timeout, token)
 
+    async def _acquire_at_once(self, local: Holding, blocking: bool | None) -> bool:
+        """`_acquire` for the usual settings: its first attempt, which needs no more coroutines on a fair day.
+
+        That, and the same in `_release_at_once`, saves an eighth of the CPU of a pair, with 1,000 tasks a quarter.
+        """
+        channel = self._transport.channel()
+        link = channel.ready()
+        if (
+            link is None
+            or link.is_awaited(self._key)
+            or getattr(self.do_acquire, "__func__", None) is not Lock.do_acquire
+        ):
+            return await self._acquire(local, blocking, None, None)
+        token = self._next_token(None, local)
+        local.attempt = attempt = self._attempt_kind(self._key, token, self._ttl_ms)
+        try:
+            finished, begun = False, None
+            try:
+                finished = attempt.feed(await link.ask(attempt), link.dialect)
+            except BaseException as interruption:
+                begun = (link, interruption)
+            if not finished:
+                going_on = channel.execute(attempt, begun=begun)
+                link = begun = None  # an error keeps this frame, which must keep neither it nor a connection
+                await going_on
+            if attempt.result:
+                self._note(attempt, local)
+                local.token = token
+                return True
+        except Exception:
+            raise
+        except BaseException:
+            self._undo_unnoticed(local, token)
+            raise
+        return await self._acquire(local, blocking, None, None, attempt)
+
     async def _acquire(  # noqa: PLR0912, PLR0915  # one coroutine: each more would cost 0.3 us
-        self, local: Holding, blocking: bool | None, blocking_timeout: float | None, token: Any
+        self,
+        local: Holding,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        token: Any,
+        failed: _protocol.Acquire | None = None,
     ) -> bool:
         sleep = poll_seconds(self.sleep)
-        brought, token = token, self._next_token(token, local)
+        brought, token = token, self._next_token(token, local) if failed is None else failed.token
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -159,12 +202,13 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         by_push = self._wait == "push" and not overridden
         # With other tasks of this loop in the queue, an attempt would only fail.
         queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
+        tries = not queues and failed is None
         backoff = None
         try:
             while True:
                 if overridden:
                     acquired = bool(await self._hooked(local, hook, token))
-                elif queues:
+                elif not tries:
                     acquired = False
                 else:
                     limit_s = None
@@ -191,7 +235,7 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
                     if outcome is not POLL:
                         return outcome is not TIME_UP
                     token = waiting.token
-                    by_push = queues = False
+                    by_push, tries = False, True
                 backoff = backoff or Backoff(self._wait, sleep)
                 pause_s = backoff.next_s()
                 if stop_trying_at is not None and asyncio.get_running_loop().time() + pause_s > stop_trying_at:
@@ -312,7 +356,38 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        return self._release_held(self._held())
+        local = self._held()
+        token = local.token
+        if type(token) is bytes and local.tenure is None and local.releasing is None:
+            return self._release_at_once(local, token)
+        return self._release_held(local)
+
+    async def _release_at_once(self, local: Holding, token: bytes) -> None:
+        """`_release_held` for the usual settings; see `_acquire_at_once`."""
+        channel = self._transport.channel()
+        link = channel.ready()
+        if (
+            link is None
+            or local.token is not token
+            or self.lua_release is not RELEASE
+            or getattr(self.do_release, "__func__", None) is not Lock.do_release
+        ):
+            await self._release_held(local)
+            return
+        operation = self._release_of(token, local)
+        finished, begun = False, None
+        try:
+            finished = operation.feed(await link.ask(operation), link.dialect)
+        except BaseException as interruption:
+            begun = (link, interruption)
+        if not finished:
+            going_on = self._go_on_releasing(operation, local, channel.execute(operation, begun=begun))
+            link = begun = None
+            await going_on
+        if local.token == token:  # where the token is shared, another task may have acquired meanwhile
+            local.token = None
+        if not operation.result:
+            raise self._lost("release")
 
     async def _release_held(self, local: Holding) -> None:
         token = local.token
@@ -347,12 +422,22 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
         if self.lua_release is not RELEASE and self.lua_release is not None:
             return bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
         token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
+        operation = self._release_of(token, local)
+        await self._go_on_releasing(operation, local, self._transport.execute(operation))
+        return operation.result
+
+    def _release_of(self, token: bytes, local: Holding) -> _protocol.Release:
         owner, expires_at = local.lease
         if owner != token:
             expires_at = None
-        operation = _protocol.Release(self._key, token, expires_at, local.releasing == token, local.queued == token)
+        return _protocol.Release(self._key, token, expires_at, local.releasing == token, local.queued == token)
+
+    async def _go_on_releasing(
+        self, operation: _protocol.Release, local: Holding, going_on: Coroutine[Any, Any, None]
+    ) -> None:
+        token, expires_at = operation.token, operation.expires_at
         try:
-            await self._transport.execute(operation)
+            await going_on
         except BaseException as error:
             local.releasing = token if operation.unsettled and operation.valid else None
             if isinstance(error, asyncio.CancelledError):
@@ -363,7 +448,6 @@ class Lock(KeepingBase, redis.asyncio.lock.Lock):
             raise
         if operation.unsettled:
             local.releasing = None
-        return operation.result
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Prolong the lease.
