@@ -21,8 +21,8 @@ NAMES = {BLOCKING: "blocking", "floor-spinning": "spinning"}
 _SOURCE = Path(__file__).with_name("floor.c")
 
 
-def entrant(wanted: str, scene: Scene) -> Entrant:
-    """The row of a floor.
+def entrants_of(wanted: str, scene: Scene) -> list[Entrant]:
+    """The one row of a floor.
 
     Args:
         wanted: a key of `NAMES`.
@@ -35,7 +35,7 @@ def entrant(wanted: str, scene: Scene) -> Entrant:
     program = _compile(scene.folder)
     waiting = NAMES[wanted]
     holder, rival = BareLock(commands, scene.prefix), BareLock(commands, scene.prefix)
-    return Entrant(
+    entrant = Entrant(
         wanted,
         f"C floor ({waiting})",
         TWO_ROUND_TRIPS,
@@ -43,6 +43,7 @@ def entrant(wanted: str, scene: Scene) -> Entrant:
         lambda: contestants.check(scene.prefix, holder, rival, scene.witness),
         limit=BLOCKING,
     )
+    return [entrant]
 
 
 def _run(program: Path, commands: Commands, name: str, seconds: float, waiting: str) -> float:

@@ -28,8 +28,8 @@ _PROGRAMS = ("valkey-benchmark", "redis-benchmark")
 _TIMEOUT_S = 60
 
 
-def entrant(scene: Scene) -> Entrant:
-    """The row of the limit.
+def entrants_of(scene: Scene) -> list[Entrant]:
+    """The one row of the limit.
 
     Raises:
         AbsentError: without a load generator, or where the server wants more than plain TCP.
@@ -39,7 +39,7 @@ def entrant(scene: Scene) -> Entrant:
     name = f"{scene.prefix}:limit"
     scene.closing.callback(scene.witness.delete, name)
     holder, rival = BareLock(commands, name), BareLock(commands, name)
-    return Entrant(
+    entrant = Entrant(
         NAME,
         f"{program.name} -P {_DEPTH}",
         "SET, then release",
@@ -48,6 +48,7 @@ def entrant(scene: Scene) -> Entrant:
         _CONNECTIONS * _DEPTH,
         limit=NAME,
     )
+    return [entrant]
 
 
 def _find_program() -> Path:

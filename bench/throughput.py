@@ -32,6 +32,7 @@ from bench import (
     tasks,
     threads,
     topology,
+    wake_ups,
 )
 from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant
 from bench.costs import bytes_per_lock
@@ -44,9 +45,10 @@ HELP = "uncontended acquire+release pairs per second: one thread, many threads, 
 _IMPORTS = 15
 _MOST_LOCKS = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
 _BOTH = (REDIS_PY, OURS)
-_YARDSTICKS: dict[str, Callable[[Scene], Entrant]] = {
-    **{name: partial(floor.entrant, name) for name in floor.NAMES},
-    server_limit.NAME: server_limit.entrant,
+_YARDSTICKS: dict[str, Callable[[Scene], list[Entrant]]] = {
+    **{name: partial(floor.entrants_of, name) for name in floor.NAMES},
+    server_limit.NAME: server_limit.entrants_of,
+    wake_ups.NAME: wake_ups.entrants_of,
 }
 
 
@@ -100,7 +102,7 @@ _MODES = {
     ),
     "threads": _Mode(
         f"{', '.join(map(str, threads.COUNTS))} threads on one client",
-        (_Workload(threads.entrants_of),),
+        (_Workload(threads.entrants_of, (wake_ups.NAME,)),),
         MANY_COLUMNS,
         (contestants.BARE_SOCKETS,),
     ),
@@ -236,7 +238,7 @@ def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestan
         for name in workload.yardsticks:
             if name in wanted:
                 with _noted(absent, name):
-                    together.append(_YARDSTICKS[name](scene))
+                    together += _YARDSTICKS[name](scene)
         # Those whose ratios are taken are measured soon after one another.
         entrants += sorted(together, key=lambda entrant: (entrant.workload == ANEW, entrant.count))
     return field, entrants, absent

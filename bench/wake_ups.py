@@ -1,0 +1,112 @@
+"""What waking costs: threads that wait for one other thread, twice a pair, as the threads of one connection do.
+
+There is no server, no socket and no lock in it. Who shares a connection among threads has one read for all, and each
+operation of the others is a wait until that one tells them. So what such a client can reach in this interpreter, on
+this machine, is about this.
+
+Must not know: how a contestant works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+
+from bench import threads
+from bench.costs import Meter
+from bench.rounds import Entrant, Sample, Scene
+
+NAME = "wake-ups"
+"""What `--only` calls it."""
+
+
+class _Desk:
+    """A thread that answers all who ask it.
+
+    Who may touch what: `_asking` by atomic methods of deque; `_bell` is released by whoever asks, taken by the thread.
+    """
+
+    def __init__(self) -> None:
+        self._asking: deque[threading.Lock] = deque()
+        self._bell = threading.Lock()
+        self._is_open = True
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_open = False
+            self._ring()
+            thread.join()
+
+    def ask(self, answered: threading.Lock) -> None:
+        """Wait for an answer, which is the release of this lock."""
+        self._asking.append(answered)
+        self._ring()
+        answered.acquire()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has rung
+            self._bell.release()
+
+    def _answer(self) -> None:
+        self._bell.acquire()
+        while self._is_open:
+            self._bell.acquire()
+            while self._asking:
+                self._asking.popleft().release()
+
+
+class _Turn:
+    """What a thread has in a lock's stead: each of its two operations is one question."""
+
+    def __init__(self, desk: _Desk) -> None:
+        self._desk = desk
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        self._desk.ask(self._answered)
+        return blocking
+
+    def release(self) -> None:
+        self._desk.ask(self._answered)
+
+    def __enter__(self) -> object:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self.release()
+
+
+def entrants_of(scene: Scene) -> list[Entrant]:
+    """A row for each count of threads."""
+
+    def entrant(count: int) -> Entrant:
+        def measure(seconds: float) -> Sample:
+            return _measure(scene, count, seconds)
+
+        return Entrant(NAME, NAME, f"{count} threads", measure, lambda: None, count)
+
+    return [entrant(count) for count in threads.COUNTS]
+
+
+def _measure(scene: Scene, count: int, seconds: float) -> Sample:
+    meter = Meter(scene.witness)
+    desk = _Desk()
+    with desk.open():
+        turns = threads.take_turns([_Turn(desk) for _ in range(count)], seconds, meter.start)
+        client_cpu_us, _ = meter.read(turns.pairs)
+    return Sample(turns.pairs_per_s, turns.latencies_s, 0, client_cpu_us)
