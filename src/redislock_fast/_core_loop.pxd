@@ -49,7 +49,8 @@ cdef class LoopPipe:
     cdef Waiter done_tail
     cdef Py_ssize_t done_count
     cdef bint receiving            # replies and pushes are being parsed
-    cdef bint told                 # a listener is among the completed
+    cdef Waiter told_head          # listeners that were told something, their tasks yet to run
+    cdef Waiter told_tail
     cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
@@ -77,4 +78,5 @@ cdef class LoopPipe:
     cdef int _complete(self, object reply) except -1
     cdef int _make_done(self, Waiter waiter) except -1
     cdef int _step(self, bint direct) except -1
+    cdef int _step_one(self, Waiter waiter, bint direct) except -1
     cdef int _fail(self, str cause) except -1

@@ -1,7 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
 """The compiled pipe of an event loop: `_async_pipe.AsyncPipe`, which is its readable twin, and its contract.
 
-Clever in three places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
+Clever in four places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
 
 - `Waiter` is what a task awaits: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in
   the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
@@ -11,6 +11,9 @@ Clever in three places, for the hot path alone (figures: `python -m bench throug
   sleep twice a pair. Whatever else is ready runs first, in every iteration.
 - What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second. One
   write for all of it was 0.7 of the pairs/s with 100 tasks, and 0.6 with 10.
+- Who was told of a lock is stepped before the others, and what he sends leaves at once: mostly the release for which
+  they all wait. 1,000 tasks that hand one lock around do so up to twice as often, since the server then hands over
+  while the others' requests are made.
 
 Must not know: commands, locks, redis-py, reconnection.
 """
@@ -51,6 +54,7 @@ cdef enum:
     FLUSH_BYTES = 4096  # and what is longer leaves in such pieces
     SAMPLE_EVERY = 1024  # lone calls, of which the first SAMPLES wait the other way, so that both are known
     SAMPLES = 16
+    ALL = 0x7FFFFFFF
 
 cdef extern from *:
     """
@@ -239,8 +243,11 @@ cdef class LoopPipe:
         if self.receiving:
             waiter.state = DONE
             waiter.outcome = message
-            self._make_done(waiter)
-            self.told = True
+            if self.told_head is None:
+                self.told_head = waiter
+            else:
+                self.told_tail.next = waiter
+            self.told_tail = waiter
         else:
             waiter._end(DONE, message)
 
@@ -457,31 +464,41 @@ cdef class LoopPipe:
     cdef int _step(self, bint direct) except -1:
         """Let the tasks of completed waiters run: now, or (not direct) in the loop's next iteration."""
         cdef Waiter waiter
-        cdef object callback
-        cdef object context
-        # Who was told of a lock is about to release it, for which all others wait: that leaves with the rest.
-        self.half = self.done_count if self.told else (self.done_count + 1) // 2
-        self.told = False
+        if self.told_head is not None:
+            self.half = ALL
+            while self.told_head is not None:
+                waiter = self.told_head
+                self.told_head = waiter.next
+                direct = self._step_one(waiter, direct)
+            self._write()
+        self.half = (self.done_count + 1) // 2
         self.done_count = 0
         while self.done_head is not None:
             waiter = self.done_head
             self.done_head = waiter.next
-            waiter.next = None
-            if not direct or waiter.context is None:
-                waiter._schedule()
-                continue
-            callback, waiter.callback = waiter.callback, None
-            context, waiter.context = waiter.context, None
-            PyContext_Enter(context)
-            try:
-                callback(waiter)
-            except BaseException as error:
-                # SystemExit or KeyboardInterrupt, which end the loop.
-                self.loop.call_soon(_raise, error)
-                direct = False
-            finally:
-                PyContext_Exit(context)
+            direct = self._step_one(waiter, direct)
         return 0
+
+    cdef int _step_one(self, Waiter waiter, bint direct) except -1:
+        """Returns whether the next one may run now, too."""
+        cdef object callback
+        cdef object context
+        waiter.next = None
+        if not direct or waiter.context is None:
+            waiter._schedule()
+            return direct
+        callback, waiter.callback = waiter.callback, None
+        context, waiter.context = waiter.context, None
+        PyContext_Enter(context)
+        try:
+            callback(waiter)
+        except BaseException as error:
+            # SystemExit or KeyboardInterrupt, which end the loop.
+            self.loop.call_soon(_raise, error)
+            direct = False
+        finally:
+            PyContext_Exit(context)
+        return direct
 
     def eof_received(self):
         """The transport closes itself."""
