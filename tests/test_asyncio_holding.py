@@ -356,13 +356,17 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("settings", [{"auto_renew": True}, {"on_lost": print, "cancel_on_lost": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"timeout": BRIEF_S, "auto_renew": True}, {"timeout": FAR_S, "on_lost": print, "cancel_on_lost": True}],
+    ids=str,
+)
 def test_program_that_ends_while_it_holds(
     valkey: Server, valkey_client: redis.Redis, loop_kind: str, settings: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
         async with redis.asyncio.Redis(port=valkey.port) as client:
-            lock = Lock(client, "name", timeout=BRIEF_S, **settings)
+            lock = Lock(client, "name", **settings)
             assert await lock.acquire()
             await eventually(passing(valkey_client, BRIEF_S / 3), "a renewal is due")
 
