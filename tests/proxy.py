@@ -287,6 +287,8 @@ class Proxy:
         name = command_name(message)
         with self._state:
             self._state.wait_for(lambda: not link.stalled or link not in self._links)
+            if link not in self._links:  # cut
+                return False
             lost = self._strike(name)
             self.requests[name] += 1
             self._state.notify_all()

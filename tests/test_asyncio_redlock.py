@@ -20,6 +20,7 @@ from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, Holding, eventually, in_loop, in_task
 from tests.helpers import PATIENCE_S
+from tests.proxy import Proxy
 from tests.redlock_helpers import LIMIT_S, SHORT_S, clients_of, freezing, take, values
 from tests.test_asyncio_cancel import CANCELS, Cancelled
 
@@ -280,6 +281,21 @@ async def test_release_without_answers_can_be_called_again(fleet: Fleet, make: _
         await lock.release()
     await _until_free(fleet)
     await lock.release()
+
+
+@in_loop
+async def test_release_that_is_lost_unread_is_done_again(
+    fleet: Fleet, make: _Make, async_connect: AsyncClients
+) -> None:
+    with Proxy(fleet[4].port) as proxy:
+        lock = Redlock([*make.clients()[:4], async_connect(proxy.port)], "name", timeout=30, limit=LIMIT_S)
+        await lock.acquire()
+        await _until_held(fleet)
+        proxy.stall()
+        await lock.release()
+        assert lock.votes[4] is None
+        proxy.cut()
+        await _until_free(fleet)
 
 
 @in_loop

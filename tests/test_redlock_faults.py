@@ -7,6 +7,7 @@ not know: how the servers are asked.
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -19,7 +20,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redislock_fast import Redlock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.helpers import PATIENCE_S, in_thread, start, wait_until
+from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, in_thread, start, wait_until
 from tests.proxy import Proxy
 from tests.redlock_helpers import (
     LIMIT_S,
@@ -302,6 +303,51 @@ def test_set_or_its_reply_lost_on_the_way(fleet: Fleet, fault: str) -> None:
         assert lock.acquire(blocking_timeout=PATIENCE_S) is True
         assert lock.owned() is True
         lock.release()
+        wait_until_free(fleet)
+
+
+def test_release_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
+    with Proxy(fleet[4].port) as proxy:
+        lock = Redlock([*clients_of(fleet[:4]), redis.Redis(port=proxy.port)], "name", timeout=30, limit=LIMIT_S)
+        lock.acquire()
+        wait_until_held(fleet)
+        proxy.stall()
+        lock.release()
+        assert lock.votes[4] is None
+        proxy.cut()
+        wait_until_free(fleet)
+
+
+def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fleet: Fleet) -> None:
+    def somebody_looks() -> bool:
+        return any(thread.name == "redislock_fast-look" for thread in threading.enumerate())
+
+    lock = make(fleet)
+    _use(lock)
+    with freezing(fleet[0]):
+        _use(lock)
+        assert somebody_looks()
+    wait_until(lambda: not somebody_looks(), "the replies have come")
+    with freezing(fleet[0]):
+        _use(lock)
+        assert somebody_looks()
+        del lock
+        gc.collect()
+        wait_until(lambda: not somebody_looks(), "the clients are gone")
+
+
+def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
+    with Proxy(fleet[4].port) as proxy:
+        lock = Redlock([*clients_of(fleet[:4]), redis.Redis(port=proxy.port)], "name", timeout=30, limit=LIMIT_S)
+        lock.acquire()
+        wait_until_held(fleet)
+        proxy.drop_request(*RELEASE_COMMANDS)
+        channels = lock._quorum._channels
+        for channel in channels:
+            channel._inside.add(threading.get_ident())  # as for a handler that interrupts an operation
+        lock.release()
+        for channel in channels:
+            channel._inside.clear()
         wait_until_free(fleet)
 
 

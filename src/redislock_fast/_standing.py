@@ -29,6 +29,7 @@ class Standing:
         waited_s: how long it was waited for the last time.
         asked: ballots that a loop is to tell when the connection breaks.
         owed: ballots without a verdict for which nobody waits any more.
+        looked_after: a thread looks for what is owed.
         trouble: why there was no connection when it was last tried; None while it is tried, and since there is one.
         opening: who connects; None where nobody has yet.
         retry_at: when to try again, in the clock's seconds.
@@ -38,6 +39,7 @@ class Standing:
         self.opening: Any = None
         self.trouble: Exception | None = None
         self.retry_at = 0.0
+        self.looked_after = False
         self._failures = 0
         self._renew(None)
 

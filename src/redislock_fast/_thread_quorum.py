@@ -8,18 +8,22 @@ is needed. All waiting of a round ends `limit_s` after its beginning.
 Connecting is a thread of its own for each server that has no connection: nobody waits for it longer than his round
 lasts, and a server that cannot be reached is not tried again at once.
 
+A release is over when a majority has answered, and whoever asks next reads what the others answer. As nobody may ever
+ask again, a thread looks for their replies, until there are none to come.
+
 Must not know: the API of Redlock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from operator import attrgetter
 from typing import Any
 
-from redislock_fast._ballots import Ballot, end, meet, undo
+from redislock_fast._ballots import Ballot, end, insist, meet, undo
 from redislock_fast._connect import Link
 from redislock_fast._room import BROKEN
 from redislock_fast._round import Round
@@ -34,6 +38,7 @@ _CONNECT_LIMIT_S = 5.0
 _STALE_AFTER_S = 0.001
 _FIRST_SLICE_S = 0.001
 _SLICE_GROWTH = 4
+_LOOK_EVERY_S = 0.1
 
 
 class _ThreadBallot(Ballot):
@@ -109,6 +114,8 @@ class ThreadQuorum:
             raise
         finally:
             end(ballots, self._channels, round_)
+            if round_.insists:
+                _look_after([channel for channel in self._channels if channel.standing.owed])
 
     def undo(self, round_: Round) -> None:
         """Undo a round whose outcome nobody has noted; in the background."""
@@ -121,9 +128,11 @@ class ThreadQuorum:
         try:
             ThreadQuorum(apart).ask(round_)
         finally:
-            undo(self._channels, round_)  # what the channels apart would do in the background
-            for channel in apart:
+            for index, channel in enumerate(apart):
                 channel.close()
+                if round_.awaits(index):
+                    round_.lose(index, True)
+            undo(self._channels, round_)  # what the channels apart would do in the background
 
 
 def _collect(ballots: list[_ThreadBallot], round_: Round) -> None:
@@ -231,3 +240,41 @@ def _open(channel_ref: weakref.ref[ThreadChannel]) -> None:
             channel.standing.failed(error, clock())
         else:
             channel.standing.connected()
+
+
+def _look_after(channels: list[ThreadChannel]) -> None:
+    """Have replies read that nobody waits for: a release that was lost with its connection is to be done again."""
+    channels = [channel for channel in channels if not channel.standing.looked_after]
+    if channels:
+        refs = [weakref.ref(channel) for channel in channels]
+        looking = threading.Thread(target=_look, args=(refs,), name="redislock_fast-look", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+            looking.start()
+            for channel in channels:
+                channel.standing.looked_after = True
+
+
+def _look(channel_refs: list[weakref.ref[ThreadChannel]]) -> None:
+    while channel_refs:
+        time.sleep(_LOOK_EVERY_S)
+        channel_refs = [ref for ref in channel_refs if _owes(ref())]
+
+
+def _owes(channel: ThreadChannel | None) -> bool:
+    """Read what has come, and see to what was lost. Returns whether there is more to come."""
+    if channel is None:
+        return False
+    standing = channel.standing
+    link = channel.link
+    if link is not None:
+        channel.hear(link.pipe.mailbox(), 0.0)
+        channel.leave_if_silent(link)
+        channel.leave_if_broken()
+    link = channel.link
+    if link is None:
+        insist(channel, standing.owed)
+    else:
+        meet(channel, link)
+    standing.looked_after = False  # before the last look: who is owed from here on has another thread look
+    standing.looked_after = bool(standing.owed)
+    return standing.looked_after
