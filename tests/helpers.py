@@ -85,6 +85,19 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
+def settings_of(lock: Any) -> tuple[Any, ...]:
+    """What the constructor was given, but the client."""
+    return (
+        lock.name,
+        lock.timeout,
+        lock.sleep,
+        lock.blocking,
+        lock.blocking_timeout,
+        lock.thread_local,
+        lock.raise_on_release_error,
+    )
+
+
 def start(work: Callable[[], Result]) -> Future[Result]:
     """Run in a thread of its own, which never keeps the interpreter alive."""
     future: Future[Result] = Future()

@@ -17,8 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast.server import Server
 from tests.async_helpers import ASYNC_MODULES, AsyncClients, AsyncLockClass, eventually, in_loop
-from tests.helpers import FakeTime, run_script
-from tests.test_asyncio_parity import settings_of
+from tests.helpers import FakeTime, run_script, settings_of
 from tests.test_fixed_bugs import BAD_TIMEOUTS
 
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError, AttributeError)

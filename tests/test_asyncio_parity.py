@@ -21,6 +21,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, AsyncLockClass, in_loop, run_in_loop
+from tests.helpers import settings_of
 
 REQUIRED = inspect.Parameter.empty
 SIGNATURES: dict[str, list[tuple[str, Any]]] = {
@@ -55,19 +56,6 @@ SIGNATURES: dict[str, list[tuple[str, Any]]] = {
 def loop_kind(each_loop_kind: str) -> str:
     """Every test here runs in each kind of loop."""
     return each_loop_kind
-
-
-def settings_of(lock: Any) -> tuple[Any, ...]:
-    """What the constructor was given, but the client."""
-    return (
-        lock.name,
-        lock.timeout,
-        lock.sleep,
-        lock.blocking,
-        lock.blocking_timeout,
-        lock.thread_local,
-        lock.raise_on_release_error,
-    )
 
 
 @pytest.mark.parametrize("method", SIGNATURES)

@@ -15,7 +15,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._ownership import Holding, SharedHolding
+from redislock_fast._ownership import Holding, SharedHolding, twin_of
 from redislock_fast._protocol import Acquire
 from redislock_fast._terms import Terms
 from redislock_fast._times import clock, poll_seconds, ttl_ms_of
@@ -292,9 +292,7 @@ class LockBase:
 
     def __copy__(self) -> Any:
         """A second handle: same client, same token."""
-        twin = type(self).__new__(type(self))
-        vars(twin).update(vars(self))
-        return twin
+        return twin_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and a recipe for the client; never a token or a credential."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _current_task = asyncio.current_task
 _ref = weakref.ref
 
-__all__ = ["Holding", "SharedHolding", "TaskHoldings", "ThreadHolding", "current_task"]
+__all__ = ["Holding", "SharedHolding", "TaskHoldings", "ThreadHolding", "current_task", "twin_of"]
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -167,3 +167,11 @@ class TaskHoldings:
     @token.setter
     def token(self, token: bytes | None) -> None:
         self.held().token = token
+
+
+def twin_of(lock: Any) -> Any:
+    """A second handle on a lock: same client, same token."""
+    kind: Any = type(lock)
+    twin = kind.__new__(kind)
+    vars(twin).update(vars(lock))
+    return twin

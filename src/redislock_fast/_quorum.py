@@ -27,9 +27,9 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast import _process
+from redislock_fast import _clients, _process
 from redislock_fast._connect import redis_error
-from redislock_fast._ownership import Holding, SharedHolding
+from redislock_fast._ownership import Holding, SharedHolding, twin_of
 from redislock_fast._protocol import NotExecuted, Redirected, Refused
 from redislock_fast._round import AcquireRound, LeaseRound, LookRound, ReacquireRound, ReleaseRound, Round, valid_s
 from redislock_fast._steps import Ask, Sleep, Steps
@@ -299,6 +299,25 @@ class RedlockBase:
             raise self._trouble(round_)
         return round_.agreed
 
+    # ---- copying and pickling ----
+
+    def __copy__(self) -> Any:
+        """A second handle: same clients, same token."""
+        return twin_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings and recipes for the clients; never a token or a credential."""
+        state = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
+        state["_servers"] = [_clients.recipe_of(server) for server in self._servers]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """An unowned lock with the same settings."""
+        vars(self).update(state)
+        self._servers = tuple(_clients.client_from(recipe) for recipe in state["_servers"])
+        self._quorum = self._quorum_of([self._transport_of(server) for server in self._servers])
+        self._own_nothing()
+
     # ---- errors ----
 
     def _is_hopeless(self, round_: Round) -> bool:
@@ -320,6 +339,9 @@ class RedlockBase:
         if isinstance(errors[0], NotExecuted):
             return redis_error(str(errors[0]))
         return ConnectionError(f"{message}; one of the others: {errors[0]}")
+
+
+_NOT_PICKLED = {"local", "_quorum", "_generation"}
 
 
 def _check(servers: tuple[Any, ...]) -> None:
