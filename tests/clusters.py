@@ -1,8 +1,9 @@
 """Real clusters on loopback: three primaries and a replica of each, whose slots move and whose primaries fail.
 
-Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute. Slots that move
-in both directions may be disputed, until the nodes have heard of one another's epochs: so a test uses slots that have
-never moved, all in one direction, or lets the cluster settle. Who kills a node restores it. Must not know: locks.
+Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute; a test in which
+they are to act by themselves says so. Slots that move in both directions may be disputed, until the nodes have heard of
+one another's epochs: so a test uses slots that have never moved, all in one direction, or lets the cluster settle. Who
+kills a node restores it. Must not know: locks.
 """
 
 from __future__ import annotations
@@ -241,17 +242,44 @@ class Cluster:
 
     def take_over(self, primary: int) -> int:
         """Let a primary's replica take its place, without asking it. Returns the replica's number."""
+        self.admins[self.replica_of(primary)].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        return self.until_taken_over(primary)
+
+    def until_taken_over(self, primary: int) -> int:
+        """Return once a primary's replica has taken its place. Returns the replica's number."""
         replica = self.replica_of(primary)
-        self.admins[replica].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
         wait_until(lambda: self._is_primary(replica), "the replica is a primary")
         return replica
+
+    @contextmanager
+    def watchful(self) -> Iterator[None]:
+        """Within the block, nodes call one another dead after a second, and vote for a dead primary's replica."""
+        self._set_node_timeout("1000")
+        try:
+            yield
+        finally:
+            self._set_node_timeout(_OPTIONS["cluster-node-timeout"])
+
+    def _set_node_timeout(self, milliseconds: str) -> None:
+        for node, admin in zip(self.nodes, self.admins, strict=True):
+            if node.process is not None:
+                admin.config_set("cluster-node-timeout", milliseconds)
+
+    def kill_replicated(self, primary: int) -> None:
+        """End a primary as a crash would, with nothing that is not replicated."""
+        self._stop_writing(primary)
+        self.until_replicated(primary)
+        self.nodes[primary].kill()
+
+    def _stop_writing(self, primary: int) -> None:
+        self.admins[primary].execute_command("CLIENT", "PAUSE", int(1000 * PATIENCE_S), "WRITE")
 
     def swap(self, primary: int) -> int:
         """Let a primary and its replica change places and lose nothing. Returns the new primary's number.
 
         As `CLUSTER FAILOVER` does it, but that asks for votes, which nobody gives twice within two node timeouts.
         """
-        self.admins[primary].execute_command("CLIENT", "PAUSE", int(1000 * PATIENCE_S), "WRITE")
+        self._stop_writing(primary)
         try:
             self.until_replicated(primary)
             replica = self.take_over(primary)
