@@ -250,6 +250,19 @@ def test_a_connection_closed_while_idle_is_found_before_sending(pair: tuple[Pipe
     assert not caught.value.sent
 
 
+def test_silence_begins_with_a_request_for_whose_reply_nobody_waits(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    while pipe.silence_s <= 0.3:
+        pass
+    pipe.post((b"ECHO", b"a"))
+    assert pipe.silence_s < 0.3
+    while pipe.silence_s <= 0.3:
+        pass
+    pipe.post((b"ECHO", b"b"))
+    assert pipe.silence_s > 0.3, "a request breaks no silence, a byte does"
+    peer.echo(2)
+
+
 def test_a_bad_word_leaves_the_pipe_as_it_was(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     with pytest.raises(TypeError):

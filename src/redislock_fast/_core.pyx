@@ -278,6 +278,8 @@ cdef class Pipe:
             else:
                 self.reading = True
                 place = ALONE if self.head == NULL else READING
+                if place == ALONE and slot.state == ABANDONED:  # who waits looks first how long the pipe was idle
+                    self.heard = monotonic()
             memcpy(self.queued.data + self.queued.used, data, size)
             self.queued.used += size
             slot.begins = self.accepted

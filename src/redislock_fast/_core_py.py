@@ -210,13 +210,13 @@ class Pipe:
             if self._dead:
                 raise Lost(False, "the connection is closed")
             lead = not self._reading
+            if not self._slots and not (lead and slot.state is _State.WAITING):
+                self._heard_s = time.monotonic()  # but who waits looks first how long the pipe was idle
             if lead:
                 self._reading = True
             else:
                 if slot.state is _State.WAITING:
                     slot.make_wake()
-                if not self._slots:
-                    self._heard_s = time.monotonic()
                 if self._dozing:
                     self._dozing = False
                     self._sending = sends = True

@@ -173,13 +173,19 @@ def _post(ballot: _ThreadBallot, wait_until: float, needed: bool) -> None:
         return
     meet(channel, link)
     if link.pipe.silence_s > _STALE_AFTER_S:
-        channel.hear(link.pipe.mailbox(), 0.0)  # reads what has come, be it the end, and waits for nothing
-        channel.leave_if_silent(link)
+        _read(channel, link)
         if ballot.must_wait or (standing.silent and not needed and not ballot.round.insists):
             return
     ballot.link = link
     if not ballot.post(channel, link):
         ballot.link = None
+
+
+def _read(channel: ThreadChannel, link: Link) -> None:
+    """Read what has come, be it the end, and wait for nothing."""
+    channel.hear(link.pipe.mailbox(), 0.0)
+    if channel.standing.owed:  # else it is silent because nobody has asked for anything
+        channel.leave_if_silent(link)
 
 
 def _wait(ballot: _ThreadBallot, until: float) -> None:
@@ -267,8 +273,7 @@ def _owes(channel: ThreadChannel | None) -> bool:
     standing = channel.standing
     link = channel.link
     if link is not None:
-        channel.hear(link.pipe.mailbox(), 0.0)
-        channel.leave_if_silent(link)
+        _read(channel, link)
         channel.leave_if_broken()
     link = channel.link
     if link is None:
