@@ -8,8 +8,8 @@ is needed. All waiting of a round ends `limit_s` after its beginning.
 Connecting is a thread of its own for each server that has no connection: nobody waits for it longer than his round
 lasts, and a server that cannot be reached is not tried again at once.
 
-A release is over when a majority has answered, and whoever asks next reads what the others answer. As nobody may ever
-ask again, a thread looks for their replies, until there are none to come.
+A release is over when a majority has answered. Where the others have not by then, whoever asks next reads what they
+answer; and as nobody may ever ask again, a thread looks for it, until there is nothing to come.
 
 Must not know: the API of Redlock.
 """
@@ -115,7 +115,7 @@ class ThreadQuorum:
         finally:
             end(ballots, self._channels, round_)
             if round_.insists:
-                _look_after([channel for channel in self._channels if channel.standing.owed])
+                _look_after(self._channels)
 
     def undo(self, round_: Round) -> None:
         """Undo a round whose outcome nobody has noted; in the background."""
@@ -250,14 +250,15 @@ def _open(channel_ref: weakref.ref[ThreadChannel]) -> None:
 
 def _look_after(channels: list[ThreadChannel]) -> None:
     """Have replies read that nobody waits for: a release that was lost with its connection is to be done again."""
-    channels = [channel for channel in channels if not channel.standing.looked_after]
-    if channels:
-        refs = [weakref.ref(channel) for channel in channels]
+    refs = [
+        weakref.ref(channel)
+        for channel in channels
+        if channel.standing.owed and not channel.standing.looked_after and _owes(channel)
+    ]
+    if refs:
         looking = threading.Thread(target=_look, args=(refs,), name="redislock_fast-look", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
             looking.start()
-            for channel in channels:
-                channel.standing.looked_after = True
 
 
 def _look(channel_refs: list[weakref.ref[ThreadChannel]]) -> None:
