@@ -218,6 +218,7 @@ def test_a_lock_that_the_replica_does_not_get_is_given_back(
     callers: Callers, fast: Any, cluster: Cluster, place: Place
 ) -> None:
     lock = callers.contender(fast, place.name, **{**REPLICATED, "wait_timeout": 0.1})
+    lock.call("locked")  # a client for tasks meets the cluster only now, perhaps by this very replica
     replica = cluster.nodes[cluster.replica_of(place.home)]
     replica.signal(signal.SIGSTOP)
     try:
