@@ -132,9 +132,7 @@ class LockBase:
             self.wait = wait
         if terms or adaptive is not None:
             self._terms = Terms(adaptive=adaptive, **terms)
-            self._terms.check(self._ttl_ms, self.thread_local)
-            if self._terms.cancel_on_lost and not self._is_for_tasks:
-                raise ValueError("cancel_on_lost cancels a task, and this lock is no asyncio lock: use on_lost")
+            self._terms.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
             if self._terms.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()
@@ -180,7 +178,7 @@ class LockBase:
     def timeout(self, timeout: float | None) -> None:
         ttl_ms = ttl_ms_of(timeout)
         if self._terms is not None:
-            self._terms.check(ttl_ms, self.thread_local)
+            self._terms.check(ttl_ms, self.thread_local, self._is_for_tasks)
         self._ttl_ms = ttl_ms
         self._timeout = timeout
 

@@ -1,7 +1,6 @@
 """What `Lock` and `asyncio.Lock` share of holding on terms: validity, loss, reentrance, handles.
 
-A lock with terms has, while it is held, a tenure beside its token. Without terms there is none, and nothing here is on
-the way of an acquire or a release.
+Without terms there is no tenure, and nothing here is on the way of an acquire or a release.
 
 Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loops.
 """
@@ -13,7 +12,6 @@ import contextlib
 import logging
 import math
 import weakref
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from redis.exceptions import (
 from redislock_fast import _process
 from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
+from redislock_fast._keeper import Keeper
 from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._ownership import Holding, current_task
 from redislock_fast._protocol import Look, Reacquire
@@ -77,7 +76,7 @@ def _guarded(breaker: Breaker) -> Iterator[None]:
 _UNGUARDED = contextlib.nullcontext()
 
 
-class KeepingBase(LockBase):
+class KeepingBase(LockBase, Keeper):
     """A lock that may be held on terms. The parameters stand on the classes that users name."""
 
     # ---- validity ----
@@ -126,11 +125,6 @@ class KeepingBase(LockBase):
         """
         held = self._held()
         return None if held.token is None else held.fence
-
-    def _tenure_of(self, local: Holding) -> Tenure | None:
-        """The tenure of what is held now."""
-        tenure = local.tenure
-        return tenure if tenure is not None and tenure.token == local.token else None
 
     # ---- acquire ----
 
@@ -289,26 +283,6 @@ class KeepingBase(LockBase):
 
     # ---- loss ----
 
-    def _end_lost(self, tenure: Tenure, reason: LossReason) -> None:
-        """End what is held no more, and tell, unless that was told. `reason` is why if its lease has not ended."""
-        self._let_go(tenure)
-        if clock() >= tenure.deadline:
-            reason = LossReason.EXPIRED
-        if tenure.lose(reason):
-            self._tell(tenure, reason)
-
-    def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
-        reason = tenure.loss or LossReason.EXPIRED
-        return LockLostError(f"Cannot {verb} a lock that was lost: {reason}", lock_name=self.name, reason=reason)
-
-    def _say_why(self, error: BaseException | None) -> None:
-        """Give a cancel that the loss of the lock has caused that cause."""
-        tenure = self._held().tenure
-        if tenure is None or not tenure.terms.cancel_on_lost or tenure.loss is None:
-            return
-        if isinstance(error, asyncio.CancelledError) and error.__cause__ is None:
-            error.__cause__ = self._lost_error("hold on to", tenure)
-
     def _finding_out(self, tenure: Tenure) -> Steps:
         """Why it is lost. Sends `GET name` where the lease has not ended."""
         if clock() >= tenure.deadline:
@@ -394,21 +368,3 @@ class KeepingBase(LockBase):
             self._own_nothing()
         holding: Holding = self.local.mine()
         return holding
-
-    @abstractmethod
-    def _renewer(self) -> Any:
-        """Who renews what is held on this lock's server."""
-
-    @abstractmethod
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        """Call back for a loss."""
-
-    def _keep(self, tenure: Tenure) -> None:
-        """Renew it, and watch for its loss, as its terms say."""
-        if tenure.is_watched:
-            self._renewer().keep(tenure)
-
-    def _let_go(self, tenure: Tenure) -> None:
-        """Renew it no more."""
-        if tenure.is_watched:
-            self._renewer().let_go(tenure)

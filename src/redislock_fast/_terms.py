@@ -104,12 +104,19 @@ class Terms:
         """Whether somebody is to be told of a loss, or loss to be prevented."""
         return self.auto_renew or self.on_lost is not None or self.cancel_on_lost
 
-    def check(self, ttl_ms: int | None, thread_local: bool) -> None:
+    def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """See whether a lock can be held so.
+
+        Args:
+            ttl_ms: its ttl.
+            thread_local: whether it belongs to one thread or task.
+            for_tasks: whether it is an asyncio lock.
 
         Raises:
             ValueError: it cannot.
         """
+        if self.cancel_on_lost and not for_tasks:
+            raise ValueError("cancel_on_lost cancels a task, and this lock is no asyncio lock: use on_lost")
         if self.auto_renew and ttl_ms is None:
             raise ValueError("auto_renew needs a timeout: what does not expire is not renewed")
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
