@@ -155,8 +155,8 @@ def _renew_for_ever(self: Tenure, now: float) -> int | None:
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "for ever"),
         (LoopRenewer, "_undo", _never_undo, "calm", "has done with it"),
-        (_renewal, "_lose", _lose_in_silence, "faults", "is not told|for ever"),
-        (_renewal, "_lose", _lose_again, "faults", "told twice"),
+        (_renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
+        (_renewal, "lose", _lose_again, "faults", "told twice"),
         (_renewal, "reason_of", _guess, "faults", "is told that it was lost"),
     ],
 )

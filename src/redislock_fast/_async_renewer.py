@@ -15,6 +15,7 @@ import logging
 import math
 import sys
 import weakref
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from redis.exceptions import RedisError
 from redislock_fast._async_transport import Transport, drive
 from redislock_fast._channel import Registry
 from redislock_fast._loss import LockLostError, LossReason
-from redislock_fast._renewal import Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 
@@ -32,17 +33,23 @@ __all__ = ["LoopRenewer", "renewer_of"]
 logger = logging.getLogger(__name__)
 
 
+def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> Coroutine[Any, Any, None]:
+    return drive(transport, renewing(due, losses))
+
+
 class LoopRenewer:
     """Renews what is held on one server by tasks of one loop, and watches for its loss.
 
     Args:
-        transport: the server's, by weak reference: with the last lock on it, it goes.
+        transport: the server's, or that of several, by weak reference: with the last lock on it, it goes.
         loop: the running loop.
+        burst: how to renew there.
     """
 
-    def __init__(self, transport: weakref.ref[Transport], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
         self._transport = transport
         self._loop = loop
+        self._burst = burst
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself keeps none of them alive
@@ -70,7 +77,7 @@ class LoopRenewer:
             self._loop.call_soon_threadsafe(self._undo, [record.entry])
         record.warn()
 
-    def _undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def _undo(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
             with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
@@ -88,7 +95,7 @@ class LoopRenewer:
         transport = self._transport()
         if due and transport is not None:
             losses: list[Loss] = []
-            burst = self._run(drive(transport, renewing(due, losses)))
+            burst = self._run(self._burst(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
 
@@ -140,8 +147,9 @@ async def _logged(answer: Any, reason: LossReason) -> None:
 class _LoopRenewers:
     """The renewers of one transport, by loop."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Any, burst: Burst) -> None:
         self._transport = weakref.ref(transport)
+        self._burst = burst
         self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
 
     def of_running_loop(self) -> LoopRenewer:
@@ -151,14 +159,16 @@ class _LoopRenewers:
             for other in list(self._renewers):
                 if other.is_closed():
                     self._renewers.pop(other, None)
-            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop))
+            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop, self._burst))
         return renewer
 
 
 _renewers: Registry[_LoopRenewers] = Registry()
 
 
-def renewer_of(transport: Transport) -> LoopRenewer:
+def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> LoopRenewer:
     """The one renewer of a transport and the running loop."""
-    renewers = _renewers.get(id(transport)) or _renewers.add(transport, _LoopRenewers)
+    renewers = _renewers.get(id(transport))
+    if renewers is None:
+        renewers = _renewers.add(transport, lambda transport: _LoopRenewers(transport, burst))
     return renewers.of_running_loop()

@@ -9,6 +9,7 @@ Nothing here waits. Must not know: sockets, threads, event loops, the API of Loc
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import operator
@@ -17,16 +18,30 @@ import random
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from redislock_fast._loss import LossReason
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, Reacquire
-from redislock_fast._steps import Execute, Split, Steps
+from redislock_fast._steps import AskAll, Execute, Split, Steps
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 
-__all__ = ["Loss", "Record", "Schedule", "due_at", "late_entries", "reason_of", "renewing"]
+__all__ = [
+    "Burst",
+    "Loss",
+    "Record",
+    "Schedule",
+    "Verdict",
+    "attempting",
+    "due_at",
+    "late_entries",
+    "limit_s",
+    "lose",
+    "reason_of",
+    "renewable",
+    "renewing",
+]
 
 _MOST_AT_ONCE = 1024
 """Requests of a burst under way at once, as in a batch."""
@@ -50,24 +65,42 @@ class Loss(NamedTuple):
     reason: LossReason
 
 
+Burst: TypeAlias = "Callable[[Any, list[Tenure], list[Loss]], Any]"
+"""Renews what is due on a transport, and fills in what is found to be lost. For a loop, it gives a coroutine."""
+
+
+class Verdict(NamedTuple):
+    """What came of one renewal.
+
+    Attributes:
+        held: whether the lock is held; None: nobody knows.
+        expires_at: until when its lease is valid by that, in the clock's seconds; None: nothing was sent.
+    """
+
+    held: bool | None
+    expires_at: float | None
+
+
 class Record(weakref.ref[Tenure]):
     """What a schedule has of a tenure: enough to undo it when its handle was dropped.
 
     Attributes:
-        entry: key and token.
+        entry: what must be undone then.
+        key: the lock's name on the wire.
         pid: of the process that may undo it.
         ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
         is_over: whether it needs nobody's care any more.
     """
 
-    __slots__ = ("entry", "is_over", "pid", "ticks")
+    __slots__ = ("entry", "is_over", "key", "pid", "ticks")
 
     def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
         """As `weakref.ref` is made."""
         return super().__new__(cls, tenure, dropped)
 
     def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
-        self.entry = (tenure.key, tenure.token)
+        self.entry = tenure.entry
+        self.key = tenure.key
         self.pid = os.getpid()
         self.ticks: int | None = None
         self.is_over = False
@@ -84,7 +117,7 @@ class Record(weakref.ref[Tenure]):
 
     def warn(self) -> None:
         """Say that the handle was dropped. Where warnings are errors, this raises."""
-        name = self.entry[0].decode(errors="backslashreplace")
+        name = self.key.decode(errors="backslashreplace")
         warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
@@ -145,12 +178,11 @@ class Schedule:
         return self._ticks[0] / 1000 if self._ticks else None
 
 
-def late_entries(losses: list[Loss]) -> list[tuple[bytes, bytes]]:
+def late_entries(losses: list[Loss]) -> list[Any]:
     """What must be undone, since a renewal of it may yet be executed. None of the lost is looked after any more."""
     for tenure, _ in losses:
         tenure.record.is_over = True
-    late = (LossReason.EXPIRED, LossReason.SERVER_GONE)
-    return [tenure.record.entry for tenure, reason in losses if tenure.terms.auto_renew and reason in late]
+    return [tenure.record.entry for tenure, reason in losses if tenure.may_be_left(reason)]
 
 
 def due_at(tenure: Tenure, now: float) -> float:
@@ -170,13 +202,7 @@ def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
         tenures: what is due.
         losses: filled with what is found to be lost, which nobody has been told of yet.
     """
-    now = clock()
-    open_ones: list[Tenure] = []
-    for tenure in tenures:
-        if now >= tenure.deadline:
-            _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
-        elif tenure.terms.auto_renew and not tenure.over:
-            open_ones.append(tenure)
+    open_ones = renewable(tenures, losses)
     if not open_ones:
         return
     try:
@@ -190,7 +216,20 @@ def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
             yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
 
 
-def _lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
+    """Those that can be renewed. Of the others, notes which are lost by now."""
+    now = clock()
+    open_ones: list[Tenure] = []
+    for tenure in tenures:
+        if now >= tenure.deadline:
+            lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+        elif tenure.terms.auto_renew and not tenure.over:
+            open_ones.append(tenure)
+    return open_ones
+
+
+def lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+    """Note a loss, unless that was noted before."""
     if tenure.lose(reason):
         losses.append(Loss(tenure, reason))
 
@@ -202,22 +241,16 @@ def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     if not asked:
         return
     operation = Many([reacquire for _, reacquire in asked])
-    unanswered: set[int] = set()
-    try:
-        yield Execute(operation, _limit_s(tenures, now))
-    except Exception:  # as above
+
+    def verdicts() -> list[Verdict]:
         unanswered = set(operation.unfinished)
-    except BaseException:  # a cancel: what is under way may yet be executed
-        for tenure, _ in asked:
-            tenure.troubled = True
-        raise
-    finally:
-        for tenure, _ in asked:
-            tenure.renewing = False
-    for index, (tenure, _) in enumerate(asked):
-        tenure.troubled = index in unanswered
-    answered_at = clock()
-    gone = [tenure for tenure, reacquire in asked if not _note(tenure, reacquire, answered_at, losses)]
+        return [_verdict(reacquire, index in unanswered) for index, (_, reacquire) in enumerate(asked)]
+
+    gone = yield from attempting(
+        [tenure for tenure, _ in asked], Execute(operation, limit_s(tenures, now)), verdicts, losses
+    )
+    for tenure, reacquire in asked:
+        tenure.queued = reacquire.queued
     if gone:
         yield from _asking_why(gone, losses)
 
@@ -231,20 +264,56 @@ def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire
     return asked
 
 
-def _note(tenure: Tenure, reacquire: Reacquire, now: float, losses: list[Loss]) -> bool:
-    """Note what came of a renewal. Returns False where the server says that the lock is not held any more."""
-    tenure.queued = reacquire.queued
+def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
+    expires_at = reacquire.sent_at + (reacquire.ttl_ms or 0) / 1000 if reacquire.sent_at else None
+    return Verdict(None if is_unanswered else reacquire.result, expires_at)
+
+
+def attempting(
+    tenures: list[Tenure], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[Loss]
+) -> Steps:
+    """Make an attempt to renew tenures, and note what came of it.
+
+    Args:
+        tenures: whose renewal has begun.
+        step: the attempt.
+        verdicts: what came of it, by tenure.
+        losses: as for `renewing`.
+
+    Returns:
+        Those that are certainly not held any more, for a reason that is not known yet.
+    """
+    try:
+        with contextlib.suppress(Exception):  # as above: who has no verdict is tried again
+            yield step
+    except BaseException:  # a cancel: what is under way may yet be executed
+        for tenure in tenures:
+            tenure.troubled = True
+        raise
+    finally:
+        for tenure in tenures:
+            tenure.renewing = False
+    now = clock()
+    gone: list[Tenure] = []
+    for tenure, verdict in zip(tenures, verdicts(), strict=True):
+        tenure.troubled = verdict.held is None
+        if not _note(tenure, verdict, now, losses):
+            gone.append(tenure)
+    return gone
+
+
+def _note(tenure: Tenure, verdict: Verdict, now: float, losses: list[Loss]) -> bool:
+    """Note what came of a renewal. Returns False where the lock is not held any more, and nobody has said why."""
     if now >= tenure.deadline:  # a renewal that came too late does not bring it back
-        _lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
-    elif tenure.troubled or reacquire.result:
-        if reacquire.sent_at:
-            tenure.renewed(reacquire.sent_at + (reacquire.ttl_ms or 0) / 1000, certainly=not tenure.troubled)
-    else:
+        lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+    elif verdict.held is False:
         return tenure.over
+    elif verdict.expires_at is not None:
+        tenure.renewed(verdict.expires_at, certainly=not tenure.troubled)
     return True
 
 
-def _limit_s(tenures: list[Tenure], now: float) -> float:
+def limit_s(tenures: list[Tenure], now: float) -> float:
     """For how long to wait for the answers: there must be time for another attempt."""
     first_deadline: float = min(map(_deadline_of, tenures))
     return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
@@ -253,13 +322,13 @@ def _limit_s(tenures: list[Tenure], now: float) -> float:
 def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     looks = [Look(tenure.key) for tenure in tenures]
     try:
-        yield Execute(Many(looks), _limit_s(tenures, clock()))
+        yield Execute(Many(looks), limit_s(tenures, clock()))
     except Exception:  # then nobody knows
         for tenure in tenures:
-            _lose(tenure, LossReason.SERVER_GONE, losses)
+            lose(tenure, LossReason.SERVER_GONE, losses)
         return
     for tenure, look in zip(tenures, looks, strict=True):
-        _lose(tenure, reason_of(look), losses)
+        lose(tenure, reason_of(look), losses)
 
 
 def reason_of(look: Look) -> LossReason:

@@ -15,13 +15,14 @@ import logging
 import sys
 import threading
 import weakref
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from redislock_fast import _process
 from redislock_fast._channel import Registry
 from redislock_fast._loss import LossReason
-from redislock_fast._renewal import Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 from redislock_fast._transport import Transport, drive
@@ -33,15 +34,21 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 1.0  # before the thread ends, with nothing to do: longer than a thread takes to start
 
 
+def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> None:
+    drive(transport, renewing(due, losses))
+
+
 class Renewer:
     """Renews what is held on one server, and watches for its loss.
 
     Args:
-        transport: the server's. Only a weak reference is kept: with the last lock on it, it goes.
+        transport: the server's, or that of several. Only a weak reference is kept: with the last lock on it, it goes.
+        burst: how to renew there.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Any, burst: Burst = _renew_on_server) -> None:
         self._transport = weakref.ref(transport)
+        self._burst = burst
         self.forget()
         _process.forget_in_child(self)
 
@@ -91,7 +98,7 @@ class Renewer:
         self._undo([record.entry])
         record.warn()
 
-    def _undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def _undo(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
             with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
@@ -119,7 +126,7 @@ class Renewer:
             return
         losses: list[Loss] = []
         try:
-            drive(transport, renewing(due, losses))
+            self._burst(transport, due, losses)
         except Exception:  # a fault of ours must not end the renewal of everything else
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
@@ -154,6 +161,6 @@ def tell(tenure: Tenure, reason: LossReason) -> None:
 _renewers: Registry[Renewer] = Registry()
 
 
-def renewer_of(transport: Transport) -> Renewer:
+def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> Renewer:
     """The one renewer of a transport."""
-    return _renewers.get(id(transport)) or _renewers.add(transport, Renewer)
+    return _renewers.get(id(transport)) or _renewers.add(transport, lambda transport: Renewer(transport, burst))

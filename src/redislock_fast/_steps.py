@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redislock_fast._room import Seat
     from redislock_fast._round import Round
 
-__all__ = ["Ask", "Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
+__all__ = ["Ask", "AskAll", "Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
 
 
 class Execute(NamedTuple):
@@ -83,5 +83,11 @@ class Ask(NamedTuple):
     round: Round
 
 
-Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask"
+class AskAll(NamedTuple):
+    """Hold these rounds at once, until the outcome of each is certain or the time of the shortest is up."""
+
+    rounds: list[Round]
+
+
+Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]

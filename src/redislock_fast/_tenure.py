@@ -33,6 +33,7 @@ __all__ = ["Tenure"]
 _RENEWED_AT = 2 / 3  # what is left of a lease when it is renewed: two more attempts fit in before it ends
 _JITTER = 0.1
 _RETRY = 0.1  # of the ttl, between two attempts
+_UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
 
 class _Mutex:
@@ -162,6 +163,15 @@ class Tenure:
         with _mutex.lock:
             self.over = True
             return self.loss is None
+
+    @property
+    def entry(self) -> Any:
+        """What its transport needs to undo it."""
+        return self.key, self.token
+
+    def may_be_left(self, reason: LossReason) -> bool:
+        """Whether something of it may stand on the server although it was lost, as by a renewal that comes late."""
+        return self.terms.auto_renew and reason in _UNANSWERED
 
     # ---- renewal ----
 
