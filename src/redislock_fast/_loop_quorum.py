@@ -11,15 +11,19 @@ Must not know: the API of Redlock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from functools import partial
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 from redislock_fast._async_transport import AsyncTransport
 from redislock_fast._ballots import Ballot, end, insist, meet, undo
 from redislock_fast._loop_channel import LoopChannel
+from redislock_fast._quorums import QuorumEntry
 from redislock_fast._round import Round
-from redislock_fast._steps import Ask, Sleep, Steps
+from redislock_fast._steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._times import clock
 
 __all__ = ["LoopQuorum"]
@@ -43,6 +47,8 @@ class LoopQuorum:
                 try:
                     if type(step) is Ask:
                         await self.ask(step.round)
+                    elif type(step) is AskAll:
+                        await self.ask(*step.rounds)
                     elif type(step) is Sleep:
                         await asyncio.sleep(step.seconds)
                 except BaseException as error:
@@ -52,72 +58,89 @@ class LoopQuorum:
         except StopIteration as end:
             return end.value
 
-    async def ask(self, round_: Round) -> None:
-        """Hold a round, until its outcome is certain or its time is up.
+    async def ask(self, *rounds: Round) -> None:
+        """Hold rounds, at once, until the outcome of each is certain or its time is up.
 
         An acquire that comes to nothing, or is cancelled, is undone.
         """
         loop = asyncio.get_running_loop()
-        meeting = _Meeting([transport.channel() for transport in self._transports], round_, loop)
+        channels = [transport.channel() for transport in self._transports]
+        meetings = [_Meeting(channels, round_, loop) for round_ in rounds]
         try:
-            await meeting.held()
-            round_.close(clock())
+            for meeting in meetings:
+                meeting.start()
+            for meeting in meetings:
+                await meeting.over
+                meeting.round.close(clock())
         except GeneratorExit:  # the task was dropped, and whoever collects garbage runs this, in any thread
-            round_.give_up()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(meeting.end)
+            for meeting in meetings:
+                meeting.round.give_up()
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(meeting.end)
             raise
         except BaseException:
-            round_.give_up()
-            meeting.end()
+            for meeting in meetings:
+                meeting.round.give_up()
+                meeting.end()
             raise
-        meeting.end()
+        for meeting in meetings:
+            meeting.end()
 
-    def undo(self, round_: Round) -> None:
+    def undo_round(self, round_: Round) -> None:
         """Undo a round whose outcome nobody has noted; in the background."""
         round_.give_up()
         undo([transport.channel() for transport in self._transports], round_)
 
+    def undo(self, entries: list[QuorumEntry]) -> None:
+        """Delete locks that hold their tokens, at all servers, without waiting."""
+        for index, transport in enumerate(self._transports):
+            with contextlib.suppress(RedisConnectionError):  # its client is gone; the others may not be
+                transport.undo([(entry.keys[index], entry.token) for entry in entries])
+
 
 class _Meeting:
-    """A round under way."""
+    """A round under way.
+
+    Attributes:
+        round: which.
+        over: done once nobody need wait any more.
+    """
 
     def __init__(self, channels: list[LoopChannel], round_: Round, loop: asyncio.AbstractEventLoop) -> None:
-        self._round = round_
+        self.round = round_
         self._channels = channels
-        self._over: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
         self._timer = loop.call_later(round_.limit_s, self._time_is_up)
         round_.began = clock()
         self._ballots = [
             _LoopBallot(self, channel, round_, index) for index, channel in enumerate(channels) if round_.awaits(index)
         ]
 
-    async def held(self) -> None:
-        """Post, and wait for votes."""
+    def start(self) -> None:
+        """Post."""
         for ballot in self._ballots:
             ballot.start()
         self.look()
-        await self._over
 
     def look(self) -> None:
         """See whether the round is over."""
-        if self._over.done():
+        if self.over.done():
             return
-        decided = self._round.decided
+        decided = self.round.decided
         if not any(ballot.is_open and (not decided or ballot.is_new) for ballot in self._ballots):
-            self._over.set_result(None)
+            self.over.set_result(None)
 
     def _time_is_up(self) -> None:
         for ballot in self._ballots:
             if ballot.is_open:
                 ballot.standing.silent = True
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self.over.done():
+            self.over.set_result(None)
 
     def end(self) -> None:
         """Nobody waits any more."""
         self._timer.cancel()
-        end(self._ballots, self._channels, self._round)
+        end(self._ballots, self._channels, self.round)
 
 
 class _LoopBallot(Ballot):

@@ -230,7 +230,7 @@ class RedlockBase:
         attempt = local.round
         if attempt is not before and isinstance(attempt, AcquireRound):
             self._forget(local, attempt.token)
-            self._quorum.undo(attempt)
+            self._quorum.undo_round(attempt)
 
     # ---- release, extend, reacquire ----
 

@@ -20,14 +20,17 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from redislock_fast._ballots import Ballot, end, insist, meet, undo
 from redislock_fast._connect import Link
+from redislock_fast._quorums import QuorumEntry
 from redislock_fast._room import BROKEN
 from redislock_fast._round import Round
-from redislock_fast._steps import Ask, Sleep, Steps
+from redislock_fast._steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._wire import Mailbox
@@ -83,6 +86,8 @@ class ThreadQuorum:
                 try:
                     if type(step) is Ask:
                         self.ask(step.round)
+                    elif type(step) is AskAll:
+                        self.ask(*step.rounds)
                     elif type(step) is Sleep:
                         time.sleep(step.seconds)
                 except BaseException as error:
@@ -92,64 +97,79 @@ class ThreadQuorum:
         except StopIteration as end:
             return end.value
 
-    def ask(self, round_: Round) -> None:
-        """Hold a round, until its outcome is certain or its time is up.
+    def ask(self, *rounds: Round) -> None:
+        """Hold rounds, at once, until the outcome of each is certain or the time of the shortest is up.
 
         An acquire that comes to nothing, or is interrupted, is undone.
         """
         if any(channel.is_entered for channel in self._channels):
-            self._ask_apart(round_)
+            self._ask_apart(rounds)
             return
-        round_.began = clock()
-        ballots = [
-            _ThreadBallot(channel, round_, index)
-            for index, channel in enumerate(self._channels)
-            if round_.awaits(index)
-        ]
+        began = clock()
+        ballots: list[list[_ThreadBallot]] = []
+        for round_ in rounds:
+            round_.began = began
+            ballots.append(
+                [
+                    _ThreadBallot(channel, round_, index)
+                    for index, channel in enumerate(self._channels)
+                    if round_.awaits(index)
+                ]
+            )
         try:
-            _collect(ballots, round_)
-            round_.close(clock())
+            _collect(list(chain(*ballots)), began + min(round_.limit_s for round_ in rounds))
+            for round_ in rounds:
+                round_.close(clock())
         except BaseException:
-            round_.give_up()
+            for round_ in rounds:
+                round_.give_up()
             raise
         finally:
-            end(ballots, self._channels, round_)
-            if round_.insists:
+            for round_, own in zip(rounds, ballots, strict=True):
+                end(own, self._channels, round_)
+            if any(round_.insists for round_ in rounds):
                 _look_after(self._channels)
 
-    def undo(self, round_: Round) -> None:
+    def undo_round(self, round_: Round) -> None:
         """Undo a round whose outcome nobody has noted; in the background."""
         round_.give_up()
         undo(self._channels, round_)
 
-    def _ask_apart(self, round_: Round) -> None:
-        """Hold a round from within another: who reads for all is this very thread, and cannot."""
+    def undo(self, entries: list[QuorumEntry]) -> None:
+        """Delete locks that hold their tokens, at all servers, without waiting."""
+        for index, channel in enumerate(self._channels):
+            channel.undo([(entry.keys[index], entry.token) for entry in entries])
+
+    def _ask_apart(self, rounds: Sequence[Round]) -> None:
+        """Hold rounds from within another: who reads for all is this very thread, and cannot."""
         apart = [channel.apart() for channel in self._channels]
         try:
-            ThreadQuorum(apart).ask(round_)
+            ThreadQuorum(apart).ask(*rounds)
         finally:
-            for index, channel in enumerate(apart):
+            for channel in apart:
                 channel.close()
-                if round_.awaits(index):
+            for round_ in rounds:
+                for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
-            undo(self._channels, round_)  # what the channels apart would do in the background
+                undo(self._channels, round_)  # what the channels apart would do in the background
 
 
-def _collect(ballots: list[_ThreadBallot], round_: Round) -> None:
+def _collect(ballots: list[_ThreadBallot], deadline: float) -> None:
     """Post, and wait for votes: in turn for each connection that is to be made, and each vote that is to come."""
-    deadline = round_.began + round_.limit_s
     connect_s = 0.0  # nor is a silent server asked before it is known whether the others suffice
     slice_s = _FIRST_SLICE_S
     while True:
         for ballot in ballots:
             if ballot.link is None:
                 _post(ballot, min(clock() + connect_s, deadline), needed=connect_s > 0)
+        in_vain: set[int] = set()  # servers that owe more than one vote are not waited for more than once
         for ballot in sorted(ballots, key=_patience):
-            if round_.decided:
-                break
-            if ballot.is_open and ballot.link is not None:
-                _wait(ballot, min(clock() + slice_s, deadline))
-        ballots = [ballot for ballot in ballots if ballot.is_open and (not round_.decided or ballot.is_new)]
+            if ballot.link is None or ballot.index in in_vain or not ballot.is_open or ballot.round.decided:
+                continue
+            _wait(ballot, min(clock() + slice_s, deadline))
+            if ballot.is_open:
+                in_vain.add(ballot.index)
+        ballots = [ballot for ballot in ballots if ballot.is_open and (not ballot.round.decided or ballot.is_new)]
         if not ballots:
             return
         if clock() >= deadline:
