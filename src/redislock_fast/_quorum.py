@@ -158,9 +158,12 @@ class RedlockBase:
         return self.remaining() > 0
 
     def remaining(self) -> float:
-        """For how long the caller's lease is certainly valid from now, in seconds; 0.0 if it is not. Asks no server."""
+        """For how long the caller's lease is certainly valid from now, in seconds; 0.0 if it is not. Asks no server.
+
+        0.0 too where a release was called and nobody knows whether it was executed.
+        """
         lease = self._held().quorum
-        return 0.0 if lease is None else max(lease.valid_until - clock(), 0.0)
+        return 0.0 if lease is None or lease.releasing is not None else max(lease.valid_until - clock(), 0.0)
 
     def _own_nothing(self) -> None:
         self._generation = _process.generation
