@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from redislock_fast import Handle, LockLostError, LossReason
 from redislock_fast._times import clock
+from redislock_fast.server import Server
 from tests.helpers import wait_until
 from tests.waiting_helpers import FAR_S, Callers, Contender
 
@@ -53,6 +54,17 @@ class Holders:
     def on(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
         """A lock on this client."""
         self._made.append(self._callers.contender(client, name, **settings))
+        return self._made[-1]
+
+    def clients(self, servers: Iterable[Server]) -> list[Any]:
+        """A client of each of these servers."""
+        return [self._callers.client(server.port) for server in servers]
+
+    def hold_redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
+        """A Redlock on these clients that is held."""
+        self._made.append(self._callers.redlock(clients, name, **settings))
+        if not self._made[-1].call("acquire"):
+            raise AssertionError(f"{name!r} was not free")
         return self._made[-1]
 
     def hold(self, port: int, name: str | bytes = "name", **settings: Any) -> Contender:

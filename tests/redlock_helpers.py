@@ -71,3 +71,10 @@ def take(servers: Iterable[Server]) -> None:
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.set("name", "another's")
+
+
+def delete(servers: Iterable[Server]) -> None:
+    """Have the lock deleted at these servers."""
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.delete("name")

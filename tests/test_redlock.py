@@ -495,3 +495,21 @@ def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces
     with pytest.raises(ValueError, match="additional_time"):
         lock.extend(added, replaces)
     assert lock.owned() is True
+
+
+@pytest.mark.parametrize(
+    ("terms", "error", "why"),
+    [
+        ({"max_hold": 60}, ValueError, "needs auto_renew"),
+        ({"max_hold": 5, "auto_renew": True}, ValueError, "shorter than the timeout"),
+        ({"max_hold": float("nan"), "auto_renew": True}, ValueError, "max_hold"),
+        ({"max_hold": "60", "auto_renew": True}, TypeError, "max_hold"),
+        ({"on_lost": 5}, TypeError, "not callable"),
+        ({"cancel_on_lost": True}, ValueError, "no asyncio lock"),
+        ({"fencing": True}, TypeError, "fencing"),
+    ],
+    ids=str,
+)
+def test_terms_that_cannot_be(terms: dict[str, Any], error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, **terms)

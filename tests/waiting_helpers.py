@@ -238,6 +238,10 @@ class Callers(ABC):
         """A lock on this client that was detached."""
 
     @abstractmethod
+    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on the servers of these clients."""
+
+    @abstractmethod
     def keep(self, client: Any) -> Any:
         """The client, to be closed at the end."""
 
@@ -289,6 +293,10 @@ class Threads(Callers):
     def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
         """A lock on this client that was detached."""
         return _ThreadContender(redislock_fast.Lock.attach(client, handle, thread_local=False, **settings))
+
+    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on the servers of these clients."""
+        return _ThreadContender(redislock_fast.Redlock(clients, name, thread_local=False, **settings))
 
     def close(self) -> None:
         """Close all clients."""
@@ -358,6 +366,11 @@ class Tasks(Callers):
             return redislock_fast.asyncio.Lock.attach(client, handle, thread_local=False, **settings)
 
         return _TaskContender(self.submit(attach()).result(PATIENCE_S), self.submit)
+
+    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on the servers of these clients."""
+        lock = redislock_fast.asyncio.Redlock(clients, name, thread_local=False, **settings)
+        return _TaskContender(lock, self.submit)
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run in a task of the loop; cancelling the future cancels the task."""

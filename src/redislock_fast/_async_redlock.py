@@ -9,6 +9,7 @@ Must not know: bytes on the wire, sockets, transports of asyncio.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
@@ -16,19 +17,24 @@ from typing import Any, Literal
 
 from redis.exceptions import LockError
 
+from redislock_fast._async_renewer import LoopRenewer, renewer_of
 from redislock_fast._async_transport import AsyncTransport, transport_of
 from redislock_fast._facade import NOT_ENTERED
 from redislock_fast._loop_quorum import LoopQuorum
-from redislock_fast._ownership import Holding, TaskHoldings
-from redislock_fast._quorum import RedlockBase
+from redislock_fast._loss import LossReason
+from redislock_fast._ownership import Holding, TaskHoldings, current_task
+from redislock_fast._quorum_keeping import KeepingRedlockBase
+from redislock_fast._quorum_renewal import renew
+from redislock_fast._quorums import quorum_of
 from redislock_fast._steps import Steps
+from redislock_fast._tenure import Tenure
 
 __all__ = ["Redlock"]
 
 logger = logging.getLogger(__name__)
 
 
-class Redlock(RedlockBase):
+class Redlock(KeepingRedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
     Args:
@@ -41,15 +47,22 @@ class Redlock(RedlockBase):
         thread_local: whether the token belongs to the task that acquired, or to every task with this object.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, as for `redislock_fast.Redlock`.
+        auto_renew: as for `redislock_fast.Redlock`.
+        max_hold: as for `redislock_fast.Redlock`.
+        on_lost: called once with the lock and a `LossReason` when it is found to be lost, in the event loop; what it
+            returns is awaited where it can be.
+        cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
+            that, the CancelledError's cause is a `LockLostError`.
 
     Raises:
-        TypeError: for a pipeline, a cluster or a client that blocks, or a `timeout` that is no number.
-        ValueError: for a number of servers that is even or below three, for a server that is given twice, and for a
-            `timeout` or `limit` that is not above 0, NaN or infinite.
+        TypeError: for a pipeline, a cluster or a client that blocks, a `timeout` that is no number, or an `on_lost`
+            that cannot be called.
+        ValueError: as for `redislock_fast.Redlock`.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
     _quorum: LoopQuorum
+    _is_for_tasks = True
 
     @staticmethod
     def _transport_of(client: Any) -> Any:
@@ -57,10 +70,17 @@ class Redlock(RedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
-        return LoopQuorum(transports)
+        quorum: LoopQuorum = quorum_of(transports, LoopQuorum)
+        return quorum
 
     def _new_holding(self) -> TaskHoldings:
         return TaskHoldings()
+
+    def _renewer(self) -> LoopRenewer:
+        return renewer_of(self._quorum, renew)
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        self._renewer().tell(tenure, reason)
 
     # The task that calls a method is the one that holds, whichever task awaits what it returns. So the holding is
     # looked up in plain methods, as in `asyncio.Lock`.
@@ -73,10 +93,13 @@ class Redlock(RedlockBase):
             blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end is not cut off. 0 or
                 less makes one attempt.
         """
-        return self._acquire(self._mine(), blocking, blocking_timeout)
+        return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
-    async def _acquire(self, local: Holding, blocking: bool | None, blocking_timeout: float | None) -> bool:
-        acquired: bool = await self._quorum.drive(self._acquiring(local, None, blocking, blocking_timeout))
+    async def _acquire(
+        self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
+    ) -> bool:
+        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, task)
+        acquired: bool = await self._quorum.drive(steps)
         return acquired
 
     def release(self) -> Coroutine[Any, Any, None]:
@@ -132,6 +155,7 @@ class Redlock(RedlockBase):
         traceback: TracebackType | None,
     ) -> None:
         """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        self._say_why(exc_value)
         try:
             await self.release()
         except Exception as error:

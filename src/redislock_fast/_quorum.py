@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any
 
@@ -29,10 +29,12 @@ from redis.exceptions import (
 
 from redislock_fast import _clients, _process
 from redislock_fast._connect import redis_error
+from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, SharedHolding, twin_of
 from redislock_fast._protocol import NotExecuted, Redirected, Refused
 from redislock_fast._round import AcquireRound, LeaseRound, LookRound, ReacquireRound, ReleaseRound, Round, valid_s
 from redislock_fast._steps import Ask, Sleep, Steps
+from redislock_fast._terms import Terms
 from redislock_fast._times import added_ms, clock, poll_seconds, positive_ms, wait_seconds
 from redislock_fast._tokens import MARKER, new_token
 
@@ -80,6 +82,9 @@ class QuorumLease:
 class RedlockBase:
     """A Redlock without its servers. The parameters stand on the classes that users name."""
 
+    _terms: Terms | None = None
+    _is_for_tasks = False
+
     def __init__(
         self,
         servers: Iterable[Any],
@@ -92,6 +97,10 @@ class RedlockBase:
         raise_on_release_error: bool = True,
         *,
         limit: float = 0.25,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Any, LossReason], Any] | None = None,
+        cancel_on_lost: bool = False,
     ) -> None:
         self._servers = tuple(servers)
         transports = [self._transport_of(client) for client in self._servers]
@@ -109,6 +118,10 @@ class RedlockBase:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
+        terms = Terms(auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, cancel_on_lost=cancel_on_lost)
+        terms.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+        if terms.watches:
+            self._terms = terms
         self._own_nothing()
 
     @staticmethod
@@ -162,8 +175,22 @@ class RedlockBase:
 
         0.0 too where a release was called and nobody knows whether it was executed.
         """
-        lease = self._held().quorum
-        return 0.0 if lease is None or lease.releasing is not None else max(lease.valid_until - clock(), 0.0)
+        held = self._held()
+        return 0.0 if self._is_released(held) else max(self._valid_until(held) - clock(), 0.0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost before it was released, as far as is known without asking the servers."""
+        held = self._held()
+        return held.token is not None and clock() >= self._valid_until(held)
+
+    def _valid_until(self, local: Holding) -> float:
+        """Until when what is held is certainly held, in the clock's seconds."""
+        return -math.inf if local.quorum is None else local.quorum.valid_until
+
+    def _is_released(self, local: Holding) -> bool:
+        """Whether its release was called, and may have been executed although that failed."""
+        return local.quorum is not None and local.quorum.releasing is not None
 
     def _own_nothing(self) -> None:
         self._generation = _process.generation
@@ -222,7 +249,15 @@ class RedlockBase:
                 raise self._trouble(attempt)
             if is_last:
                 return False
+            if deadline == math.inf:
+                self._refuse_to_wait_for_itself(local, attempt)
             yield Sleep(pause_s)
+
+    def _refuse_to_wait_for_itself(self, local: Holding, attempt: AcquireRound) -> None:
+        tenure, token = local.tenure, local.token
+        endless = self.thread_local and tenure is not None and tenure.is_endless
+        if endless and token is not None and attempt.is_held_with(token):
+            raise LockError("Cannot acquire a lock that its owner holds: it is renewed", lock_name=self._name)
 
     def _forget(self, local: Holding, token: bytes) -> None:
         if local.token == token:  # where the token is shared, another may have acquired meanwhile
@@ -274,9 +309,16 @@ class RedlockBase:
         yield from self._prolonging(local, self._lease(local, "reacquire"), "reacquire", self._ttl_ms)
 
     def _prolonging(self, local: Holding, lease: QuorumLease, verb: str, ttl_ms: int) -> Steps:
-        """Set the lease anew.
+        """Set the lease anew. What is left of one that was lost is given back."""
+        if not (yield from self._setting_lease(local, lease, ttl_ms)):
+            self._forget(local, lease.token)
+            yield Ask(self._release_round(lease))
+            raise self._lost(verb)
 
-        A quorum that agrees when the lease was over prolongs nothing: what it still has is given back.
+    def _setting_lease(self, local: Holding, lease: QuorumLease, ttl_ms: int) -> Steps:
+        """Set the lease anew. Returns False where it was lost.
+
+        A quorum that agrees when the lease was over prolongs nothing.
         """
         limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
         local.round = round_ = ReacquireRound(self._keys, lease.token, ttl_ms, limit_s, list(lease.refusals))
@@ -285,12 +327,10 @@ class RedlockBase:
             yield Ask(round_)
             if round_.agreed and clock() < lease.valid_until:
                 lease.renew(round_)
-                return
+                return True
             if not round_.refused and clock() < lease.valid_until:
                 raise self._trouble(round_)
-        self._forget(local, lease.token)
-        yield Ask(self._release_round(lease))
-        raise self._lost(verb)
+        return False
 
     # ---- look ----
 

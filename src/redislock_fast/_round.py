@@ -31,7 +31,16 @@ from redislock_fast._times import drift_s
 from redislock_fast._tokens import is_held_with
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["AcquireRound", "LeaseRound", "LookRound", "ReacquireRound", "ReleaseRound", "Round", "valid_s"]
+__all__ = [
+    "AcquireRound",
+    "LeaseRound",
+    "LookRound",
+    "ReacquireRound",
+    "ReleaseRound",
+    "Round",
+    "TakenRound",
+    "valid_s",
+]
 
 
 def valid_s(ttl_ms: int) -> float:
@@ -177,9 +186,15 @@ class AcquireRound(LeaseRound):
     """
 
     def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float) -> None:
-        super().__init__([Acquire(key, token, ttl_ms) for key in keys], limit_s)
+        self._acquires = [Acquire(key, token, ttl_ms) for key in keys]
+        super().__init__(self._acquires, limit_s)
         self.token = token
         self.ttl_ms = ttl_ms
+
+    def is_held_with(self, token: bytes) -> bool:
+        """Whether a quorum has refused since it holds this token."""
+        holders = [operation.holder for operation in self._acquires]
+        return holders.count(token) >= self._quorum
 
     def close(self, now: float) -> None:
         if not self.agreed or now >= self.valid_until:
@@ -274,3 +289,29 @@ class LookRound(Round):
 
     def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
         super().__init__([_LookFor(key, token) for key in keys], limit_s)
+
+
+class _LookForAnother(Look):
+    """Whether the lock holds another token than this one."""
+
+    def __init__(self, key: bytes, token: bytes) -> None:
+        super().__init__(key)
+        self.token = token
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result and self.holder != self.token
+        return finished
+
+
+class TakenRound(Round):
+    """Look whether another holds the lock instead.
+
+    Args:
+        keys: by server.
+        token: which token was the holder's.
+        limit_s: as of a round.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
+        super().__init__([_LookForAnother(key, token) for key in keys], limit_s)

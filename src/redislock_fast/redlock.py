@@ -14,8 +14,13 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._facade import NOT_ENTERED
+from redislock_fast._loss import LossReason
 from redislock_fast._ownership import ThreadHolding
-from redislock_fast._quorum import RedlockBase
+from redislock_fast._quorum_keeping import KeepingRedlockBase
+from redislock_fast._quorum_renewal import renew
+from redislock_fast._quorums import quorum_of
+from redislock_fast._renewer import Renewer, renewer_of, tell
+from redislock_fast._tenure import Tenure
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._thread_quorum import ThreadQuorum
 from redislock_fast._transport import transport_of
@@ -25,7 +30,7 @@ __all__ = ["Redlock"]
 logger = logging.getLogger(__name__)
 
 
-class Redlock(RedlockBase):
+class Redlock(KeepingRedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
     All requests leave before any reply is waited for, so an operation costs about one round trip, however many servers
@@ -42,11 +47,20 @@ class Redlock(RedlockBase):
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, in seconds, connecting included. All of them
             together cost it no more, and one that stays silent is not waited for again.
+        auto_renew: whether the lease is renewed, in the background and by a majority, as long as the lock is held.
+            `timeout` is then how long others wait for a holder that died.
+        max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
+        on_lost: called once with the lock and a `LossReason` when it is found to be lost, from a background thread, or
+            by the release or extend that finds it out.
+
+    What the background does stands in docs/redlock.md.
 
     Raises:
-        TypeError: for a pipeline, a cluster or an asyncio client, or a `timeout` that is no number.
-        ValueError: for a number of servers that is even or below three, for a server that is given twice, and for a
-            `timeout` or `limit` that is not above 0, NaN or infinite.
+        TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost` that
+            cannot be called.
+        ValueError: for a number of servers that is even or below three, for a server that is given twice, for a
+            `timeout`, `limit` or `max_hold` that is not above 0, NaN or infinite, for a `max_hold` below `timeout` or
+            without `auto_renew`, and for `cancel_on_lost`, which is for tasks.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -58,10 +72,17 @@ class Redlock(RedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
-        return ThreadQuorum(transports)
+        quorum: ThreadQuorum = quorum_of(transports, ThreadQuorum)
+        return quorum
 
     def _new_holding(self) -> ThreadHolding:
         return ThreadHolding()
+
+    def _renewer(self) -> Renewer:
+        return renewer_of(self._quorum, renew)
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        tell(tenure, reason)
 
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
@@ -82,6 +103,7 @@ class Redlock(RedlockBase):
             True once a majority has granted the lock, False when it was not to be had in time.
 
         Raises:
+            redis.exceptions.LockError: this thread holds the lock itself, renewed, and would wait for ever.
             redis.exceptions.ConnectionError: the last attempt had the votes of less than a majority, since servers
                 could not be reached. Without a `blocking_timeout`, after three such attempts.
             redis.exceptions.TimeoutError: likewise, since they did not answer.
@@ -91,7 +113,7 @@ class Redlock(RedlockBase):
         local = self._mine()
         before = local.round
         try:
-            acquired: bool = self._quorum.drive(self._acquiring(local, sleep, blocking, blocking_timeout))
+            acquired: bool = self._quorum.drive(self._acquiring_on_terms(local, sleep, blocking, blocking_timeout))
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
@@ -107,6 +129,7 @@ class Redlock(RedlockBase):
 
         Raises:
             redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
+                With `auto_renew` or `on_lost` it is a `LockLostError`, which says why; sent after a loss, nothing is.
             redis.exceptions.LockError: this thread holds no lock.
             redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
             redis.exceptions.TimeoutError: likewise, since they did not answer.
@@ -128,7 +151,8 @@ class Redlock(RedlockBase):
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is lost: a majority does not hold the token any more, or agreed
-                only when the lease was over. What is left of it is given back.
+                only when the lease was over. What is left of it is given back. With `auto_renew` or `on_lost` it is a
+                `LockLostError`, which says why.
             redis.exceptions.LockError: this thread holds no lock.
             ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.

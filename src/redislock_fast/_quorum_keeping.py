@@ -1,0 +1,150 @@
+"""What `Redlock` for threads and for asyncio share of holding on terms: renewal, loss, whoever finds it out.
+
+Without terms there is no tenure, and a Redlock is what `_quorum.py` says. With terms, the tenure says until when the
+lock is held; what the lease says is true while its holder prolongs it himself, and no longer.
+
+Nothing here takes a lock. Must not know: sockets, threads, event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import weakref
+
+from redis.exceptions import LockNotOwnedError
+
+from redislock_fast._keeper import Keeper
+from redislock_fast._loss import LossReason
+from redislock_fast._ownership import Holding
+from redislock_fast._quorum import QuorumLease, RedlockBase
+from redislock_fast._quorum_renewal import QuorumTenure, reason_of_round
+from redislock_fast._round import TakenRound
+from redislock_fast._steps import Ask, Steps
+from redislock_fast._tenure import Tenure
+from redislock_fast._terms import Terms
+from redislock_fast._times import clock, drift_s
+
+__all__ = ["KeepingRedlockBase"]
+
+
+class KeepingRedlockBase(RedlockBase, Keeper):
+    """A Redlock that may be held on terms. The parameters stand on the classes that users name."""
+
+    # ---- validity ----
+
+    def _valid_until(self, local: Holding) -> float:
+        tenure = self._tenure_of(local)
+        if tenure is None:
+            return super()._valid_until(local)
+        return -math.inf if tenure.loss is not None else tenure.deadline
+
+    # ---- acquire ----
+
+    def _acquiring_on_terms(
+        self,
+        local: Holding,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        task: asyncio.Task[object] | None = None,
+    ) -> Steps:
+        """Attempt until the lock is held or the time is up, and keep it. Returns whether it is held.
+
+        Args:
+            local: the caller's holding.
+            sleep: as for `acquire`, and so the others.
+            blocking: likewise.
+            blocking_timeout: likewise.
+            task: the task that holds, to be cancelled for a loss; None in threads.
+        """
+        acquired: bool = yield from self._acquiring(local, sleep, blocking, blocking_timeout)
+        if acquired and self._terms is not None:
+            try:
+                self._begin(self._terms, local, task)
+            except BaseException:  # no thread can be started: the lock is not held
+                self._undo_unnoticed(local, None)
+                raise
+        return acquired
+
+    def _begin(self, terms: Terms, local: Holding, task: asyncio.Task[object] | None) -> None:
+        lease = local.quorum
+        assert lease is not None
+        before, local.tenure = local.tenure, None
+        if before is not None:
+            self._end_lost(before, LossReason.DELETED)
+        local.tenure = tenure = QuorumTenure(self, self._keys, lease, self._ttl_ms, terms, self._quorum)
+        tenure.task = None if task is None else weakref.ref(task)
+        self._keep(tenure)
+
+    def _forget(self, local: Holding, token: bytes) -> None:
+        tenure = local.tenure
+        if tenure is not None and tenure.token == token:
+            self._let_go(tenure)
+            tenure.end()
+            local.tenure = None
+        super()._forget(local, token)
+
+    # ---- release, extend, reacquire ----
+
+    def _releasing(self, local: Holding) -> Steps:
+        tenure, lease = self._tenure_of(local), local.quorum
+        if tenure is None or lease is None:
+            yield from super()._releasing(local)
+            return
+        self._let_go(tenure)
+        if not tenure.end():
+            self._forget(local, tenure.token)
+            raise self._lost_error("release", tenure)
+        if tenure.expires_at is not None:
+            lease.ends_at = min(lease.ends_at, tenure.expires_at)
+        try:
+            yield from super()._releasing(local)
+        except LockNotOwnedError as error:
+            yield from self._raising_lost("release", tenure, error)
+
+    def _prolonging(self, local: Holding, lease: QuorumLease, verb: str, ttl_ms: int) -> Steps:
+        tenure = self._tenure_of(local)
+        if tenure is None:
+            yield from super()._prolonging(local, lease, verb, ttl_ms)
+            return
+        if tenure.loss is not None:
+            raise self._lost_error(verb, tenure)
+        try:
+            with tenure.prolonged_by_hand(local, ttl_ms):
+                lease.valid_until = tenure.deadline
+                try:
+                    prolonged = yield from self._setting_lease(local, lease, ttl_ms)
+                finally:  # as a lease of the usual ttl that is valid as long
+                    local.lease = (lease.token, lease.valid_until + drift_s(self._ttl_ms / 1000))
+        except GeneratorExit:  # the task was dropped: whoever collects garbage runs this, outside of the loop
+            raise
+        except BaseException:
+            if tenure.loss is None:
+                self._keep(tenure)  # it may have made the lease shorter
+            raise
+        if not prolonged or tenure.loss is not None:  # what was told of meanwhile does not come back
+            self._quorum.undo([tenure.entry])
+            yield from self._raising_lost(verb, tenure)
+        self._keep(tenure)
+
+    # ---- loss ----
+
+    def _raising_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> Steps:
+        """Find out why the lock was lost, and tell, unless that has been done."""
+        self._let_go(tenure)
+        if tenure.loss is None:
+            reason = yield from self._finding_out(tenure)
+            if tenure.lose(reason, by_release=tenure.over):
+                self._tell(tenure, reason)
+        raise self._lost_error(verb, tenure) from error
+
+    def _finding_out(self, tenure: Tenure) -> Steps:
+        """Why it is lost. Sends `GET name` where the lease has not ended."""
+        if clock() >= tenure.deadline:
+            return LossReason.EXPIRED
+        round_ = TakenRound(self._keys, tenure.token, self._limit_s)
+        with contextlib.suppress(Exception):  # then nobody knows
+            yield Ask(round_)
+        return reason_of_round(round_)
