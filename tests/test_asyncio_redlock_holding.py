@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -215,12 +216,16 @@ def test_program_that_ends_while_it_holds(fleet: Fleet, loop_kind: str) -> None:
         assert await lock.acquire()
         await asyncio.sleep(0.15)
 
+        quorums.add(lock._quorum)
+
     def end() -> None:
         run_in_loop(loop_kind, scenario())
         gc.collect()
 
+    quorums: weakref.WeakSet[Any] = weakref.WeakSet()
     with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
         end()
+    assert list(quorums) == []
 
 
 def test_two_loops_hold_side_by_side(fleet: Fleet, valkey_client: redis.Redis, loop_kind: str) -> None:

@@ -73,6 +73,7 @@ class LoopRenewer:
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
+        self._schedule.remove(record)  # which may keep alive what else nobody needs
         with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
             self._loop.call_soon_threadsafe(self._undo, [record.entry])
         record.warn()

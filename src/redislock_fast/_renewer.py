@@ -95,6 +95,8 @@ class Renewer:
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
+        with self._turn:
+            self._schedule.remove(record)  # which may keep alive what else nobody needs
         self._undo([record.entry])
         record.warn()
 
