@@ -133,6 +133,8 @@ def test_a_bad_word_is_refused_before_anything_is_queued(
     pipe, peer = pair
     with pytest.raises(error):
         pipe.call_many(bad, FOREVER)
+    with pytest.raises(error):
+        pipe.post_many(bad, pipe.mailbox().tell)
     replies = threads.submit(pipe.call_many, [(b"ECHO", b"fine")], FOREVER)
     assert [[b"ECHO", b"fine"]] == peer.read()
     peer.answer(b"+fine\r\n")
@@ -301,6 +303,69 @@ def test_a_closed_pipe_refuses(pair: tuple[Pipe, Peer], echoing: Echoing) -> Non
     assert not caught.value.sent
 
 
+# Posting
+
+
+@EACH_SHAPE
+def test_posted_requests_leave_though_nobody_reads_and_their_replies_come_together(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
+) -> None:
+    pipe, peer = pair
+    first, second = pipe.mailbox(), pipe.mailbox()
+    pipe.post_many(echoing([b"1", b"2"]), first.tell)
+    pipe.post_many(echoing([b"3"]), second.tell)
+    peer.echo(2)
+    replies = threads.submit(second.wait, FOREVER)
+    peer.echo()
+    assert [b"3"] == replies.result(PATIENCE_S)
+    assert [b"1", b"2"] == first.wait(0.0)
+
+
+@EACH_SHAPE
+def test_whoever_reads_completes_what_was_posted(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
+) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+    before = threads.submit(pipe.call, (b"ECHO", b"before"), FOREVER)
+    peer.read()
+    pipe.post_many(echoing([b"1", b"2"]), box.tell)
+    after = threads.submit(pipe.call, (b"ECHO", b"after"), FOREVER)
+    peer.answer(b"+before\r\n")
+    peer.echo(3)
+    assert (b"before", b"after") == (before.result(PATIENCE_S), after.result(PATIENCE_S))
+    assert [b"1", b"2"] == box.wait(0.0)
+
+
+@EACH_SHAPE
+def test_posted_requests_for_which_there_is_no_room_leave_with_who_waits_for_their_replies(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
+) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+    words = [bytes([65 + number]) * 1_000_000 for number in range(10)]
+    pipe.post_many(echoing(words), box.tell)
+    replies = threads.submit(box.wait, FOREVER)
+    peer.echo(10)
+    assert words == replies.result(PATIENCE_S)
+
+
+@EACH_SHAPE
+def test_who_waits_for_what_was_posted_is_told_that_the_stream_has_ended(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
+) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+    pipe.post_many(echoing([b"1", b"2"]), box.tell)
+    replies = threads.submit(box.wait, FOREVER)
+    peer.echo()
+    peer.sock.close()
+    assert isinstance(replies.exception(PATIENCE_S), Lost)
+    with pytest.raises(Lost) as caught:
+        pipe.post_many(echoing([b"3"]), box.tell)
+    assert not caught.value.sent
+
+
 # Together
 
 
@@ -335,8 +400,12 @@ def test_many_and_single_calls_of_many_threads_each_get_their_own(
             try:
                 if dice.random() < 0.3:
                     assert words[0] == pipe.call((b"ECHO", words[0]), limit_s)
-                else:
+                elif dice.random() < 0.5:
                     assert words == pipe.call_many(dice.choice((_listed, _in_bulk))(words), limit_s)
+                else:
+                    box = pipe.mailbox()
+                    pipe.post_many(dice.choice((_listed, _in_bulk))(words), box.tell)
+                    assert words == box.wait(limit_s)
             except NoReply:
                 assert limit_s == 0.0  # the others must never wait in vain
             finished += 1

@@ -62,7 +62,7 @@ cdef struct Slot:
     Py_ssize_t messages        # mutex; of a mailbox: how many messages it has
     PyObject* reply            # reader until state is DONE, then the owner; NULL unless plain is NOT_PLAIN
     PyObject* replies          # likewise: the list of what has come of many replies; NULL where one is wanted
-    PyObject* on_reply         # fixed once queued; who is given the reply of a post; NULL for nobody
+    PyObject* on_reply         # fixed once queued; who is given what a post is answered; NULL for nobody
     Py_ssize_t wanted          # reader, once queued: how many replies are still to come, the last one not counted
     unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
     SlotState state            # mutex; the reader reads its own slot's without, since it alone changes that
@@ -123,6 +123,7 @@ cdef class Pipe:
     # anybody, set by the reader or by who queues that request.
     cdef double heard
 
+    cdef int _post(self, tuple args, object requests, object on_reply) except -1
     cdef Slot* _queue(
         self, tuple args, object requests, SlotState state, object on_reply, Place* place
     ) except NULL

@@ -189,12 +189,11 @@ cdef class Pipe:
 
     def post(self, tuple args not None, on_reply=None):
         """Send one request behind all that were sent before; nobody waits for its reply."""
-        cdef Place place
-        self._queue(args, None, ABANDONED, on_reply, &place)
-        if place == SENDING:
-            self._send_queue()
-        elif place != FOLLOWING:
-            self._hand_over()
+        self._post(args, None, on_reply)
+
+    def post_many(self, requests, on_replies not None):
+        """Send requests in one piece; nobody waits for their replies."""
+        self._post(None, requests, on_replies)
 
     def close(self):
         """Break the pipe: who still waits gets `Lost`."""
@@ -213,6 +212,15 @@ cdef class Pipe:
     def mailbox(self):
         """A new mailbox."""
         return Mailbox(self)
+
+    cdef int _post(self, tuple args, object requests, object on_reply) except -1:
+        cdef Place place
+        self._queue(args, requests, ABANDONED, on_reply, &place)
+        if place == SENDING:
+            self._send_queue()
+        elif place != FOLLOWING:
+            self._hand_over()
+        return 0
 
     cdef Slot* _queue(
         self, tuple args, object requests, SlotState state, object on_reply, Place* place
@@ -665,6 +673,8 @@ cdef class Pipe:
         slot = self._unlink_oldest()
         if slot != NULL:
             on_reply = None if slot.on_reply == NULL else <object>slot.on_reply
+            if slot.replies != NULL:
+                reply = <object>slot.replies
             drop_slot(slot)
             if on_reply is not None:
                 on_reply(reply)

@@ -69,6 +69,14 @@ def encode(args: Args) -> bytes:
     return b"".join(parts)
 
 
+def _joined(requests: list[Args] | Bulk) -> tuple[bytes, int]:
+    """The bytes of many requests, and how many they are."""
+    one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+    if not one_by_one:
+        raise ValueError("no requests")
+    return b"".join(map(encode, one_by_one)), len(one_by_one)
+
+
 class _State(Enum):
     WAITING = 0
     DONE = 1
@@ -79,14 +87,15 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "messages", "on_reply", "replies", "state", "waits", "wake", "wanted")
+    __slots__ = ("begins", "many", "messages", "on_reply", "replies", "state", "waits", "wake", "wanted")
 
     def __init__(self, state: _State, wanted: int = 1, messages: Sequence[object] = ()) -> None:
         self.state = state  # mutex
         self.wanted = wanted  # reader, once queued; how many replies are still to come
         self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.messages = messages  # of the mailbox that is waited for
-        self.on_reply: OnReply | None = None  # fixed once queued; who is given the reply of a post
+        self.on_reply: OnReply | None = None  # fixed once queued; who is given what a post is answered
+        self.many = False  # likewise; whether that is the list of all replies
         self.begins = 0  # mutex
         self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
@@ -150,11 +159,9 @@ class Pipe:
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies."""
-        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
-        if not one_by_one:
-            raise ValueError("no requests")
-        slot = _Slot(_State.WAITING, len(one_by_one))
-        self._run(slot, timeout_s, b"".join(map(encode, one_by_one)))
+        request, count = _joined(requests)
+        slot = _Slot(_State.WAITING, count)
+        self._run(slot, timeout_s, request)
         return slot.replies
 
     def _run(self, slot: _Slot, timeout_s: float, request: bytes | None) -> None:
@@ -173,8 +180,16 @@ class Pipe:
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
         """Send one request behind all that were sent before; nobody waits for its reply."""
-        request = encode(args)
-        slot = _Slot(_State.ABANDONED)
+        self._post(_Slot(_State.ABANDONED), encode(args), on_reply)
+
+    def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
+        """Send requests in one piece; nobody waits for their replies."""
+        request, count = _joined(requests)
+        slot = _Slot(_State.ABANDONED, count)
+        slot.many = True
+        self._post(slot, request, on_replies)
+
+    def _post(self, slot: _Slot, request: bytes, on_reply: OnReply | None) -> None:
         slot.on_reply = on_reply
         try:
             if self._queue(request, slot):
@@ -404,8 +419,8 @@ class Pipe:
                 del self._slots[0]
                 if slot.state is _State.WAITING:
                     slot.end(_State.DONE)
-        if slot.on_reply is not None:
-            slot.on_reply(reply)
+        if not slot.wanted and slot.on_reply is not None:
+            slot.on_reply(slot.replies if slot.many else reply)
 
     def _give_up(self, slot: _Slot) -> _State:
         with self._mutex:

@@ -50,7 +50,7 @@ OnPush: TypeAlias = Callable[[list[Reply]], None]
 """What is called with each push that answers no request."""
 
 OnReply: TypeAlias = Callable[[Reply], None]
-"""What is called with the reply to a request that was posted."""
+"""What is called with the reply to a request that was posted; with the list of them where many were."""
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -153,6 +153,14 @@ class Pipe(Protocol):
             args: the command's words.
             on_reply: given the reply by whoever reads, as `on_push` is given pushes, and in order with them; not called
                 when the connection breaks before. None drops the reply.
+        """
+
+    def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
+        """Send requests in one piece, as `post` sends one.
+
+        Args:
+            requests: as for `call_many`.
+            on_replies: given the list of all replies when the last one has come, as `on_reply` is given one.
         """
 
     def mailbox(self) -> Mailbox:
