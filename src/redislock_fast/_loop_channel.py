@@ -415,15 +415,17 @@ class LoopChannel(Channel[AsyncLink]):
             return True
         undoing = self._next_undoing()
         entries = self._undone[: len(undoing)]
+        unanswered: list[int] = []
         try:
             await self.execute(undoing, UNDO_LIMIT_S, [])
         except (Refused, Redirected):
             pass  # no retry mends that: the lock's own ttl must do
         except (RedisError, OSError):
-            return False
-        postponed = undoing.to_undo(failed=False)
-        gone = set(entries).difference(postponed)
-        self._undone[:] = [entry for entry in self._undone if entry not in gone]
+            unanswered = undoing.unfinished
+        # As in ThreadChannel, behind the others.
+        postponed = [*undoing.to_undo(failed=False), *map(entries.__getitem__, unanswered)]
+        gone = set(entries)
+        self._undone[:] = [*(entry for entry in self._undone if entry not in gone), *postponed]
         return not postponed
 
     def abandon(self) -> None:

@@ -312,14 +312,16 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             if not self._undone:
                 return True
             undoing = self._next_undoing()
+            unanswered: list[int] = []
             try:
                 self.run(undoing, UNDO_LIMIT_S, [])
             except (Refused, Redirected):
                 pass  # no retry mends that: the lock's own ttl must do
             except (RedisError, OSError):
-                return False
+                unanswered = undoing.unfinished
+            # Behind the others, which may be another node's: a dead one must not keep those waiting.
+            postponed = [*undoing.to_undo(failed=False), *map(self._undone.__getitem__, unanswered)]
             del self._undone[: len(undoing)]
-            postponed = undoing.to_undo(failed=False)
             self._undone += postponed
             return not postponed
 
