@@ -165,7 +165,7 @@ async def test_tasks_race_for_batches_and_each_name_has_one_winner(
 # Cancelling
 
 
-async def _cancelled_after(steps: int, work: Callable[[], Awaitable[Any]]) -> bool:
+async def cancelled_after(steps: int, work: Callable[[], Awaitable[Any]]) -> bool:
     """Cancel the work after so many iterations of the loop. False when it has ended before."""
 
     async def run() -> Any:
@@ -196,7 +196,7 @@ async def test_acquire_cancelled_at_any_iteration_leaves_nothing(
 
     finished: list[redislock_fast.asyncio.Batch] = []
     steps = 0
-    while await _cancelled_after(steps, acquire):
+    while await cancelled_after(steps, acquire):
         await nothing_left(client)
         steps = steps + 1 if steps < 20 else steps * 2
     assert steps > 2
@@ -287,7 +287,7 @@ async def test_release_cancelled_at_any_iteration_goes_on(
     cancelled = True
     while cancelled:
         batch = await locker.acquire_many(_MANY, 60)
-        cancelled = await _cancelled_after(steps, batch.release)
+        cancelled = await cancelled_after(steps, batch.release)
         await nothing_left(client)
         # A second release finds it done; the windows that had their verdicts are not told again.
         again = await batch.release()
@@ -321,7 +321,7 @@ async def test_prolonging_cancelled_at_any_iteration_loses_nothing(
 ) -> None:
     batch = await Locker(async_client).acquire_many(["a", "b", "c"], 60)
     steps = 0
-    while await _cancelled_after(steps, lambda: batch.extend(1) if use == "extend" else batch.reacquire()):
+    while await cancelled_after(steps, lambda: batch.extend(1) if use == "extend" else batch.reacquire()):
         steps += 1
     assert steps > 0
     assert dict.fromkeys("abc", True) == await batch.release()

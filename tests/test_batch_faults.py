@@ -290,7 +290,7 @@ def test_an_undoer_that_comes_second_finds_nothing_and_sends_nothing(valkey: Ser
 # Interrupts
 
 
-def _interrupt_when(condition: Callable[[], object]) -> None:
+def interrupt_when(condition: Callable[[], object]) -> None:
     """Press Ctrl-C in the main thread once the condition has returned."""
 
     def press() -> None:
@@ -310,7 +310,7 @@ def test_interrupted_acquire_leaves_nothing(
         locker = redislock_fast.Locker(client)
         locker.acquire_many(["warm-up"]).release()
         server.signal(signal.SIGSTOP)
-        _interrupt_when(lambda: proxy.wait_for_request("SET", 1001))
+        interrupt_when(lambda: proxy.wait_for_request("SET", 1001))
         with pytest.raises(KeyboardInterrupt):
             locker.acquire_many(_MANY, all_or_nothing=all_or_nothing)
         server.signal(signal.SIGCONT)
@@ -322,7 +322,7 @@ def test_interrupted_wait_leaves_nothing(valkey: Server, connect: Connect) -> No
     admin = connect(valkey.port)
     admin.set("b", "other")
     locker = redislock_fast.Locker(connect(valkey.port))
-    _interrupt_when(lambda: wait_until(lambda: admin.exists("a", "c") == 2, "the waiter holds what is free"))
+    interrupt_when(lambda: wait_until(lambda: admin.exists("a", "c") == 2, "the waiter holds what is free"))
     with pytest.raises(KeyboardInterrupt):
         locker.acquire_many(["a", "b", "c"], None, None, sleep=60)
     nothing_left(admin, b"b")
@@ -333,7 +333,7 @@ def test_interrupted_release_goes_on(spare_server: Callable[..., Server], connec
     with Proxy(server.port) as proxy:
         batch = redislock_fast.Locker(connect(proxy.port, socket_timeout=60)).acquire_many(_MANY, 60)
         server.signal(signal.SIGSTOP)
-        _interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
+        interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
         with pytest.raises(KeyboardInterrupt):
             batch.release()
         server.signal(signal.SIGCONT)
@@ -347,24 +347,26 @@ def test_interrupted_release_that_is_repeated_is_a_success(
     with Proxy(server.port) as proxy:
         batch = redislock_fast.Locker(connect(proxy.port, socket_timeout=60)).acquire_many(_MANY, 60)
         server.signal(signal.SIGSTOP)
-        _interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
+        interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
         with pytest.raises(KeyboardInterrupt):
             batch.release()
         server.signal(signal.SIGCONT)
         assert dict.fromkeys(_MANY, True) == batch.release()
 
 
-_TRACED = {
-    str(Path(redislock_fast.__file__).parent / name) for name in ("locker.py", "_acquiring.py", "_batch.py", "_many.py")
-}
+_TRACED = ("locker.py", "_acquiring.py", "_batch.py", "_many.py")
 
 
-def _interrupted_at(number: int, work: Callable[[], object]) -> str:
-    """Interrupt the work before the n-th of the traced lines. Returns which that is; "" when it has fewer."""
+def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
+    """Interrupt the work before the n-th line of a batch's own files, or of these as well.
+
+    Returns which line that is; "" when there are fewer.
+    """
+    traced = {str(Path(redislock_fast.__file__).parent / name) for name in (*_TRACED, *files)}
     count, place = 0, ""
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
-        return on_line if frame.f_code.co_filename in _TRACED else None
+        return on_line if frame.f_code.co_filename in traced else None
 
     def on_line(frame: Any, event: str, argument: object) -> Any:
         nonlocal count, place
@@ -391,7 +393,7 @@ def _interrupted_at(number: int, work: Callable[[], object]) -> str:
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
 @pytest.mark.parametrize("all_or_nothing", [False, True])
-def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect: Connect, all_or_nothing: bool) -> None:
+def test_acquireinterrupted_at_any_line_leaves_nothing(valkey: Server, connect: Connect, all_or_nothing: bool) -> None:
     client, admin = connect(valkey.port), connect(valkey.port)
     locker = redislock_fast.Locker(client)
     channel: Any = transport_of(client)
@@ -401,7 +403,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect:
     while True:
         number += 1
         admin.set("b", "other", px=3)
-        place = _interrupted_at(
+        place = interrupted_at(
             number, lambda: locker.acquire_many(list("abc"), 60, None, sleep=0.005, all_or_nothing=all_or_nothing)
         )
         if not place:

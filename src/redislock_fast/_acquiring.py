@@ -1,25 +1,28 @@
 """How a batch is acquired: rounds of requests, windows, waiting.
 
-- Windows: at most so many requests are under way at once, whatever the number of names.
+- Windows: at most so many requests are under way at once to each server, whatever the number of names.
 - Leases are prolonged while others are waited for, so that what is returned is fresh.
 - All or nothing: locks are waited for in the order of their keys, and while one is waited for only those before it are
-  held. So of any number of batches that wait, the one that waits for the last key waits for nobody who waits.
+  held. So of any number of batches that wait, the one that waits for the last key waits for nobody who waits. And one
+  server is asked after the other, so that of two batches that want the same at once, one gets all of it as a rule.
 
 Must not know: sockets, threads, event loops.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from redislock_fast._batch import Group, Hold
 from redislock_fast._many import AcquireMany, Many, ReleaseMany
 from redislock_fast._protocol import Reacquire
-from redislock_fast._steps import Execute, Sleep, Split, Steps
+from redislock_fast._steps import Sleep, Split, Steps, all_of
 from redislock_fast._times import clock
 
 __all__ = ["acquiring"]
 
 _WINDOW = 1024
-"""Requests under way at once: about 100 kB, after which a longer window gains nothing."""
+"""Requests under way at once to one server: about 100 kB, after which a longer window gains nothing."""
 
 _FRESH = 0.75
 """What must be left of a lease that is returned."""
@@ -105,16 +108,17 @@ class _Acquisition:
         """Ask once for each of these locks. Returns the indexes of those that others hold."""
         missed: list[int] = []
         ttl_ms = self._plan.ttl_ms
-        for window in (yield from self._windows(indexes)):
-            group = Group(window, None)
-            operation = AcquireMany(self._hold.keys_of(group.indexes), self._hold.token, ttl_ms)
-            self._hold.groups.append(group)  # before: whatever happens then, it is undone
-            yield Execute(operation, self._limit_s())
-            if ttl_ms is not None:
-                group.expires_at = operation.sent_at + ttl_ms / 1000
-            if not all(operation.results):
-                missed += [i for i, ours in zip(window, operation.results, strict=True) if not ours]
-                self._hold.forget(group, operation.results)
+        for windows in (yield from self._rounds(indexes)):
+            groups = [Group(window, None) for window in windows]
+            operations = [AcquireMany(self._hold.keys_of(window), self._hold.token, ttl_ms) for window in windows]
+            self._hold.groups += groups  # before: whatever happens then, it is undone
+            yield all_of(operations, self._limit_s())
+            for group, operation in zip(groups, operations, strict=True):
+                if ttl_ms is not None:
+                    group.expires_at = operation.sent_at + ttl_ms / 1000
+                if not all(operation.results):
+                    missed += [i for i, ours in zip(group.indexes, operation.results, strict=True) if not ours]
+                    self._hold.forget(group, operation.results)
         return missed
 
     def _refresh(self) -> Steps:
@@ -123,25 +127,42 @@ class _Acquisition:
         lost: list[int] = []
         if ttl_ms is None:
             return lost
-        for group in list(self._hold.groups):
-            if group.expires_at is not None and group.expires_at - clock() > _FRESH * ttl_ms / 1000:
+        if not self._aged(self._hold.groups, ttl_ms):
+            return lost
+        for round_ in (yield from self._hold.rounds(self._hold.groups)):
+            aged = self._aged(round_, ttl_ms)
+            if not aged:
                 continue
-            operations = [Reacquire(key, self._hold.token, ttl_ms) for key in self._hold.keys_of(group.indexes)]
-            operation = Many(operations)
-            yield Execute(operation, self._limit_s())
-            lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
-            group.expires_at = min(one.sent_at for one in operations) + ttl_ms / 1000
-            self._hold.forget(group, operation.results)
+            machines = [
+                [Reacquire(key, self._hold.token, ttl_ms) for key in self._hold.keys_of(group.indexes)]
+                for group in aged
+            ]
+            operations = [Many(of_group) for of_group in machines]
+            yield all_of(operations, self._limit_s())
+            for group, of_group, operation in zip(aged, machines, operations, strict=True):
+                lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
+                group.expires_at = min(one.sent_at for one in of_group) + ttl_ms / 1000
+                self._hold.forget(group, operation.results)
         return lost
+
+    def _aged(self, groups: list[Group], ttl_ms: int) -> list[Group]:
+        least = clock() + _FRESH * ttl_ms / 1000
+        return [group for group in groups if group.expires_at is None or group.expires_at <= least]
 
     def _give_back(self, indexes: set[int]) -> Steps:
         """Release those of these locks that are held."""
+        given = [
+            Group(held, group.expires_at)
+            for group in self._hold.groups
+            if (held := [index for index in group.indexes if index in indexes])
+        ]
+        for round_ in (yield from self._hold.rounds(given)):
+            releases = [
+                ReleaseMany(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at) for group in round_
+            ]
+            yield all_of(releases, self._limit_s())
         for group in list(self._hold.groups):
-            given = Group([i for i in group.indexes if i in indexes], group.expires_at)
-            if given.indexes:
-                keys = self._hold.keys_of(given.indexes)
-                yield Execute(ReleaseMany(keys, self._hold.token, given.expires_at), self._limit_s())
-                self._hold.forget(group, [i not in indexes for i in group.indexes])
+            self._hold.forget(group, [index not in indexes for index in group.indexes])
 
     def _regroup(self) -> Steps:
         """What came in many small rounds is kept and given back in few large ones."""
@@ -149,13 +170,20 @@ class _Acquisition:
         if groups:
             ends = [group.expires_at for group in groups if group.expires_at is not None]
             held = sorted(index for group in groups for index in group.indexes)
-            windows = yield from self._windows(held)
-            self._hold.groups = [Group(window, min(ends) if ends else None) for window in windows]
+            rounds = yield from self._rounds(held)
+            end = min(ends) if ends else None
+            self._hold.groups = [Group(window, end) for windows in rounds for window in windows]
 
-    def _windows(self, indexes: list[int]) -> Steps:
-        """Cut into lists that one server has and that are not too long."""
+    def _rounds(self, indexes: list[int]) -> Steps:
+        """Cut into rounds of windows: lists that one server has and that are not too long, of each server one."""
         if not indexes:
             return []
-        parts: list[list[int]] = yield Split(list(map(self._plan.keys.__getitem__, indexes)))
-        lists = [indexes] if len(parts) == 1 else [[indexes[i] for i in part] for part in parts]
-        return [part[at : at + _WINDOW] for part in lists for at in range(0, len(part), _WINDOW)]
+        parts: list[list[int]] = yield Split(self._hold.keys_of(indexes))
+        if len(parts) == 1 and len(indexes) <= _WINDOW:
+            return [[indexes]]
+        windows = [
+            [[indexes[i] for i in part[at : at + _WINDOW]] for at in range(0, len(part), _WINDOW)] for part in parts
+        ]
+        if self._plan.all_or_nothing:
+            return [[window] for of_server in windows for window in of_server]
+        return [[window for window in round_ if window] for round_ in zip_longest(*windows)]

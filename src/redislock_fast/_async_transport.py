@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from redis.exceptions import (
@@ -21,9 +21,10 @@ from redislock_fast import _process
 from redislock_fast._channel import Encoding, Registry, is_cluster
 from redislock_fast._loop_channel import LoopChannel
 from redislock_fast._loop_cluster import LoopClusterChannel
+from redislock_fast._many import Many
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, ExecuteBeside, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Post, Sleep, Split, Steps
 
 __all__ = ["AsyncTransport", "Transport", "drive", "transport_of"]
 
@@ -36,6 +37,9 @@ class Transport(Protocol):
 
     def channel(self) -> LoopChannel:
         """The running loop's."""
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
 
     def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
         """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
@@ -98,6 +102,10 @@ class AsyncTransport(Encoding):
         """Drive an operation until it is finished; see `LoopChannel.execute`."""
         return self.channel().execute(operation, limit_s)
 
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
+        return self.channel().execute_all(operations, limit_s)
+
     def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
         """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
         return self.channel().execute_beside(operation, limit_s, slow_s)
@@ -154,7 +162,7 @@ def transport_of(client: Any) -> Transport:
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
-async def drive(transport: Transport, steps: Steps) -> Any:
+async def drive(transport: Transport, steps: Steps) -> Any:  # noqa: PLR0912  # a branch for each kind of step
     """Do what the steps say. Returns what they return."""
     try:
         step = next(steps)
@@ -178,6 +186,8 @@ async def drive(transport: Transport, steps: Steps) -> Any:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:
                     answer = await transport.split(step.keys)
+                elif type(step) is ExecuteAll:
+                    await transport.execute_all(step.operations, step.limit_s)
             except BaseException as error:
                 step = steps.throw(error)
             else:

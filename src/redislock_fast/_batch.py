@@ -9,8 +9,9 @@ Must not know: sockets, threads, event loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from redis.exceptions import LockError, LockNotOwnedError
@@ -18,7 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _process
 from redislock_fast._many import Many, ReleaseMany
 from redislock_fast._protocol import Extend, Reacquire
-from redislock_fast._steps import Execute, Steps
+from redislock_fast._steps import Split, Steps, all_of
 from redislock_fast._times import added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._tokens import new_token
 
@@ -114,9 +115,21 @@ class Hold:
 
     def forget(self, group: Group, results: list[bool]) -> None:
         """Drop the locks of a group that were lost."""
-        group.indexes = [index for index, held in zip(group.indexes, results, strict=True) if held]
-        if not group.indexes:
+        self.keep(group, [at for at, held in enumerate(results) if held])
+
+    def keep(self, group: Group, places: list[int]) -> None:
+        """Drop all locks of a group but those in these places."""
+        if places:
+            group.indexes = [group.indexes[at] for at in places]
+        else:
             self.groups.remove(group)
+
+    def rounds(self, groups: list[Group]) -> Steps:
+        """Returns the groups in rounds: lists of groups, each of another server, to be dealt with at once."""
+        if len(groups) < 2:
+            return [[*groups]] if groups else []
+        parts = yield Split([self.plan.keys[group.indexes[0]] for group in groups])
+        return [[groups[at] for at in round_ if at is not None] for round_ in zip_longest(*parts)]
 
 
 class BatchBase:
@@ -130,11 +143,13 @@ class BatchBase:
     def __init__(self, hold: Hold, missed: list[int]) -> None:
         self._hold = hold
         names = hold.plan.names
-        gone = set(missed)
-        self.missed: list[Name] = [names[index] for index in sorted(gone)]
-        self.acquired: list[Name] = []
-        if hold.groups:
-            self.acquired = [name for index, name in enumerate(names) if index not in gone] if gone else names[:]
+        self.missed: list[Name] = []
+        self.acquired: list[Name] = names[:] if hold.groups else []
+        if missed:
+            gone = set(missed)
+            self.missed = [names[index] for index in sorted(gone)]
+            if hold.groups:
+                self.acquired = [name for index, name in enumerate(names) if index not in gone]
 
     def _result(self, verdicts: list[tuple[list[int], list[bool]]]) -> dict[Name, bool]:
         """By name, in the order given."""
@@ -160,44 +175,48 @@ class BatchBase:
 
     def _releasing(self) -> Steps:
         verdicts: list[tuple[list[int], list[bool]]] = []
-        groups = self._hold.live_groups()
-        while groups:
-            group = groups[0]
-            operation = ReleaseMany(
-                self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful
-            )
+        for groups in (yield from self._hold.rounds(self._hold.live_groups())):
+            operations = [
+                ReleaseMany(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful)
+                for group in groups
+            ]
             try:
-                yield Execute(operation)
-            except BaseException:
-                group.doubtful = operation.unsettled and operation.valid
-                group.indexes = [group.indexes[i] for i in operation.unfinished]
-                raise
-            del groups[0]
-            verdicts.append((group.indexes, operation.results))
+                yield all_of(operations)
+            finally:
+                for group, operation in zip(groups, operations, strict=True):
+                    verdicts.append((group.indexes, operation.results))
+                    group.doubtful = operation.unsettled and operation.valid
+                    self._hold.keep(group, operation.unfinished)
         return self._result(verdicts)
 
     def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
         if self._hold.plan.ttl_ms is None:
             raise LockError(f"Cannot {verb} a batch of locks with no timeout")
         verdicts: list[tuple[list[int], list[bool]]] = []
-        for group in list(self._hold.live_groups()):
-            operations = [operation_of(key, group) for key in self._hold.keys_of(group.indexes)]
-            operation = Many(operations)
+        for groups in (yield from self._hold.rounds(self._hold.live_groups())):
+            machines = [[operation_of(key, group) for key in self._hold.keys_of(group.indexes)] for group in groups]
+            operations = [Many(of_group) for of_group in machines]
             try:
-                yield Execute(operation)
-            except BaseException:
-                if operation.unsettled and isinstance(operations[0], Reacquire) and group.expires_at is not None:
-                    group.expires_at = min(group.expires_at, operations[0].sent_at + self._hold.plan.ttl_ms / 1000)
-                raise
-            verdicts.append((group.indexes, operation.results))
-            ends = [
-                one.expires_at if isinstance(one, Extend) else one.sent_at + self._hold.plan.ttl_ms / 1000
-                for one, held in zip(operations, operation.results, strict=True)
-                if held
-            ]
-            group.expires_at = min((end for end in ends if end is not None), default=None)
-            self._hold.forget(group, operation.results)
+                yield all_of(operations)
+            finally:
+                for group, of_group, operation in zip(groups, machines, operations, strict=True):
+                    verdicts.append((group.indexes, operation.results))
+                    self._note_leases(group, of_group, operation)
         return self._result(verdicts)
+
+    def _note_leases(self, group: Group, machines: Sequence[Extend | Reacquire], operation: Many) -> None:
+        ttl_s = (self._hold.plan.ttl_ms or 0) / 1000
+        if operation.unfinished:
+            if operation.unsettled and isinstance(machines[0], Reacquire) and group.expires_at is not None:
+                group.expires_at = min(group.expires_at, machines[0].sent_at + ttl_s)
+            return
+        ends = [
+            one.expires_at if isinstance(one, Extend) else one.sent_at + ttl_s
+            for one, held in zip(machines, operation.results, strict=True)
+            if held
+        ]
+        group.expires_at = min((end for end in ends if end is not None), default=None)
+        self._hold.forget(group, operation.results)
 
     def _extending(self, additional_time: float) -> Steps:
         add_ms = added_ms(additional_time)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -24,16 +25,20 @@ from redis.exceptions import (
 )
 
 from redislock_fast._channel import Registry
-from redislock_fast._connect import Link
-from redislock_fast._protocol import Exchange, Look
-from redislock_fast._room import Seat
+from redislock_fast._connect import Link, redis_error
+from redislock_fast._many import Many
+from redislock_fast._protocol import Exchange, Look, NotExecuted, Redirected, Refused
+from redislock_fast._room import BROKEN, Seat
 from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
 from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._wire import Args, NoReply, OnReply
+from redislock_fast._times import clock
+from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 
 __all__ = ["ClusterChannel"]
 
 _Result = TypeVar("_Result")
+
+_STALE_AFTER_S = 0.001
 
 
 class _Node(NodeRules[Link], ThreadChannel):
@@ -49,8 +54,82 @@ class _Node(NodeRules[Link], ThreadChannel):
         if inside is not None:
             self._inside = inside
 
+    def begin(self, errand: _Errand) -> None:
+        """Send an errand's first request, where there is a connection. For who is not inside."""
+        link = self.link
+        if link is None:
+            return
+        mailbox = link.pipe.mailbox()
+        if link.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
+            return
+        thread = get_ident()
+        self._inside.add(thread)
+        errand.begun = (self, link, mailbox)
+        try:
+            link.pipe.post_many(errand.operation.request(link.dialect, clock()), mailbox.tell)
+        except Lost as lost:
+            errand.operation.lost(lost.sent)
+            errand.begun = None
+        finally:
+            self._inside.discard(thread)
+
+    def finish(self, errand: _Errand, link: Link, mailbox: Mailbox) -> bool:
+        """Wait for the replies to an errand's first request. Returns whether they settle it; as `run` otherwise."""
+        operation, left_s = errand.operation, errand.route.left_s()
+        try:
+            replies: Any = self.hear(mailbox, self._timeout_s if left_s is None else self._bounded_s(left_s))
+            if replies is None:
+                raise NoReply("no reply in time")
+            if replies is BROKEN:
+                raise Lost(True, "the connection broke")
+            return operation.feed(replies, link.dialect)
+        except (Refused, Redirected):
+            raise
+        except Lost as lost:
+            self._trouble(link, operation, lost, errand.loose)
+            return False
+        except (NoReply, NotExecuted) as trouble:
+            raise self._trouble(link, operation, trouble, errand.loose) from None
+        except BaseException:  # an interrupt: the request may be under way
+            operation.lost(True)
+            errand.loose.append(link)
+            raise
+        finally:
+            errand.begun = None
+
 
 _nodes: Registry[_Node] = Registry()  # by redis-py's connection pool
+
+
+@dataclass
+class _Errand:
+    """One of several operations that are driven at once.
+
+    Attributes:
+        operation: on locks of one node.
+        route: its attempts.
+        loose: the connections on which a request left without an answer.
+        begun: where the first request is under way, and who is told the replies.
+    """
+
+    operation: Many
+    route: Route
+    loose: list[Link] = field(default_factory=list)
+    begun: tuple[_Node, Link, Mailbox] | None = None
+
+    def visit(self, node: ThreadChannel) -> None:
+        """Drive the operation on, at this node unless it has been begun at another."""
+        if self.begun is not None:
+            at, link, mailbox = self.begun
+            if at.finish(self, link, mailbox):
+                return
+        node.run(self.route.exchange, self.route.left_s(), self.loose)
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        if self.begun is not None:
+            self.operation.lost(True)
+            self.loose.append(self.begun[1])
 
 
 class ClusterChannel(ThreadChannel):
@@ -63,6 +142,48 @@ class ClusterChannel(ThreadChannel):
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
         return {"retry": owner.retry}
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        """Drive operations, each on locks of another node, to their ends.
+
+        Where there are connections, all first requests leave before any reply is waited for. What they do not settle is
+        driven on in turn.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, after the last end.
+        """
+        errands = [_Errand(one, Route(one, limit_s, self._retry)) for one in operations]
+        errors: list[Exception] = []
+        try:
+            for errand in errands:
+                self._begin(errand)
+            for errand in errands:
+                try:
+                    self._follow(errand.route, errand.visit)
+                except Exception as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+        except BaseException as error:
+            for errand in errands:
+                errand.give_up()
+                self.tidy(errand.operation, errand.loose, failed=True)
+            if isinstance(error, Redirected | Refused):
+                raise redis_error(str(error)) from None
+            raise
+        finally:
+            errors.clear()  # or this frame and the errors would keep each other alive
+        for errand in errands:
+            if errand.operation.unsettled:
+                self.tidy(errand.operation, errand.loose, failed=False)
+
+    def _begin(self, errand: _Errand) -> None:
+        """Send an operation's first request, where that takes no waiting."""
+        if self._undone:
+            self._undo_before(errand.operation, errand.route.left_s())
+        node = self._node_of(errand.operation.key)
+        if node is not None and not self.is_entered:
+            node.begin(errand)
 
     def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
         """Drive an operation at whichever node has its slot; see `ThreadChannel.run`."""
@@ -138,11 +259,11 @@ class ClusterChannel(ThreadChannel):
             node = next_node(client, route, is_fresh=True)
         return self._channel_to(client, node)
 
-    def _node_of(self, key: bytes) -> ThreadChannel | None:
+    def _node_of(self, key: bytes) -> _Node | None:
         client = self._live_owner()
         node = slot_node(client, key)
         return None if node is None else self._channel_to(client, node)
 
-    def _channel_to(self, client: Any, node: Any) -> ThreadChannel:
+    def _channel_to(self, client: Any, node: Any) -> _Node:
         pool = client.get_redis_connection(node).connection_pool
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self._inside))

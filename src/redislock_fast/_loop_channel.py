@@ -18,7 +18,7 @@ import contextlib
 import math
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from copy import copy
 from typing import Any, TypeAlias, TypeVar
 
@@ -263,6 +263,11 @@ class LoopChannel(Channel[AsyncLink]):
     def ready(self) -> AsyncLink | None:
         """The connection, where a request may leave at once: it is there, and nothing is to be undone before."""
         return None if self._undone else self.link
+
+    async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        """Drive operations, each on locks of another server, to their ends; here, there is one server."""
+        for operation in operations:
+            await self.execute(operation, limit_s)
 
     async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation on a connection that nobody else uses meanwhile; see `ThreadChannel.execute_beside`."""

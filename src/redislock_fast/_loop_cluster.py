@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from redis.exceptions import (
@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redislock_fast._async_connect import AsyncLink
 from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import Begun, LoopChannel
+from redislock_fast._many import Many
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
 from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
@@ -116,6 +117,26 @@ class LoopClusterChannel(LoopChannel):
             raise
         if tidies and operation.unsettled:
             self.tidy(operation, left, failed=False)
+
+    async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        """Drive operations, each on locks of another node, to their ends, in a task for each.
+
+        Raises:
+            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, after the last end.
+            asyncio.CancelledError: the caller was cancelled, and so was each operation: all have ended.
+        """
+        ends = asyncio.gather(*(self.execute(one, limit_s) for one in operations), return_exceptions=True)
+        try:
+            errors = [end for end in await ends if end is not None]
+        except GeneratorExit:  # as in LoopChannel
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(ends.cancel)
+            raise
+        if errors:
+            try:
+                raise errors[0]
+            finally:
+                del ends, errors  # or this frame and the errors would keep each other alive
 
     async def run_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation on a connection of its own; see `LoopChannel.run_beside`."""

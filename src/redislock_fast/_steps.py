@@ -9,23 +9,49 @@ Must not know: how any step is done.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from redislock_fast._protocol import Operation
 
 if TYPE_CHECKING:
+    from redislock_fast._many import Many
     from redislock_fast._queue import Wait
     from redislock_fast._room import Seat
     from redislock_fast._round import Round
 
-__all__ = ["Ask", "AskAll", "Enter", "Execute", "ExecuteBeside", "Listen", "Post", "Sleep", "Split", "Step", "Steps"]
+__all__ = [
+    "Ask",
+    "AskAll",
+    "Enter",
+    "Execute",
+    "ExecuteAll",
+    "ExecuteBeside",
+    "Listen",
+    "Post",
+    "Sleep",
+    "Split",
+    "Step",
+    "Steps",
+    "all_of",
+]
 
 
 class Execute(NamedTuple):
     """Drive the operation to its end, within so many seconds."""
 
     operation: Operation
+    limit_s: float | None = None
+
+
+class ExecuteAll(NamedTuple):
+    """Drive operations, each on locks of another server, to their ends within so many seconds.
+
+    No server's replies are waited for before all have been asked, and none that fails keeps the others from their ends:
+    then the first error is thrown in.
+    """
+
+    operations: Sequence[Many]
     limit_s: float | None = None
 
 
@@ -89,5 +115,10 @@ class AskAll(NamedTuple):
     rounds: list[Round]
 
 
-Step: TypeAlias = "Execute | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask | AskAll"
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]
+
+
+def all_of(operations: Sequence[Many], limit_s: float | None = None) -> Execute | ExecuteAll:
+    """The step that drives operations, each on locks of another server, of which there is mostly one."""
+    return Execute(operations[0], limit_s) if len(operations) == 1 else ExecuteAll(operations, limit_s)

@@ -21,6 +21,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -105,6 +106,11 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             raise
         if operation.unsettled:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        """Drive operations, each on locks of another server, to their ends; here, there is one server."""
+        for operation in operations:
+            self.execute(operation, limit_s)
 
     def run(  # noqa: PLR0912  # the hot path: calls cost more than branches
         self, operation: Exchange, limit_s: float | None, loose: list[Link]

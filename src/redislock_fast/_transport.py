@@ -6,14 +6,15 @@ Must not know: the API of Lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from redislock_fast._channel import Registry, is_cluster
 from redislock_fast._cluster import ClusterChannel
+from redislock_fast._many import Many
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, ExecuteBeside, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Post, Sleep, Split, Steps
 from redislock_fast._thread_channel import ThreadChannel
 
 __all__ = ["Transport", "drive", "transport_of"]
@@ -24,6 +25,9 @@ class Transport(Protocol):
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation to its end; see `ThreadChannel.execute`."""
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        """Drive operations, each on locks of another server, to their ends; see `ClusterChannel.execute_all`."""
 
     def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
@@ -92,6 +96,8 @@ def drive(transport: Transport, steps: Steps) -> Any:
                     time.sleep(step.seconds)
                 elif type(step) is Split:
                     answer = transport.split(step.keys)
+                elif type(step) is ExecuteAll:
+                    transport.execute_all(step.operations, step.limit_s)
             except BaseException as error:
                 step = steps.throw(error)
             else:

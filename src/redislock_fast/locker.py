@@ -41,7 +41,7 @@ class Batch(BatchBase):
     def release(self) -> dict[Name, bool]:
         """Give back the locks that are still held.
 
-        Sends what `Lock.release` sends, for all locks in one round per server.
+        Sends what `Lock.release` sends, for all locks in one round per server, to the nodes of a cluster at once.
 
         Returns:
             For each name that was still held whether the lock was still ours. Nothing is held any more.
@@ -140,6 +140,7 @@ class Locker(LockerBase[Lock]):
         """Take the locks that are free, or all.
 
         Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
+        The nodes of a cluster are asked at once; for all or nothing, one after the other.
         If it raises, nothing is held, and attempts of unknown outcome are undone.
 
         Args:
