@@ -1,5 +1,8 @@
 """`python -m bench throughput --topology cluster`: batches of 1,000 names over one, three and six primaries.
 
+On loopback, the client and all nodes share this machine's CPUs, and more nodes add none. So a row says what bounds it;
+and where each node is a millisecond away, it can be seen whether all are asked at once.
+
 Rules: the clusters run side by side, each on loopback ports of its own, and are idle while another is measured; a batch
 is taken as a whole and given back as a whole, and its answers are counted. redis-py takes no part: it refuses scripts
 in a cluster's pipeline. Must not know: rounds, or how a batch works.
@@ -8,11 +11,14 @@ in a cluster's pipeline. Must not know: rounds, or how a batch works.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import statistics
 import time
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -21,6 +27,7 @@ import redislock_fast
 from bench import contestants, report, rounds
 from bench.contestants import LEASE_S, OURS, AnyBatch, CheckFailedError
 from bench.costs import server_cpu_s
+from bench.relay import open_relay
 from bench.rounds import Entrant, Sample
 from bench.servers import CHOICES
 from redislock_fast.server import Server, free_port
@@ -29,6 +36,9 @@ PRIMARIES = (1, 3, 6)
 """How many primaries a cluster has, in one row each."""
 
 NAMES = 1000
+
+DELAYS_S = (0.0, 0.001)
+"""How far each node is away, in seconds: on loopback, and behind a relay."""
 
 _SLOTS = 16_384
 _START_LIMIT_S = 30.0
@@ -70,16 +80,39 @@ def _is_whole(admin: Any, primaries: int) -> bool:
     return b"cluster_state:ok" in facts and b"cluster_size:%d\r" % primaries in facts
 
 
-class _Crew:
-    """A batch on one cluster, and a rival on another client."""
+@dataclass(frozen=True)
+class _Bound:
+    """The most pairs/s that there can be, with everything overlapped, and what allows no more."""
 
-    def __init__(self, admins: list[Any]) -> None:
+    pairs_per_s: float
+    what: str
+
+
+class _Crew:
+    """A batch on one cluster, and a rival on another client.
+
+    Args:
+        admins: a client of each node.
+        delay_s: how far the nodes are away.
+        closing: what ends with the measurement.
+    """
+
+    def __init__(self, admins: list[Any], delay_s: float, closing: ExitStack) -> None:
         contestant = contestants.find(OURS)
         assert contestant.make_batch is not None
-        port = admins[0].connection_pool.connection_kwargs["port"]
+        ports = [admin.connection_pool.connection_kwargs["port"] for admin in admins]
+        reached = closing.enter_context(open_relay(ports, delay_s)) if delay_s else dict(zip(ports, ports, strict=True))
         self._admins = admins
+        self.delay_s = delay_s
         self._names = [f"bench:{index}" for index in range(NAMES)]
-        clients: list[Any] = [redis.RedisCluster(host="127.0.0.1", port=port) for _ in range(2)]
+        clients: list[Any] = [
+            redis.RedisCluster(
+                host="127.0.0.1",
+                port=reached[ports[0]],
+                address_remap=lambda address: (address[0], reached.get(address[1], address[1])),
+            )
+            for _ in range(2)
+        ]
         self._batch: AnyBatch = contestant.make_batch(clients[0])
         self._rival: AnyBatch = contestant.make_batch(clients[1])
         self.node_cpu_us: list[list[float]] = []
@@ -109,6 +142,23 @@ class _Crew:
         ]
         self.node_cpu_us.append(node_cpu_us)
         return Sample(pairs / (now - began_all), latencies_s, None, client_cpu_us, sum(node_cpu_us))
+
+    def bound(self, client_cpu_us: float, node_cpu_us: list[float]) -> _Bound:
+        """What bounds the rate: the longest of all that a pair takes of anything there is one of.
+
+        Args:
+            client_cpu_us: microseconds of the client's CPU time per pair, all in one thread.
+            node_cpu_us: likewise of each node.
+        """
+        cpus = os.cpu_count() or 1
+        us = {
+            "client": client_cpu_us,
+            "a node": max(node_cpu_us),
+            f"{cpus} CPUs": (client_cpu_us + sum(node_cpu_us)) / cpus,
+            "network": 1e6 * 4 * self.delay_s / NAMES,  # there and back, for an acquire and a release
+        }
+        what = max(us, key=us.__getitem__)
+        return _Bound(1e6 / us[what], what)
 
     def check(self) -> None:
         """Hold all the names, and see at the nodes that they are held, and gone after.
@@ -143,8 +193,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as closing:
             clusters = {n: closing.enter_context(open_cluster(CHOICES[options.server], n)) for n in PRIMARIES}
-            crews = {n: _Crew(admins) for n, admins in clusters.items()}
-            entrants = [Entrant(OURS, OURS, f"{n} primaries", crew.measure, crew.check, n) for n, crew in crews.items()]
+            crews = [_Crew(admins, delay_s, closing) for delay_s in DELAYS_S for admins in clusters.values()]
+            entrants = [
+                Entrant(OURS, OURS, f"{n} primaries, {1000 * delay_s:g} ms", crew.measure, crew.check, n)
+                for (delay_s, n), crew in zip(itertools.product(DELAYS_S, PRIMARIES), crews, strict=True)
+            ]
             rounds.race(entrants, count, seconds)
     except CheckFailedError as error:
         report.say(f"CHECK FAILED: {error}")
@@ -152,16 +205,7 @@ def run(options: argparse.Namespace) -> int:
     except (FileNotFoundError, RuntimeError, redis.RedisError) as error:
         report.say(f"cannot run on {options.server!r}: {error}")
         return 2
-    rows = [
-        {
-            **rounds.summary(entrant, entrants),
-            "ratios_to_one_primary": [
-                rate / of_one for rate, of_one in zip(entrant.rates, entrants[0].rates, strict=True)
-            ],
-            "node_cpu_us": [statistics.median(of_node) for of_node in zip(*crew.node_cpu_us, strict=True)],
-        }
-        for entrant, crew in zip(entrants, crews.values(), strict=True)
-    ]
+    rows = [_row(entrant, entrants, crew) for entrant, crew in zip(entrants, crews, strict=True)]
     _print(rows, f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s")
     if options.json:
         facts = {"command": "throughput", "topology": "cluster", "server": options.server, **report.environment()}
@@ -170,11 +214,27 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _row(entrant: Entrant, entrants: list[Entrant], crew: _Crew) -> dict[str, Any]:
+    row = rounds.summary(entrant, entrants)
+    of_one = entrants[entrants.index(entrant) // len(PRIMARIES) * len(PRIMARIES)]
+    node_cpu_us = [statistics.median(of_node) for of_node in zip(*crew.node_cpu_us, strict=True)]
+    bound = crew.bound(row["client_cpu_us"], node_cpu_us)
+    return {
+        **row,
+        "delay_ms": 1000 * crew.delay_s,
+        "ratios_to_one_primary": [rate / one for rate, one in zip(entrant.rates, of_one.rates, strict=True)],
+        "node_cpu_us": node_cpu_us,
+        "most_pairs_per_s": bound.pairs_per_s,
+        "bound_by": bound.what,
+    }
+
+
 def _print(rows: list[dict[str, Any]], title: str) -> None:
-    headings = ["primaries", "pairs/s", ":\n1 primary", "p50 ms\nan op"]
-    headings += ["client\nus/pair", "servers\nus/pair", "of which each node"]
+    headings = ["each\naway", "primaries", "pairs/s", ":\n1 primary", "p50 ms\nan op"]
+    headings += ["client\nus/pair", "servers\nus/pair", "of which each node", "at most\npairs/s", "for\nthe"]
     cells = [
         [
+            f"{row['delay_ms']:g} ms",
             str(row["count"]),
             f"{row['median']:,.0f}",
             f"{statistics.median(row['ratios_to_one_primary']):.2f}",
@@ -182,6 +242,8 @@ def _print(rows: list[dict[str, Any]], title: str) -> None:
             f"{row['client_cpu_us']:.2f}",
             f"{row['server_cpu_us']:.2f}",
             " ".join(f"{cpu_us:.2f}" for cpu_us in row["node_cpu_us"]),
+            f"{row['most_pairs_per_s']:,.0f}",
+            row["bound_by"],
         ]
         for row in rows
     ]
