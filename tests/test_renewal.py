@@ -1,13 +1,18 @@
-"""The schedule of renewals: what is due when.
+"""The schedule of renewals: what is due when; and what a renewal leaves behind.
 
-Rules: no server, no clock, no chance. Must not know: who asks what is due.
+Rules: no server, no chance. Must not know: who asks what is due.
 """
 
 from __future__ import annotations
 
-from redislock_fast._renewal import Record, Schedule
+import weakref
+
+import pytest
+
+from redislock_fast._renewal import Loss, Record, Schedule, renewing
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
+from redislock_fast._times import clock
 
 INTERVAL_S = 10 / 3
 TERMS = Terms(auto_renew=True)
@@ -20,9 +25,9 @@ class _Handle:
 HANDLE = _Handle()
 
 
-def tenure() -> Tenure:
+def tenure(ends_at: float = 10.0) -> Tenure:
     """One that is looked after."""
-    held = Tenure(HANDLE, b"name", b"token", 10_000, 10.0, TERMS)
+    held = Tenure(HANDLE, b"name", b"token", 10_000, ends_at, TERMS)
     held.record = Record(held, lambda _record: None)
     return held
 
@@ -69,3 +74,21 @@ def test_what_is_removed_or_dropped_does_not_come() -> None:
     schedule.remove(removed.record)
     del dropped
     assert (schedule.take(9.0), schedule.next_at()) == ([], None)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["looking for the server", "renewing"])
+def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
+    """redis-py's errors keep one another alive; a dropped lock was renewed until the next collection of garbage."""
+    held = tenure(clock() + 10)
+    losses: list[Loss] = []
+    error = ConnectionError("no server")
+    steps = renewing([held], losses)
+    next(steps)
+    if fails_at == 2:
+        steps.send([[0]])
+    with pytest.raises(StopIteration):
+        steps.throw(error)
+    left = weakref.ref(held)
+    assert (held.troubled, losses) == (True, [])
+    del held, steps
+    assert left() is None

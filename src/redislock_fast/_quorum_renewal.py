@@ -8,13 +8,12 @@ Nothing here waits. Must not know: sockets, threads, event loops, the API of Red
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from redislock_fast._loss import LossReason
 from redislock_fast._quorum import QuorumLease
 from redislock_fast._quorums import QuorumEntry
-from redislock_fast._renewal import Loss, Verdict, attempting, limit_s, lose, renewable
+from redislock_fast._renewal import Loss, Verdict, attempting, limit_s, lose, renewable, unheeded
 from redislock_fast._round import ReacquireRound, TakenRound
 from redislock_fast._steps import AskAll, Steps
 from redislock_fast._tenure import Tenure
@@ -102,7 +101,7 @@ def _verdict(round_: ReacquireRound) -> Verdict:
 def _asking_why(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
     now = clock()
     rounds = [TakenRound(tenure.keys, tenure.token, limit_s([tenure], now)) for tenure in tenures]
-    with contextlib.suppress(Exception):  # then nobody knows
+    with unheeded():
         yield AskAll([*rounds])
     for tenure, round_ in zip(tenures, rounds, strict=True):
         lose(tenure, reason_of_round(round_), losses)

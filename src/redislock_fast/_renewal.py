@@ -17,7 +17,7 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from redislock_fast._loss import LossReason
@@ -41,6 +41,7 @@ __all__ = [
     "reason_of",
     "renewable",
     "renewing",
+    "unheeded",
 ]
 
 _MOST_AT_ONCE = 1024
@@ -205,15 +206,29 @@ def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     open_ones = renewable(tenures, losses)
     if not open_ones:
         return
-    try:
+    parts: list[list[int]] | None = None
+    with unheeded():
         parts = yield Split([tenure.key for tenure in open_ones])
-    except Exception:  # whatever it is, it is tried again until the leases end
+    if parts is None:
         for tenure in open_ones:
             tenure.troubled = True
         return
     for part in parts:
         for at in range(0, len(part), _MOST_AT_ONCE):
             yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
+
+
+@contextlib.contextmanager
+def unheeded() -> Iterator[None]:
+    """Go on after whatever fails: it is tried again until the leases end, or nobody knows then.
+
+    An error keeps the frames that it has passed, and redis-py's keep one another alive: they must not keep a tenure, or
+    what was dropped would be renewed until the next collection of garbage.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.__traceback__ = None
 
 
 def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
@@ -284,7 +299,7 @@ def attempting(
         Those that are certainly not held any more, for a reason that is not known yet.
     """
     try:
-        with contextlib.suppress(Exception):  # as above: who has no verdict is tried again
+        with unheeded():
             yield step
     except BaseException:  # a cancel: what is under way may yet be executed
         for tenure in tenures:
@@ -321,14 +336,12 @@ def limit_s(tenures: list[Tenure], now: float) -> float:
 
 def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     looks = [Look(tenure.key) for tenure in tenures]
-    try:
-        yield Execute(Many(looks), limit_s(tenures, clock()))
-    except Exception:  # then nobody knows
-        for tenure in tenures:
-            lose(tenure, LossReason.SERVER_GONE, losses)
-        return
+    operation = Many(looks)
+    with unheeded():
+        yield Execute(operation, limit_s(tenures, clock()))
+    unanswered = len(operation.unfinished) > 0  # then nobody knows
     for tenure, look in zip(tenures, looks, strict=True):
-        lose(tenure, reason_of(look), losses)
+        lose(tenure, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
 
 
 def reason_of(look: Look) -> LossReason:
