@@ -16,8 +16,9 @@ from typing import Protocol
 import hiredis
 
 from redislock_fast import _protocol
+from redislock_fast._dialect import PROBE, Dialect
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import PROBE, Dialect, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave
 from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._tokens import MARK, is_held_with, is_ours

@@ -11,9 +11,10 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
+from redislock_fast._dialect import Dialect
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._names import fence_key
-from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._scripts import ACQUIRE_FENCED
 from redislock_fast._tokens import MARK
 from redislock_fast._transport import transport_of

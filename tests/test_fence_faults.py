@@ -16,8 +16,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from redislock_fast._dialect import PROBE, Dialect
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
-from redislock_fast._protocol import PROBE, Dialect, Release
+from redislock_fast._protocol import Release
 from redislock_fast._queue import Leave
 from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args, Reply

@@ -12,19 +12,9 @@ from collections.abc import Iterator
 import hiredis
 import pytest
 
+from redislock_fast._dialect import PROBE, Dialect
 from redislock_fast._many import AcquireMany, Many, ReleaseMany
-from redislock_fast._protocol import (
-    PROBE,
-    Acquire,
-    Dialect,
-    Extend,
-    NotExecuted,
-    Operation,
-    Reacquire,
-    Redirected,
-    Refused,
-    Release,
-)
+from redislock_fast._protocol import Acquire, Extend, NotExecuted, Operation, Reacquire, Redirected, Refused, Release
 from redislock_fast._queue import undo_requests
 from redislock_fast._scripts import RELEASE
 from redislock_fast._wire import Args, Bulk, Reply

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import redis
 
+from redislock_fast._dialect import Dialect
 from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._names import fence_key, queue_keys
-from redislock_fast._protocol import Dialect, Reacquire, Release
+from redislock_fast._protocol import Reacquire, Release
 from redislock_fast._queue import Leave, Wait
 from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._tokens import is_ours

@@ -11,8 +11,9 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
+from redislock_fast._dialect import PROBE, Dialect
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import PROBE, Acquire, Dialect, NotExecuted, Redirected, Refused
+from redislock_fast._protocol import Acquire, NotExecuted, Redirected, Refused
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK

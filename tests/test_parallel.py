@@ -16,7 +16,8 @@ import redis
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._protocol import Acquire, Dialect, Release
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import Acquire, Release
 from redislock_fast._tokens import new_token
 from redislock_fast.server import Server
 from tests.conftest import Servers

@@ -8,10 +8,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
+from redislock_fast._dialect import PROBE, Dialect, ending
 from redislock_fast._protocol import (
-    PROBE,
     Acquire,
-    Dialect,
     Extend,
     Look,
     NotExecuted,
@@ -20,7 +19,6 @@ from redislock_fast._protocol import (
     Redirected,
     Refused,
     Release,
-    ending,
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply

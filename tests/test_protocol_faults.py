@@ -14,9 +14,9 @@ import pytest
 from hypothesis import strategies
 
 from redislock_fast import _protocol
+from redislock_fast._dialect import Dialect
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import Dialect
 from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args, Reply
 from tests.simulation import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation

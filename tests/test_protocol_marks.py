@@ -8,8 +8,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
+from redislock_fast._dialect import PROBE, Dialect
 from redislock_fast._names import queue_keys
-from redislock_fast._protocol import PROBE, Acquire, Dialect, Extend, Reacquire, Release
+from redislock_fast._protocol import Acquire, Extend, Reacquire, Release
 from redislock_fast._scripts import PASS_ON, RELEASE
 from redislock_fast._tokens import MARK
 from redislock_fast._wire import Args

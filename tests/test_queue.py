@@ -9,8 +9,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
+from redislock_fast._dialect import HELLO, PROBE, Dialect
 from redislock_fast._names import queue_keys
-from redislock_fast._protocol import HELLO, PROBE, Dialect, NotExecuted, Operation, Redirected
+from redislock_fast._protocol import NotExecuted, Operation, Redirected
 from redislock_fast._queue import Leave, Subscribe, Wait, Watch, undo_requests
 from redislock_fast._scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._wire import Args, Reply

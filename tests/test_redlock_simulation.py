@@ -22,9 +22,9 @@ import redis
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast import _keeper, _quorum, _quorum_keeping, _quorum_renewal, _renewal, _round, _tenure
+from redislock_fast._dialect import HELLO, PROBE, Dialect
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import SharedHolding
-from redislock_fast._protocol import HELLO, PROBE, Dialect
 from redislock_fast._queue import undo_requests
 from redislock_fast._quorum_keeping import KeepingRedlockBase
 from redislock_fast._quorums import QuorumEntry

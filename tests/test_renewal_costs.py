@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
-from redislock_fast._protocol import Dialect
 from redislock_fast._renewal import Record, Schedule, renewing
 from redislock_fast._steps import Execute, Split
 from redislock_fast._tenure import Tenure

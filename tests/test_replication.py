@@ -23,7 +23,8 @@ from redis.exceptions import LockError, NoPermissionError
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._protocol import Dialect, NotExecuted, Refused
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import NotExecuted, Refused
 from redislock_fast._replication import Replicate
 from redislock_fast.server import KINDS, Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop

@@ -12,8 +12,9 @@ from redis.exceptions import ConnectionError, MovedError, RedisClusterException 
 from redis.retry import Retry
 
 from redislock_fast._connect import RetryPolicy
+from redislock_fast._dialect import Dialect
 from redislock_fast._many import AcquireMany, Many
-from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Redirected
+from redislock_fast._protocol import Acquire, NotExecuted, Redirected
 from redislock_fast._queue import Leave, Wait
 from redislock_fast._routing import ASKING, Route
 from redislock_fast._tokens import new_token

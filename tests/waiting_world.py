@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._protocol import CLIENT_INFO, HELLO, PROBE, Dialect, ending
+from redislock_fast._dialect import CLIENT_INFO, HELLO, PROBE, Dialect, ending
 from redislock_fast._room import BROKEN, Room
 from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._wire import Args, Lost, OnReply, Reply

@@ -21,7 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast import _process, _protocol
+from redislock_fast import _dialect, _process, _protocol
 from redislock_fast._async_pipe import Pipe, new_pipe
 from redislock_fast._connect import settings_of
 from redislock_fast._room import BROKEN, Room
@@ -50,7 +50,7 @@ class AsyncLink:
     def __init__(
         self,
         pipe: Pipe,
-        dialect: _protocol.Dialect,
+        dialect: _dialect.Dialect,
         ending: Args | None,
         end: AsyncGenerator[None],
         timeout_s: float,
@@ -154,12 +154,12 @@ async def open_link(pool: Any) -> AsyncLink:
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
-        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
+        requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = await pipe.call_many(requests, timeout_s)
     except BaseException:
         pipe.close()
         raise
     try:
-        return AsyncLink(pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described), end, timeout_s)
+        return AsyncLink(pipe, _dialect.Dialect(probed, greeted), _dialect.ending(described), end, timeout_s)
     finally:
         del connection, reader, writer, pipe, end  # see LoopChannel._open

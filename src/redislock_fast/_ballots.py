@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redislock_fast._channel import Channel
-from redislock_fast._protocol import Dialect
+from redislock_fast._dialect import Dialect
 from redislock_fast._queue import undo_requests
 from redislock_fast._round import Round
 from redislock_fast._standing import Standing

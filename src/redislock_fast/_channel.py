@@ -19,8 +19,9 @@ from redis.exceptions import (
 
 from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
+from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
-from redislock_fast._protocol import Dialect, Exchange, NotExecuted, Operation
+from redislock_fast._protocol import Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
 from redislock_fast._standing import Standing
 from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply

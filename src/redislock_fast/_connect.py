@@ -18,7 +18,7 @@ from redis.connection import DefaultParser
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from redislock_fast import _core_py, _protocol
+from redislock_fast import _core_py, _dialect
 from redislock_fast._implementation import compiled
 from redislock_fast._room import Room
 from redislock_fast._wire import SPIN_US, Args, Pipe
@@ -45,7 +45,7 @@ class Link:
 
     __slots__ = ("_connection", "dialect", "ending", "pipe", "room")
 
-    def __init__(self, connection: Any, pipe: Pipe, dialect: _protocol.Dialect, ending: Args | None) -> None:
+    def __init__(self, connection: Any, pipe: Pipe, dialect: _dialect.Dialect, ending: Args | None) -> None:
         self._connection = connection
         self.pipe = pipe
         self.dialect = dialect
@@ -127,12 +127,12 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
         pipe = _core_py.Pipe(connection, sock)
     timeout_s = settings.get("socket_timeout")
     try:
-        requests = [_protocol.PROBE, _protocol.HELLO, _protocol.CLIENT_INFO]
+        requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
     except BaseException:
         pipe.close()
         raise
-    return Link(connection, pipe, _protocol.Dialect(probed, greeted), _protocol.ending(described))
+    return Link(connection, pipe, _dialect.Dialect(probed, greeted), _dialect.ending(described))
 
 
 def _is_plain(sock: object) -> bool:

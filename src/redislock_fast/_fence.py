@@ -13,9 +13,10 @@ from typing import Any
 
 import hiredis
 
+from redislock_fast._dialect import Dialect
 from redislock_fast._names import fence_key
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import Acquire, Dialect, Refused, TokenOperation
+from redislock_fast._protocol import Acquire, Refused, TokenOperation
 from redislock_fast._scripts import ACQUIRE_FENCED
 from redislock_fast._wire import Args, Reply
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from redislock_fast._protocol import Acquire, Dialect, NotExecuted, Operation, Redirected, Refused, Release
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused, Release
 from redislock_fast._wire import Args, Bulk, Reply
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]

@@ -8,7 +8,8 @@ Must not know: sockets, threads, asyncio, redis-py.
 
 from __future__ import annotations
 
-from redislock_fast._protocol import Acquire, Dialect, Reacquire, Refused
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import Acquire, Reacquire, Refused
 from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._protocol import Dialect, Refused, Release, TokenOperation, native_release
+from redislock_fast._dialect import Dialect, native_release
+from redislock_fast._protocol import Refused, Release, TokenOperation
 from redislock_fast._scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply

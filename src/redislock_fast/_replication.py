@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hiredis
 
-from redislock_fast._protocol import Dialect, Reacquire, Refused
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import Reacquire, Refused
 from redislock_fast._wire import Args, Reply
 
 __all__ = ["Replicate"]

@@ -22,9 +22,9 @@ import os
 import threading
 from typing import Any, Final, NamedTuple, Protocol
 
+from redislock_fast._dialect import Dialect
 from redislock_fast._names import channel_beside
 from redislock_fast._ownership import Holding
-from redislock_fast._protocol import Dialect
 from redislock_fast._queue import Leave, Wait
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK, TOKEN_BYTES

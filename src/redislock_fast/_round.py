@@ -17,16 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redislock_fast._protocol import (
-    Acquire,
-    Dialect,
-    Look,
-    NotExecuted,
-    Reacquire,
-    Redirected,
-    Refused,
-    Release,
-)
+from redislock_fast._dialect import Dialect
+from redislock_fast._protocol import Acquire, Look, NotExecuted, Reacquire, Redirected, Refused, Release
 from redislock_fast._times import drift_s
 from redislock_fast._tokens import is_held_with
 from redislock_fast._wire import Args, Reply

@@ -28,9 +28,10 @@ from redis.exceptions import (
 
 from redislock_fast._channel import FOREVER_S, Channel, LinkType
 from redislock_fast._connect import RetryPolicy, redis_error
+from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
 from redislock_fast._names import slot_of
-from redislock_fast._protocol import Dialect, Exchange, NotExecuted, Redirected
+from redislock_fast._protocol import Exchange, NotExecuted, Redirected
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Bulk, Lost, Reply
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redislock_fast._protocol import Dialect
+from redislock_fast._dialect import Dialect
 
 __all__ = ["Standing"]
 
