@@ -10,7 +10,6 @@ Must not know: sockets, threads, event loops.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
@@ -68,7 +67,6 @@ class Plan:
         self.all_or_nothing = all_or_nothing
 
 
-@dataclass
 class Group:
     """Locks of one server that are held, at most a window of them.
 
@@ -78,9 +76,10 @@ class Group:
         doubtful: whether a release of unknown outcome left while they were valid.
     """
 
-    indexes: list[int]
-    expires_at: float | None
-    doubtful: bool = False
+    def __init__(self, indexes: list[int], expires_at: float | None) -> None:
+        self.indexes = indexes
+        self.expires_at = expires_at
+        self.doubtful = False
 
 
 class Hold:

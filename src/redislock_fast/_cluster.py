@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -101,21 +100,23 @@ class _Node(NodeRules[Link], ThreadChannel):
 _nodes: Registry[_Node] = Registry()  # by redis-py's connection pool
 
 
-@dataclass
 class _Errand:
     """One of several operations that are driven at once.
 
-    Attributes:
+    Args:
         operation: on locks of one node.
         route: its attempts.
+
+    Attributes:
         loose: the connections on which a request left without an answer.
         begun: where the first request is under way, and who is told the replies.
     """
 
-    operation: Many
-    route: Route
-    loose: list[Link] = field(default_factory=list)
-    begun: tuple[_Node, Link, Mailbox] | None = None
+    def __init__(self, operation: Many, route: Route) -> None:
+        self.operation = operation
+        self.route = route
+        self.loose: list[Link] = []
+        self.begun: tuple[_Node, Link, Mailbox] | None = None
 
     def visit(self, node: ThreadChannel) -> None:
         """Drive the operation on, at this node unless it has been begun at another."""
