@@ -39,6 +39,9 @@ from tests.waiting_helpers import CALLERS, Callers
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 FLEETS = {
     "valkey": ("valkey",) * 5,
