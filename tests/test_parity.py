@@ -17,7 +17,7 @@ import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
-from tests.helpers import LockClass, in_thread
+from tests.helpers import LockClass, in_thread, settings_of
 
 REQUIRED = inspect.Parameter.empty
 CONSTRUCTOR = [
@@ -73,16 +73,7 @@ def test_attributes_hold_what_the_constructor_was_given(lock_class: LockClass, c
     lock = lock_class(client, "name", 10, 0.2, False, 3, False, False)
     assert lock.redis is client
     expected = ("name", 10, 0.2, False, 3, False, False)
-    actual = (
-        lock.name,
-        lock.timeout,
-        lock.sleep,
-        lock.blocking,
-        lock.blocking_timeout,
-        lock.thread_local,
-        lock.raise_on_release_error,
-    )
-    assert expected == actual
+    assert expected == settings_of(lock)
     assert isinstance(lock.local, SimpleNamespace)
 
 
@@ -128,15 +119,7 @@ def test_client_can_be_changed_after_construction(lock_class: LockClass, client:
 def test_client_lock_makes_the_given_class(lock_class: LockClass, client: redis.Redis) -> None:
     lock = client.lock("name", 10, 0.2, False, 3, lock_class, False, False)
     assert type(lock) is lock_class
-    assert ("name", 10, 0.2, False, 3, False, False) == (
-        lock.name,
-        lock.timeout,
-        lock.sleep,
-        lock.blocking,
-        lock.blocking_timeout,
-        lock.thread_local,
-        lock.raise_on_release_error,
-    )
+    assert ("name", 10, 0.2, False, 3, False, False) == settings_of(lock)
 
 
 def test_acquire_sets_the_name_to_the_token(lock_class: LockClass, client: redis.Redis) -> None:
