@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from redislock_fast.server import KINDS, Server, find_binary, free_port
+from redislock_fast.server import KINDS, Server, _claims, find_binary, free_port, give_back
+from tests.helpers import run_script
 
 
 def test_unknown_kind_is_refused() -> None:
@@ -61,5 +62,17 @@ def test_killed_server_starts_again_on_its_port() -> None:
         assert redis.Redis(port=port).ping() is True
 
 
-def test_free_port_leaves_room_for_a_cluster_bus() -> None:
-    assert all(port <= 55535 for port in [free_port() for _ in range(20)])
+def test_a_port_is_given_to_one_process_at_a_time() -> None:
+    ours = [free_port() for _ in range(300)]
+    theirs = run_script("from redislock_fast.server import *\nprint(*[free_port() for _ in range(300)])").stdout
+    for port in ours:
+        give_back(port)
+    assert len({*ours, *map(int, theirs.split())}) == 600
+    server = Server("valkey")
+    assert server.port in _claims
+    server.close()
+    assert server.port not in _claims
+
+
+def test_free_port_and_its_bus_are_below_those_of_outgoing_connections() -> None:
+    assert all(port + 10_000 < 32_768 for port in [free_port() for _ in range(20)])

