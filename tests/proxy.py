@@ -18,6 +18,7 @@ from types import TracebackType
 
 _WAIT_S = 10.0
 _READ_SIZE = 65536
+_MESSAGE = "message"  # commands are in capitals
 
 
 def message_end(buffer: bytes | bytearray, start: int = 0) -> int | None:
@@ -55,11 +56,19 @@ def is_message(reply: bytes) -> bool:
 
 @dataclass
 class _Rule:
-    """One armed fault: what happens to the n-th of these commands from now on."""
+    """One armed fault: what happens to the n-th of these commands from now on.
+
+    Attributes:
+        commands: which; empty for all.
+        left: how many more of them until it strikes.
+        drops_request: whether the request is lost; else its reply.
+        share: how much of what is lost is passed on nevertheless, from 0 to 1.
+    """
 
     commands: frozenset[str]
     left: int
     drops_request: bool
+    share: float
 
 
 class _Link:
@@ -68,8 +77,8 @@ class _Link:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        # Per request in flight: its command, and whether its reply is to be lost.
-        self.in_flight: deque[tuple[str, bool]] = deque()
+        # Per request in flight: its command, and by which fault its reply is to be lost.
+        self.in_flight: deque[tuple[str, _Rule | None]] = deque()
         self.threads: list[threading.Thread] = []
         self.stalled = False
 
@@ -107,13 +116,23 @@ class Proxy:
         self._acceptor: threading.Thread | None = None
         self.accept()
 
-    def drop_reply(self, *commands: str, nth: int = 1) -> None:
-        """The n-th of these commands from now on is executed, its reply lost, its connection closed."""
-        self._arm(_Rule(frozenset(commands), nth, drops_request=False))
+    def drop_reply(self, *commands: str, nth: int = 1, share: float = 0) -> None:
+        """The n-th of these commands from now on is executed, its reply lost, its connection closed.
 
-    def drop_request(self, *commands: str, nth: int = 1) -> None:
-        """The n-th of these commands from now on never reaches the server; its connection is closed."""
-        self._arm(_Rule(frozenset(commands), nth, drops_request=True))
+        Args:
+            commands: which; none for all.
+            nth: which of them.
+            share: how much of the reply is passed on nevertheless, from 0 to 1.
+        """
+        self._arm(_Rule(frozenset(commands), nth, drops_request=False, share=share))
+
+    def drop_request(self, *commands: str, nth: int = 1, share: float = 0) -> None:
+        """The n-th of these commands never reaches the server, its connection is closed; else as `drop_reply`."""
+        self._arm(_Rule(frozenset(commands), nth, drops_request=True, share=share))
+
+    def drop_message(self, nth: int = 1, share: float = 0) -> None:
+        """The n-th message that answers no request is lost, its connection closed; else as `drop_reply`."""
+        self._arm(_Rule(frozenset({_MESSAGE}), nth, drops_request=False, share=share))
 
     def _arm(self, rule: _Rule) -> None:
         with self._state:
@@ -259,7 +278,7 @@ class Proxy:
         link: _Link,
         source: socket.socket,
         target: socket.socket,
-        on_message: Callable[[_Link, bytes], bool | None],
+        on_message: Callable[[_Link, bytes], tuple[float, bool]],
     ) -> None:
         buffer = bytearray()
         try:
@@ -268,12 +287,10 @@ class Proxy:
                 while buffer and (end := message_end(buffer)) is not None:
                     message = bytes(buffer[:end])
                     del buffer[:end]
-                    passes = on_message(link, message)
-                    if passes is None:
-                        continue
-                    if not passes:
+                    share, goes_on = on_message(link, message)
+                    target.sendall(message[: int(share * len(message))])
+                    if not goes_on:
                         return
-                    target.sendall(message)
         except OSError:
             return
         finally:
@@ -283,44 +300,49 @@ class Proxy:
                     self._links.remove(link)
                 self._state.notify_all()
 
-    def _on_request(self, link: _Link, message: bytes) -> bool:
+    def _on_request(self, link: _Link, message: bytes) -> tuple[float, bool]:
+        """How much of it is passed on, from 0 to 1, and whether the connection stays open."""
         name = command_name(message)
         with self._state:
             self._state.wait_for(lambda: not link.stalled or link not in self._links)
             if link not in self._links:  # cut
-                return False
-            lost = self._strike(name)
+                return 0, False
+            rule = self._strike(name)
             self.requests[name] += 1
             self._state.notify_all()
-            if lost is not None and lost.drops_request:
+            if rule is not None and rule.drops_request:
                 self.dropped.set()
-                return False
-            link.in_flight.append((name, lost is not None))
-            return True
+                return rule.share, False
+            link.in_flight.append((name, rule))
+            return 1, True
 
-    def _on_reply(self, link: _Link, message: bytes) -> bool | None:
-        """Whether it is passed on; None when it is lost alone, False when the connection is closed with it."""
+    def _on_reply(self, link: _Link, message: bytes) -> tuple[float, bool]:
+        """As `_on_request`."""
         with self._state:
             pushed = is_message(message)
             if pushed and self._losing:
                 self.lost += 1
                 self._state.notify_all()
-                return None
-            name, lost = ("", False) if pushed or not link.in_flight else link.in_flight.popleft()
+                return 0, True
+            name, rule = "", None
+            if pushed:
+                rule = self._strike(_MESSAGE)
+            elif link.in_flight:
+                name, rule = link.in_flight.popleft()
             self._state.wait_for(lambda: not self._holding or link not in self._links)
             if link not in self._links:  # cut
-                return False
-            if lost:
+                return 0, False
+            if rule is not None:
                 self.dropped.set()
-                return False
+                return rule.share, False
             self.replies[name] += 1
             self._state.notify_all()
-            return True
+            return 1, True
 
     def _strike(self, name: str) -> _Rule | None:
-        """The fault that this request triggers."""
+        """The fault that this request, or message, triggers."""
         for rule in self._rules:
-            if name in rule.commands:
+            if name in rule.commands or (not rule.commands and name != _MESSAGE):
                 rule.left -= 1
                 if rule.left == 0:
                     self._rules.remove(rule)

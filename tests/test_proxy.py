@@ -74,6 +74,31 @@ def test_drop_request_never_reaches_the_server(proxy: Proxy, proxied: redis.Redi
     assert client.get("k") is None
 
 
+def test_faults_strike_any_command_and_may_pass_on_a_share(
+    proxy: Proxy, proxied: redis.Redis, client: redis.Redis
+) -> None:
+    proxied.ping()
+    proxy.drop_reply(nth=2, share=1)
+    assert [1, 2] == [proxied.incr("k"), proxied.incr("k")]
+    assert proxy.dropped.is_set()
+    proxied.connection_pool.disconnect()  # it may not have heard yet that this one is closed
+    assert 3 == proxied.incr("k")
+    proxy.drop_request(share=0.5)
+    with pytest.raises(redis.ConnectionError):
+        proxied.incr("k")
+    assert b"3" == client.get("k")
+
+
+def test_drop_message_closes_behind_it(proxy: Proxy, proxied: redis.Redis, client: redis.Redis) -> None:
+    with proxied.pubsub() as pubsub:  # type: ignore[no-untyped-call]
+        pubsub.subscribe("news")
+        assert "subscribe" == pubsub.get_message(timeout=5)["type"]
+        proxy.drop_message(share=1)
+        client.publish("news", "one")
+        assert b"one" == pubsub.get_message(timeout=5)["data"]
+        assert proxy.dropped.wait(5)
+
+
 def test_hold_keeps_replies_until_resume(proxy: Proxy, proxied: redis.Redis) -> None:
     proxied.ping()
     proxy.hold()
