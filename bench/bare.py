@@ -23,10 +23,12 @@ from redislock_fast._scripts import PASS_ON, WAIT
 from redislock_fast._tokens import MARK, new_token
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import redis
     import redis.asyncio
 
-__all__ = ["AsyncBareLock", "BareLock"]
+__all__ = ["AsyncBareLock", "BareBatch", "BareLock"]
 
 _KEPT_MS = 3_600_000
 _ROOM = 65536
@@ -57,6 +59,13 @@ def _pack(*words: Any) -> bytes:
     return packed
 
 
+def _connected(client: redis.Redis) -> socket.socket:
+    connected = Commands(client).connect()
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
 class BareLock:
     """A lock on a blocking socket of its own.
 
@@ -70,9 +79,7 @@ class BareLock:
         channel = "bench:" + new_token().decode()
         self._words = _Words(name, channel, lease_s)
         self._was_granted = False
-        self._socket = Commands(client).connect()
-        self._socket.settimeout(None)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = _connected(client)
         self._socket.sendall(_greeting(channel))
         self._until(channel.encode())
 
@@ -109,6 +116,43 @@ class BareLock:
     def __exit__(self, *error: object) -> None:
         """Give it back."""
         self.release()
+
+
+class BareBatch:
+    """Locks on a blocking socket, all of them asked for in one piece, for the lease that every contestant has.
+
+    Args:
+        client: of the server, which has DELIFEQ.
+        lease_s: their ttl.
+    """
+
+    def __init__(self, client: redis.Redis, lease_s: int) -> None:
+        self._lease_s = lease_s
+        self._names: Sequence[str] = ()
+        self._socket = _connected(client)
+
+    def _prepare(self, names: Sequence[str]) -> None:
+        words = [_Words(name, "", self._lease_s) for name in names]
+        self._acquire = b"".join(word.acquire for word in words)
+        self._release = b"".join(word.release for word in words)
+        self._names = names
+
+    def _ask(self, requests: bytes) -> bytes:
+        self._socket.sendall(requests)
+        heard = self._socket.recv(_ROOM)
+        while heard.count(b"\r\n") < len(self._names):
+            heard += self._socket.recv(_ROOM)
+        return heard
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        """Take what is free, and count it."""
+        if names is not self._names:
+            self._prepare(names)
+        return self._ask(self._acquire).count(b"+OK")
+
+    def release(self) -> int:
+        """Give it back, and count it."""
+        return self._ask(self._release).count(b":1")
 
 
 class _Link(asyncio.Protocol):

@@ -239,7 +239,7 @@ def _pottery(terms: Terms) -> Contestant:
 
 
 def _bare_sockets(terms: Terms) -> Contestant:
-    from bench.bare import AsyncBareLock, BareLock  # noqa: PLC0415 - it needs the package
+    from bench.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
         return BareLock(client, name, terms.lease_s)
@@ -247,7 +247,10 @@ def _bare_sockets(terms: Terms) -> Contestant:
     def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
         return AsyncBareLock(client, name, terms.lease_s)
 
-    return Contestant(BARE_SOCKETS, "-", make, str, make_async)
+    def make_batch(client: redis.Redis) -> AnyBatch:
+        return BareBatch(client, terms.lease_s)
+
+    return Contestant(BARE_SOCKETS, "-", make, str, make_async, make_batch)
 
 
 _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {

@@ -122,6 +122,7 @@ _MODES = {
         f"batches of {', '.join(map(str, batches.COUNTS))} names",
         (_Workload(batches.entrants_of, (server_limit.NAME,)),),
         BATCH_COLUMNS,
+        (contestants.BARE_SOCKETS,),
     ),
     "main": _Mode(
         "the main rows of all these",

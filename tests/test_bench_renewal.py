@@ -27,7 +27,7 @@ from bench.rounds import Scene
 from redislock_fast.server import Server
 from tests.helpers import wait_until
 
-TTL_S = 0.6
+TTL_S = 1.5
 CALM_TTL_S = 3  # for figures that a busy machine must not spoil
 
 

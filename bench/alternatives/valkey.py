@@ -26,6 +26,7 @@ _WAYS: dict[str, tuple[dict[str, str], str]] = {
 """Each way to keep data: the options for it, and where a lock is when the server has answered."""
 
 _SERVERS = 5  # of Redlock: two may fail
+_LIMIT_S = 5.0  # nobody fails here: whoever is slow to vote is on a busy machine
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def open_redlock() -> Iterator[list[Alternative]]:
 
         def new_client() -> MakeLock:
             clients = [redis.Redis.from_url(url) for url in urls]
-            return lambda name: redislock_fast.Redlock(clients, name, timeout=LEASE_S)
+            return lambda name: redislock_fast.Redlock(clients, name, timeout=LEASE_S, limit=_LIMIT_S)
 
         name, kept = f"Redlock, {_SERVERS} servers, {_MEMORY}", f"memory of most of {_SERVERS}"
         yield [Alternative(name, kept, servers.stated_name(urls[0]), new_client)]
