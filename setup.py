@@ -3,7 +3,8 @@
 Three switches, read from the environment:
 
 - ``REDISLOCK_FAST_DEBUG=1``: no optimisation, C assertions on.
-- ``REDISLOCK_FAST_COVERAGE=1``: line tracing, so that coverage.py sees the core. Slow: never benchmark it.
+- ``REDISLOCK_FAST_COVERAGE=1``: line tracing, so that coverage.py sees the core. Slow: never benchmark it. Code without
+  the GIL is not traced: tracing takes the GIL, also under the core's mutex, for which others wait with the GIL.
 - ``REDISLOCK_FAST_SANITIZE=address,undefined`` (or ``thread``): the compiler's sanitizers.
 """
 
@@ -25,7 +26,7 @@ if sys.platform != "win32":
     compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     compile_args += ["-O0", "-g3", "-UNDEBUG"] if DEBUG else ["-O2", "-fstack-protector-strong"]
 if COVERAGE:
-    macros += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
+    macros += [("CYTHON_TRACE", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
 if SANITIZE:
     flags = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
     compile_args += flags
@@ -42,7 +43,7 @@ extensions = [
         optional=os.environ.get("CIBUILDWHEEL") != "1"
         and os.environ.get("REDISLOCK_FAST_IMPLEMENTATION") != "compiled",
     )
-    for name in ("_core", "_core_loop", "_core_resp")
+    for name in ("_core", "_core_loop", "_core_resp", "_core_tally")
 ]
 
 setup(

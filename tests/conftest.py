@@ -7,6 +7,7 @@ missing server a failure instead of a skip. Must not know: how the locks work.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -26,12 +27,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from redislock_fast import _channel, _loop_channel, _thread_channel
 from redislock_fast._facade import LockBase
 from redislock_fast._wire import Pipe
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.clusters import Cluster, Place
-from tests.helpers import CLASSES, MODULES, FakeTime, LockClass
+from tests.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass
 from tests.holding_helpers import Holders, Losses
 from tests.pipes import MAKERS, Peer
 from tests.proxy import Proxy
@@ -41,6 +43,12 @@ ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with contextlib.suppress(ModuleNotFoundError):  # wheels are tested without it
+    import hypothesis
+
+    hypothesis.settings.register_profile("unhurried", deadline=None)  # a test may be slow on a busy machine
+    hypothesis.settings.load_profile("unhurried")
 
 
 FLEETS = {
@@ -61,6 +69,13 @@ def absent(what: str) -> NoReturn:
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of ours wait as redis-py's do, unless they are told otherwise."""
     monkeypatch.setattr(LockBase, "_wait", "poll")
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way when a caller's time ends is answered, however busy the machine."""
+    for module in (_channel, _loop_channel, _thread_channel):
+        monkeypatch.setattr(module, "GRACE_S", PATIENCE_S)
 
 
 class Servers:
@@ -158,7 +173,8 @@ def connect() -> Iterator[Connect]:
     clients: list[redis.Redis] = []
 
     def make(port: int, **options: Any) -> redis.Redis:
-        clients.append(redis.Redis(port=port, **options))
+        # By number: a forked child may find the lock of the C library for names taken by a thread that it has not.
+        clients.append(redis.Redis(**{"host": "127.0.0.1", "port": port, **options}))
         return clients[-1]
 
     yield make

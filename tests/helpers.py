@@ -135,7 +135,7 @@ def in_fork(work: Callable[[], str]) -> str:
     with os.fdopen(read_end, "rb") as pipe:
         answers, _, _ = select.select([pipe], [], [], PATIENCE_S)
         if not answers:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGABRT)  # pytest's fault handler prints where it hangs
         answer = pipe.read().decode() if answers else "the child hangs"
     os.waitpid(pid, 0)
     return answer

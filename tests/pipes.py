@@ -12,7 +12,20 @@ import pytest
 
 from redislock_fast import _core_py
 from redislock_fast._implementation import compiled
-from redislock_fast._wire import Pipe
+from redislock_fast._wire import Pipe, Reply
+
+MESSAGES: dict[bytes, list[Reply]] = {
+    b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$0\r\n\r\n": [b"message", b"ch", b""],
+    b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$7\r\na\r\n$1\r\n\r\n": [b"message", b"ch", b"a\r\n$1\r\n"],
+    b">3\r\n$8\r\nsmessage\r\n$12\r\n0123456789ab\r\n$1\r\nx\r\n": [b"smessage", b"0123456789ab", b"x"],
+    b">3\r\n+message\r\n+ch\r\n:7\r\n": [b"message", b"ch", 7],
+    b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$-1\r\n": [b"message", b"ch", None],
+    b">3\r\n$7\r\nmessagf\r\n$2\r\nch\r\n$1\r\nx\r\n": [b"messagf", b"ch", b"x"],
+    b">4\r\n$8\r\npmessage\r\n$1\r\n*\r\n$2\r\nch\r\n$1\r\nx\r\n": [b"pmessage", b"*", b"ch", b"x"],
+    b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n": [b"invalidate", [b"k"]],
+    b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$1500\r\n%b\r\n" % (b"y" * 1500): [b"message", b"ch", b"y" * 1500],
+}
+"""Pushes as a server may write them, and as they are told."""
 
 FOREVER = -1.0
 

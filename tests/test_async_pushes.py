@@ -13,6 +13,7 @@ import pytest
 from redislock_fast._wire import Reply
 from tests.async_helpers import eventually, in_loop
 from tests.async_peer import FOREVER, MakePipe, call, connected, outcomes, start, start_many, within
+from tests.pipes import MESSAGES
 from tests.test_async_pipe import PIPES
 
 
@@ -44,6 +45,20 @@ async def test_pushes_are_told_in_order_wherever_the_stream_is_cut(make_pipe: Ma
             await eventually(lambda: len(told) == 4, "all pushes are told")
             assert [[b"message", b"c", b"%d" % number] for number in (1, 2, 3, 4)] == told
             told.clear()
+
+
+@pytest.mark.parametrize("cut", [0, 20, 30, 35])
+@in_loop
+async def test_every_push_is_told_as_it_was_written(make_pipe: MakePipe, cut: int) -> None:
+    data = b"".join(MESSAGES)
+    async with connected(make_pipe) as (pipe, peer):
+        told: list[list[Reply]] = []
+        pipe.on_push = told.append
+        for piece in (data[:cut], data[cut:]):
+            await peer.answer(piece)
+            await asyncio.sleep(0)
+        await eventually(lambda: len(told) == len(MESSAGES), "all pushes are told")
+        assert told == list(MESSAGES.values())
 
 
 @pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])

@@ -228,6 +228,19 @@ def test_a_post_leaves_at_once_though_a_listener_reads(pair: tuple[Pipe, Peer]) 
 
 
 @pytest.mark.usefixtures("listener")
+def test_a_request_leaves_at_once_though_a_post_is_unanswered(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    for number in range(ROUNDS // 4):
+        pipe.post((b"POST",))
+        reply = threads.submit(pipe.call, (b"CALL", b"%d" % number), FOREVER)
+        assert [[b"POST"], [b"CALL", b"%d" % number]] == peer.read(2)
+        peer.answer(b"+posted\r\n+%d\r\n" % number)
+        assert reply.result(timeout=20) == b"%d" % number
+
+
+@pytest.mark.usefixtures("listener")
 def test_a_request_for_which_there_is_no_room_leaves_all_the_same(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:

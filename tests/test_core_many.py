@@ -11,16 +11,17 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import hiredis
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redislock_fast import _core_py
 from redislock_fast._async_pipe import Pipe as LoopPipe
-from redislock_fast._wire import Args, Bulk, Lost, NoReply, Pipe
+from redislock_fast._wire import Args, Bulk, Lost, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.async_peer import MakePipe, connected, within
 from tests.helpers import PATIENCE_S, wait_until
@@ -66,7 +67,6 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@settings(deadline=None)
 @given(bulk=_bulks)
 def test_a_bulk_leaves_as_its_requests_one_by_one(make: Callable[[socket.socket], Pipe], bulk: Bulk) -> None:
     near, far = socket.socketpair()
@@ -81,7 +81,7 @@ def test_a_bulk_leaves_as_its_requests_one_by_one(make: Callable[[socket.socket]
 
 
 @EACH_LOOP_PIPE
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(bulk=_bulks)
 def test_a_bulk_leaves_a_loop_as_its_requests_one_by_one(make_loop_pipe: MakePipe, bulk: Bulk) -> None:
     async def scenario() -> None:
@@ -165,6 +165,68 @@ def test_replies_of_every_kind_come_in_their_places(
     nil, error, *others = replies.result(PATIENCE_S)
     assert (None, hiredis.ReplyError, "ERR no") == (nil, type(error), str(error))
     assert [1, None, b"a", b"OK", [2]] == others
+
+
+_ON_THE_WIRE: dict[bytes, list[Reply]] = {
+    b"_\r\n": [None],
+    b"$-1\r\n": [None],
+    b":0\r\n": [0],
+    b":1\r\n": [1],
+    b":12\r\n": [12],
+    b"+OK\r\n": [b"OK"],
+    b"+Ok\r\n": [b"Ok"],
+    b">1\r\n+push\r\n": [],
+}
+_runs = st.lists(st.tuples(st.sampled_from(list(_ON_THE_WIRE)), st.integers(1, 20)), max_size=10)
+_MORE_THAN_ONE_READ_TAKES = [(b"+OK\r\n", 14_000), (b":1\r\n", 3_000)]
+
+
+def _stream(runs: list[tuple[bytes, int]]) -> tuple[bytes, list[Reply]]:
+    """Runs of replies as bytes, and as they are parsed; at least two."""
+    runs = [*runs, (b":1\r\n", 2)]
+    data = b"".join(data * count for data, count in runs)
+    return data, [reply for data, count in runs for reply in _ON_THE_WIRE[data] * count]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@example(runs=_MORE_THAN_ONE_READ_TAKES, share=0.5)
+@given(runs=_runs, share=st.floats(0, 1))
+def test_runs_of_equal_replies_are_shared_out_by_count(
+    make: Callable[[socket.socket], Pipe], runs: list[tuple[bytes, int]], share: float
+) -> None:
+    data, replies = _stream(runs)
+    first = 1 + int(share * (len(replies) - 2))
+    posted: list[Any] = []
+    near, far = socket.socketpair()
+    with far:
+        pipe = make(near)
+        pipe.post_many(_in_bulk([b"1"] * first), posted.append)
+        far.sendall(data)
+        called = pipe.call_many(_in_bulk([b"2"] * (len(replies) - first)), FOREVER)
+        assert [replies[:first]] == posted
+        assert replies[first:] == called
+        pipe.close()
+
+
+@EACH_LOOP_PIPE
+@settings(max_examples=30)
+@example(runs=_MORE_THAN_ONE_READ_TAKES, share=0.5)
+@given(runs=_runs, share=st.floats(0, 1))
+def test_runs_of_equal_replies_are_shared_out_by_count_in_a_loop(
+    make_loop_pipe: MakePipe, runs: list[tuple[bytes, int]], share: float
+) -> None:
+    data, replies = _stream(runs)
+    first = 1 + int(share * (len(replies) - 2))
+
+    async def scenario() -> None:
+        async with connected(make_loop_pipe) as (pipe, peer):
+            calls = [_loop_call_many(pipe, _in_bulk([b"1"] * count)) for count in (first, len(replies) - first)]
+            waiting = asyncio.gather(*calls)
+            await asyncio.sleep(0)
+            await peer.answer(data)
+            assert [replies[:first], replies[first:]] == await within(waiting)
+
+    asyncio.run(scenario())
 
 
 @EACH_SHAPE
@@ -275,8 +337,7 @@ def test_what_was_half_sent_is_lost_as_sent_and_what_is_queued_behind_it_is_not(
     half = threads.submit(pipe.call_many, echoing([b"x" * 5_000_000] * 2), FOREVER)
     peer.sock.recv(1)
     behind = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
-    with pytest.raises(TimeoutError):
-        behind.result(0.02)  # it sleeps in the pipe now, or finds the pipe broken: unsent either way
+    assert not wait([behind], 0.02).done  # it sleeps in the pipe now, or finds the pipe broken: unsent either way
     peer.sock.close()
     errors = [future.exception(PATIENCE_S) for future in (half, behind)]
     assert [True, False] == [isinstance(error, Lost) and error.sent for error in errors]

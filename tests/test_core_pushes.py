@@ -12,7 +12,7 @@ import hiredis
 import pytest
 
 from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
-from tests.pipes import FOREVER, Peer
+from tests.pipes import FOREVER, MESSAGES, Peer
 from tests.test_core_mailbox import box, message
 
 __all__ = ["box"]
@@ -33,6 +33,20 @@ def test_pushes_and_replies_cut_anywhere_each_find_their_way(
         peer.answer(data[cut:])
         assert replies.result(timeout=20) == [b"OK", [1, b"x"], 1]
         assert waiting.result(timeout=20) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("cut", [0, 20, 30, 35])
+def test_every_push_is_told_as_it_was_written(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, cut: int) -> None:
+    pipe, peer = pair
+    told: list[list[Reply]] = []
+    pipe.on_push = told.append
+    data = b"".join(MESSAGES)
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(data[:cut])
+    peer.answer(data[cut:] + b"+OK\r\n")
+    assert reply.result(timeout=20) == b"OK"
+    assert told == list(MESSAGES.values())
 
 
 def test_pushes_are_dropped_where_nobody_wants_them(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:

@@ -20,10 +20,11 @@ from typing import Any, Protocol, final
 
 import hiredis
 
+from redislock_fast import _process
 from redislock_fast._implementation import compiled, encode
 from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
 
-__all__ = ["AsyncPipe", "Pipe", "new_pipe"]
+__all__ = ["AsyncPipe", "Pipe", "new_pipe", "running_loop"]
 
 _NEVER = math.inf
 _INBOX_BYTES = 65536
@@ -332,6 +333,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
 
 
 new_pipe: Callable[..., Pipe] = AsyncPipe
+running_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop
 if compiled is not None:
     from redislock_fast import _core_loop
 
@@ -339,3 +341,5 @@ if compiled is not None:
         """The same, compiled; a class of our own because asyncio asks for its `BufferedProtocol` by type."""
 
     new_pipe = CompiledPipe
+    running_loop = _core_loop.running_loop
+    _process.on_fork(_core_loop.forget_stepping)

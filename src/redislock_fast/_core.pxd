@@ -12,10 +12,11 @@ must send it himself, or nobody would. So the right to send is not the right to 
 - A "sender" is a thread for which Pipe.sending was set: it sends until nothing is queued, and is not the reader. While
   there is one, leaving, left and sent are its own, and the reader only receives.
 - Pipe.dozing tells who queues a request to become a sender. It implies, under the mutex, that somebody reads, nobody
-  sends, nothing is queued or leaving, and nothing is under way. The reader sets it by what it sees in one section
-  before it blocks, or hands reading on to a listener, and the sender as its last act, since the reply may have come,
-  and the reader have blocked, before that. Who queues a request clears it, and so does the reader at each turn and
-  before it hands on, so it is never left standing.
+  sends, nothing is queued or leaving, and no caller's request is under way. Posts may be: who releases a lock must not
+  wait for the reply to what another has posted to wait for it. The reader sets it by what it sees in one section before
+  it blocks, or hands reading on to a listener, and the sender as its last act, since the reply may have come, and the
+  reader have blocked, before that. Who queues a request clears it, and so does the reader at each turn and before it
+  hands on, so it is never left standing.
 
 So every byte that is queued has somebody who sends it: a sender, who ends in the section in which it sees the queue
 empty; else the reader, before it blocks again. What keeps the reader blocked meanwhile is a request under way, whose
@@ -59,7 +60,7 @@ cdef struct Slot:
     Slot* next                 # mutex; the link of the FIFO, then of the slots to be woken
     Slot* before               # mutex; the links of the listeners
     Slot* after
-    Py_ssize_t messages        # mutex; of a mailbox: how many messages it has
+    Py_ssize_t messages        # mutex; of a mailbox: how many it has. The reader reads its own without it, as a hint
     PyObject* reply            # reader until state is DONE, then the owner; NULL unless plain is NOT_PLAIN
     PyObject* replies          # likewise: the list of what has come of many replies; NULL where one is wanted
     PyObject* on_reply         # fixed once queued; who is given what a post is answered; NULL for nobody
@@ -80,7 +81,6 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     double began         # CLOCK_MONOTONIC before a lone call that is a sample for _learn; else 0
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
-    bint sender          # it is a sender
     bint woken           # it has taken what wake was released for
     bint spin            # before the next blocking read
     Py_ssize_t count     # how many replies it waits for, where began is set
@@ -97,6 +97,7 @@ cdef class Pipe:
     cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
     cdef Py_ssize_t consumed       # reader; and how many of them were plain replies
     cdef bint between              # reader; the parser holds no part of a reply
+    cdef Slot* filling             # reader; the oldest, while more of its many replies are to come; else NULL
     cdef Slot* head                # mutex; the oldest request without a reply
     cdef Slot* tail                # mutex
     cdef Slot* listeners           # mutex; mailboxes that are waited for, the oldest wait first
@@ -155,7 +156,8 @@ cdef class Pipe:
     cdef Slot* _take_ready(self) noexcept nogil
     cdef void _wake_ready(self) noexcept nogil
     cdef void _hand_over(self) noexcept nogil
-    cdef Slot* _heir(self) noexcept nogil
+    cdef Slot* _caller(self) noexcept nogil
+    cdef Slot* _listener(self) noexcept nogil
     cdef void _tell(self, Slot* slot) noexcept nogil
     cdef bint _take_message(self, Slot* slot) noexcept nogil
     cdef void _stop_listening(self, Slot* slot) noexcept nogil

@@ -9,7 +9,7 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
 3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
 4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so nobody ever gets another's.
 5. Who waits for a `Mailbox` is a listener: it takes its turn at reading as a caller does, after all callers. While it
-   reads and nothing is under way, callers send for themselves.
+   reads and no other caller's request is under way, callers send for themselves.
 
 The reader works without the GIL, from its being woken to its handing over: the callers that it wakes want the GIL, and
 would fight for it with the reader while the server waits (bench, 16 threads: 1.4 times the pairs/s). It takes the GIL
@@ -36,15 +36,19 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy, strerror
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec, timeval
+from posix.time cimport timeval
 
+import threading
 from collections import deque
 
 import hiredis
 
+from redislock_fast._core_clock cimport monotonic
 from redislock_fast._core_resp cimport (
     NOT_PLAIN,
     Plain,
+    append_run,
+    message_push,
     plain_object,
     plain_reply,
     request_size,
@@ -54,6 +58,7 @@ from redislock_fast._core_resp cimport (
     write_requests,
 )
 
+from redislock_fast._process import on_fork
 from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
 
 cdef extern from "pythread.h":
@@ -65,6 +70,7 @@ cdef extern from "pythread.h":
     int PyThread_acquire_lock(PyThread_type_lock lock, int mode) noexcept nogil
     void PyThread_release_lock(PyThread_type_lock lock) noexcept nogil
     void PyThread_free_lock(PyThread_type_lock lock) noexcept nogil
+    unsigned long PyThread_get_thread_ident() noexcept nogil
 
 cdef extern from "<sys/socket.h>" nogil:
     const int MSG_DONTWAIT
@@ -114,13 +120,16 @@ cdef enum:
 
 cdef object PushNotification = hiredis.PushNotification
 
+cdef unsigned long main_thread  # the one that runs signal handlers, whichever thread a signal has interrupted
 
-# ---- time ----
 
-cdef inline double monotonic() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+def _note_main_thread():
+    global main_thread
+    main_thread = threading.main_thread().ident
+
+
+_note_main_thread()
+on_fork(_note_main_thread)
 
 
 # ---- the pipe ----
@@ -328,6 +337,8 @@ cdef class Pipe:
         try:
             if place == ALONE:
                 self._begin(&wait)
+            elif place == SENDING:
+                self._send_queue()  # with the GIL: to hand that on first takes as long
             self._attend(&wait)
             complete = True
             if slot.state != DONE:
@@ -347,6 +358,9 @@ cdef class Pipe:
                 return 0
             if outcome > 0:
                 self._deliver_rest()
+                if wait.slot.state != WAITING or wait.slot.messages:
+                    self._drive(wait)  # with the GIL: those that it has woken would be faster to take it
+                    return 0
             elif outcome == OUTCOME_SIGNAL:
                 PyErr_CheckSignals()
             elif outcome == OUTCOME_TIMEOUT:
@@ -374,9 +388,6 @@ cdef class Pipe:
         are for the parser; or what keeps the caller from waiting on.
         """
         cdef Py_ssize_t got
-        if wait.sender:
-            wait.sender = False
-            self._send_queue()
         if not wait.lead:
             got = self._sleep(wait)
             if not wait.lead:
@@ -399,6 +410,7 @@ cdef class Pipe:
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil:
         """Follower: sleep until the slot is complete, or this caller is to read."""
         cdef PY_TIMEOUT_T wait_us = -1
+        cdef Outcome lapsed = OUTCOME_TIMEOUT
         cdef PyThread_type_lock wake = NULL
         cdef double left_s
         cdef double now
@@ -409,11 +421,12 @@ cdef class Pipe:
                 wait.deadline = now + wait.timeout_s
             left_s = wait.deadline - now
             wait_us = <PY_TIMEOUT_T>(left_s * 1e6) + 1 if left_s > 0 else 0
+        if PyThread_get_thread_ident() == main_thread and not 0 <= wait_us <= 1000 * SIGNAL_CHECK_MS:
+            wait_us = 1000 * SIGNAL_CHECK_MS
+            lapsed = OUTCOME_SIGNAL
         status = PyThread_acquire_lock_timed(wait.slot.wake, wait_us, 1)
-        if status == PY_LOCK_INTR:
-            return OUTCOME_SIGNAL
         if status != PY_LOCK_ACQUIRED:
-            return OUTCOME_TIMEOUT
+            return OUTCOME_SIGNAL if status == PY_LOCK_INTR else lapsed
         wait.woken = True
         with self.mutex:
             if wait.slot.state == LEAD:
@@ -477,7 +490,7 @@ cdef class Pipe:
                 wait.slot.state = DONE
                 return False
             wait.sends = not self.sending and self._load()
-            self.dozing = self.head == NULL and not self.sending and not wait.sends
+            self.dozing = self._caller() == NULL and not self.sending and not wait.sends
         return True
 
     cdef bint _load(self) noexcept nogil:
@@ -498,7 +511,7 @@ cdef class Pipe:
             with self.mutex:
                 if stuck or self.dead or not self._load():
                     self.sending = False
-                    self.dozing = self.reading and self.head == NULL and not stuck
+                    self.dozing = self.reading and self._caller() == NULL and not stuck
                     return
             stuck = self._send() < 0
 
@@ -524,12 +537,24 @@ cdef class Pipe:
                     if wait.deadline == 0:
                         wait.deadline = now + wait.timeout_s
                     left_s = wait.deadline - now
-                if not wait.sends and left_s > 1e-3 * SIGNAL_CHECK_MS:
-                    # One call where poll and recv would be two. The socket's own timeout ends it after SIGNAL_CHECK_MS.
+                if not wait.sends and left_s > 1e-3 * (SIGNAL_CHECK_MS - 1):
+                    # One call where poll and recv would be two. The socket's own timeout ends it after SIGNAL_CHECK_MS,
+                    # the interval at which most waiters look, which poll would round up as well.
                     got = c_recv(self.fd, self.landing, INBOX_BYTES, 0)
                     if got < 0 and errno == EAGAIN:
                         return OUTCOME_SIGNAL
                 else:
+                    wait_ms = SIGNAL_CHECK_MS
+                    if left_s <= 0:
+                        wait_ms = 0
+                    elif left_s < 1e-3 * SIGNAL_CHECK_MS:
+                        wait_ms = <int>(left_s * 1000) + 1  # rounded up: not before the deadline
+                    watch.fd = self.fd
+                    watch.events = POLLIN | (POLLOUT if wait.sends else 0)
+                    watch.revents = 0
+                    ready = c_poll(&watch, 1, wait_ms)
+                    if ready <= 0:
+                        return OUTCOME_TIMEOUT if ready == 0 and left_s <= 0 else OUTCOME_SIGNAL
                     got = self._receive()
             if got >= 0:
                 return got
@@ -538,17 +563,6 @@ cdef class Pipe:
             if errno != EAGAIN:
                 self.error = errno
                 return OUTCOME_ERROR
-            if left_s <= 0:
-                return OUTCOME_TIMEOUT
-            wait_ms = SIGNAL_CHECK_MS
-            if left_s < 1e-3 * SIGNAL_CHECK_MS:
-                wait_ms = <int>(left_s * 1000) + 1  # rounded up: not before the deadline
-            watch.fd = self.fd
-            watch.events = POLLIN | (POLLOUT if wait.sends else 0)
-            watch.revents = 0
-            ready = c_poll(&watch, 1, wait_ms)
-            if ready <= 0:
-                return OUTCOME_SIGNAL
 
     cdef Py_ssize_t _send(self) noexcept nogil:
         """Sender, else reader: send what is leaving, as far as there is room. Returns -1 with errno without any."""
@@ -621,17 +635,40 @@ cdef class Pipe:
     cdef int _deliver_rest(self) except -1:
         """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
         cdef object reply
+        cdef list push
         cdef Plain plain
         cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef const char* data
         if self.consumed == self.landed:
             return 0
         try:
             while self.between and self.consumed < self.landed:
-                plain = plain_reply(self.landing + self.consumed, self.landed - self.consumed, &length)
+                data = self.landing + self.consumed
+                plain = plain_reply(data, self.landed - self.consumed, &length)
                 if plain == NOT_PLAIN:
-                    break
-                self.consumed += length
-                self._complete(plain_object(plain))
+                    push = message_push(data, self.landed - self.consumed, &length)
+                    if push is None:
+                        break
+                    self.consumed += length
+                    if self.on_push is not None:
+                        self.on_push(push)
+                    continue
+                reply = plain_object(plain)
+                if self.filling != NULL and self.filling.wanted:
+                    count = append_run(
+                        <list>self.filling.replies,
+                        reply,
+                        data,
+                        self.landed - self.consumed,
+                        length,
+                        self.filling.wanted,
+                    )
+                    self.filling.wanted -= count
+                    self.consumed += count * length
+                else:
+                    self.consumed += length
+                    self._complete(reply)
             if self.consumed == self.landed:
                 return 0
             self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
@@ -659,14 +696,18 @@ cdef class Pipe:
 
     cdef int _complete(self, object reply) except -1:
         """Reader: give the oldest slot its reply, or one of its replies."""
-        cdef Slot* slot = self._oldest()
+        cdef Slot* slot = self.filling
+        if slot == NULL:
+            slot = self._oldest()
         if slot == NULL:
             raise hiredis.ProtocolError("a reply that nobody asked for")
         if slot.replies != NULL:
             (<list>slot.replies).append(reply)
             if slot.wanted:
                 slot.wanted -= 1
+                self.filling = slot
                 return 0
+            self.filling = NULL
         else:
             Py_INCREF(reply)
             slot.reply = <PyObject*>reply
@@ -723,37 +764,42 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef void _hand_over(self) noexcept nogil:
-        """Reader: give reading to the oldest that waits; with nobody waiting, send what is still queued."""
+        """Reader: give reading to the oldest caller that waits. With none, send what is queued, then to a listener."""
         cdef Slot* slot
         cdef bint stuck = False
         cdef PyThread_type_lock wake = NULL
         while True:
             with self.mutex:
                 self.dozing = False
-                slot = self._heir()
+                slot = self._caller()
+                if slot == NULL and (stuck or self.dead or self.sending or not self._load()):
+                    slot = self._listener()
+                    if slot == NULL:
+                        self.reading = False
+                        return
+                    # Until the heir, with nothing to do, has woken up, callers need not wait for him.
+                    self.dozing = not stuck and not self.sending
                 if slot != NULL:
                     slot.state = LEAD
                     wake = slot.wake
-                    # Until the heir has woken up, a listener with nothing to do, callers need not wait for him.
-                    self.dozing = self.head == NULL and not self.sending and not self._load()
-                elif stuck or self.dead or self.sending or not self._load():
-                    self.reading = False
-                    return
             if wake != NULL:
                 PyThread_release_lock(wake)
                 return
             # Without room (or after an error, which the next reader will meet) the bytes wait for the next reader.
             stuck = self._send() < 0
 
-    cdef Slot* _heir(self) noexcept nogil:
-        """Under the mutex: the oldest caller that waits, else the oldest listener."""
+    cdef Slot* _caller(self) noexcept nogil:
+        """Under the mutex: the oldest caller that waits."""
         cdef Slot* slot = self.head
         while slot != NULL and slot.state != WAITING:
             slot = slot.next
-        if slot == NULL:
-            slot = self.listeners
-            while slot != NULL and slot.state != WAITING:
-                slot = slot.after
+        return slot
+
+    cdef Slot* _listener(self) noexcept nogil:
+        """Under the mutex: the oldest listener."""
+        cdef Slot* slot = self.listeners
+        while slot != NULL and slot.state != WAITING:
+            slot = slot.after
         return slot
 
     cdef void _tell(self, Slot* slot) noexcept nogil:
@@ -818,6 +864,7 @@ cdef class Pipe:
             slot = self.head
             self.head = NULL
             self.tail = NULL
+            self.filling = NULL
             while slot != NULL:
                 next_slot = slot.next
                 slot.next = NULL
@@ -895,7 +942,6 @@ cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil:
     wait.began = 0
     wait.lead = wait.woken = place == READING or place == ALONE
     wait.sends = False
-    wait.sender = place == SENDING
     wait.spin = False
     wait.count = 1
     return wait

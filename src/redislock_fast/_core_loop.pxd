@@ -30,12 +30,20 @@ cdef class Waiter:
     cdef int _end(self, State state, object outcome) except -1
 
 
+cdef struct Habit:
+    int calls                      # modulo SAMPLE_EVERY
+    bint spins                     # whether spinning was the faster way
+    double spin_s                  # how long a reply takes, spinning for it
+    double block_s                 # and not
+
+
 cdef class LoopPipe:
     cdef object __weakref__
     cdef readonly object transport
     cdef readonly object closed    # a future: the transport is gone
     cdef readonly bint broken
     cdef object loop
+    cdef object done               # a future that is
     cdef object owner
     cdef object parser
     cdef public object on_push     # what is called with each push that answers no request, or None
@@ -51,6 +59,7 @@ cdef class LoopPipe:
     cdef bint receiving            # replies and pushes are being parsed
     cdef Waiter told_head          # listeners that were told something, their tasks yet to run
     cdef Waiter told_tail
+    cdef bint direct               # tasks may be stepped now: none runs, and none has ended the loop
     cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
@@ -59,12 +68,11 @@ cdef class LoopPipe:
     cdef bint paused               # the transport has enough to send
     cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
     cdef bint scheduled            # a spin is
-    cdef bint spinning             # how the lone caller's reply is waited for
-    cdef bint preferred            # whether spinning was the faster way
-    cdef int calls                 # lone calls, modulo SAMPLE_EVERY
-    cdef double began              # when the lone request left; 0 for none
-    cdef double spin_s             # how long a lone reply takes, spinning for it
-    cdef double block_s            # and not
+    cdef bint spinning             # how the next reply is waited for
+    cdef double began              # when what is awaited so has left; 0 for nothing
+    cdef Habit alone               # of lone callers
+    cdef Habit handing             # of those who hand a lock on
+    cdef Habit* habit              # whose it was last
     cdef object timer
     cdef double timer_at           # when it rings; NEVER without
     cdef double heard              # when the last byte came
@@ -72,11 +80,13 @@ cdef class LoopPipe:
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
     cdef int _watch(self, double deadline) except -1
     cdef int _write(self) except -1
-    cdef int _await_alone(self) except -1
+    cdef int _await(self, Habit* habit) except -1
     cdef void _learn(self) noexcept
     cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef int _take(self, object push) except -1
     cdef int _complete(self, object reply) except -1
     cdef int _make_done(self, Waiter waiter) except -1
-    cdef int _step(self, bint direct) except -1
-    cdef int _step_one(self, Waiter waiter, bint direct) except -1
+    cdef int _step_told(self) except -1
+    cdef int _step(self) except -1
+    cdef int _step_one(self, Waiter waiter) except -1
     cdef int _fail(self, str cause) except -1

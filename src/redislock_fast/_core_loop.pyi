@@ -5,6 +5,9 @@ from collections.abc import Awaitable
 
 from redislock_fast._wire import Args, Bulk, OnPush, OnReply, Reply
 
+def forget_stepping() -> None: ...
+def running_loop() -> asyncio.AbstractEventLoop: ...
+
 class LoopPipe:
     transport: asyncio.Transport
     closed: asyncio.Future[None]

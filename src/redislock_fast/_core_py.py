@@ -23,7 +23,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -111,6 +111,10 @@ class _Slot:
         if self.wake is not None and self.wake.locked():
             self.wake.release()
 
+    def fail(self, state: _State) -> None:
+        """Under the mutex: the connection broke. Who sleeps is woken, also where that was about to be done."""
+        self.end(state if self.state in (_State.WAITING, _State.LEAD) else self.state)
+
 
 class Pipe:
     """One connection that many threads call at once; see `_wire.Pipe` for the contract of each method.
@@ -125,8 +129,8 @@ class Pipe:
         self._owner = owner
         self._sock = sock
         self.on_push: OnPush | None = None
-        self._mutex = threading.Lock()
-        self._touching = threading.Lock()
+        self._mutex = threading.RLock()  # so that who is interrupted can let go of both
+        self._touching = threading.RLock()
         self._parser = new_reader()  # reader
         self._inbox = bytearray(_INBOX_BYTES)  # reader
         self._slots: deque[_Slot] = deque()  # mutex; requests without a reply, oldest first
@@ -175,7 +179,7 @@ class Pipe:
             raise
         except BaseException:
             if not slot.waits:
-                self._fail()
+                self._break()
             raise
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
@@ -197,22 +201,26 @@ class Pipe:
         except Lost:
             raise
         except BaseException:
-            self._fail()
+            self._break()
             raise
 
     def close(self) -> None:
         """Break the pipe: who still waits gets `Lost`."""
-        with self._mutex:
-            idle = not self._reading and not self._dead
-            if idle:
-                self._reading = True
-        if idle:
-            self._fail()
+        try:
             with self._mutex:
-                self._reading = False
-        elif not self._dead:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
+                idle = not self._reading and not self._dead
+                if idle:
+                    self._reading = True
+            if idle:
+                self._fail()
+                with self._mutex:
+                    self._reading = False
+            elif not self._dead:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
+        except BaseException:
+            self._break()
+            raise
 
     def mailbox(self) -> Mailbox:
         """A new mailbox."""
@@ -249,9 +257,13 @@ class Pipe:
 
     def told(self, slot: _Slot) -> None:
         """A message was put into the mailbox that this slot waits, or waited, for."""
-        with self._mutex:
-            if slot.state is _State.WAITING:
-                slot.end(_State.DONE)
+        try:
+            with self._mutex:
+                if slot.state is _State.WAITING:
+                    slot.end(_State.DONE)
+        except BaseException:
+            self._break()
+            raise
 
     def _listen(self, slot: _Slot) -> bool:
         """Begin to wait for a mailbox. Returns whether the caller is to read."""
@@ -286,25 +298,29 @@ class Pipe:
             self._fail()
             raise Lost(slot.state is not _State.UNSENT, str(error)) from error
         finally:
+            harmless, slot.waits = slot.waits, False
             self._give_up(slot)
             self._hand_over()
+            slot.waits = harmless
 
     def _follow(self, slot: _Slot, deadline: float | None) -> None:
         lead = False
         assert slot.wake is not None
         try:
-            wait_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0)
             slot.waits = True
-            if not slot.wake.acquire(timeout=wait_s):
-                raise NoReply("no reply in time")
+            while not slot.wake.acquire(timeout=_sleep_s(deadline)):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise NoReply("no reply in time")
             slot.waits = False
             with self._mutex:
                 lead = slot.state is _State.LEAD
                 if lead:
                     slot.state = _State.DONE if slot.messages else _State.WAITING
         finally:
+            harmless, slot.waits = slot.waits, False
             if not lead and self._give_up(slot) is _State.LEAD:
                 self._hand_over()
+            slot.waits = harmless
         if lead:
             self._lead(slot, deadline)
         elif slot.state is not _State.DONE:
@@ -318,7 +334,7 @@ class Pipe:
         """Reader: make what is queued what is leaving. Returns whether there is any, for the reader to send."""
         with self._mutex:
             sends = not self._sending and self._load()
-            self._dozing = not self._slots and not self._sending and not sends
+            self._dozing = _oldest_waiting(self._slots) is None and not self._sending and not sends
             return sends
 
     def _load(self) -> bool:
@@ -335,7 +351,7 @@ class Pipe:
             with self._mutex:
                 if stuck or self._dead or not self._load():
                     self._sending = False
-                    self._dozing = self._reading and not self._slots and not stuck
+                    self._dozing = self._reading and _oldest_waiting(self._slots) is None and not stuck
                     return
             try:
                 stuck = not self._send()
@@ -376,12 +392,15 @@ class Pipe:
         # In slices, so that what others queue meanwhile is not kept waiting for this reply.
         left_s = _SLICE_S if left_s is None else min(left_s, _SLICE_S)
         slot.waits = True
-        if hasattr(select, "poll"):
-            poller = select.poll()
-            poller.register(self._sock, select.POLLIN | (select.POLLOUT if sends else 0))
-            poller.poll(left_s * 1000 + 1)
-        else:
-            select.select([self._sock], [self._sock] if sends else [], [], left_s)
+        try:
+            if hasattr(select, "poll"):
+                poller = select.poll()
+                poller.register(self._sock, select.POLLIN | (select.POLLOUT if sends else 0))
+                poller.poll(left_s * 1000 + 1)
+            else:
+                select.select([self._sock], [self._sock] if sends else [], [], left_s)
+        except ValueError as error:  # who was interrupted has closed it
+            raise OSError(str(error)) from error
         slot.waits = False
 
     def _look_for_eof(self) -> None:
@@ -416,9 +435,9 @@ class Pipe:
             slot.replies.append(reply)
             slot.wanted -= 1
             if not slot.wanted:
-                del self._slots[0]
                 if slot.state is _State.WAITING:
                     slot.end(_State.DONE)
+                del self._slots[0]
         if not slot.wanted and slot.on_reply is not None:
             slot.on_reply(slot.replies if slot.many else reply)
 
@@ -431,25 +450,36 @@ class Pipe:
         return state
 
     def _hand_over(self) -> None:
-        """Give reading to the oldest that waits; with nobody waiting, send what is still queued."""
+        """Give reading to the oldest caller that waits. With none, send what is queued, then to a listener."""
         stuck = False
         while True:
             with self._mutex:
                 self._dozing = False
-                waiting = (slot for slots in (self._slots, self._listeners) for slot in slots)
-                heir = next((slot for slot in waiting if slot.state is _State.WAITING), None)
+                heir = _oldest_waiting(self._slots)
+                if heir is None and (stuck or self._dead or self._sending or not self._load()):
+                    heir = _oldest_waiting(self._listeners)
+                    if heir is None:
+                        self._reading = False
+                        return
+                    # Until the heir, with nothing to do, has woken up, callers need not wait for him.
+                    self._dozing = not stuck and not self._sending
                 if heir is not None:
                     heir.end(_State.LEAD)
-                    # Until the heir has woken up, a listener with nothing to do, callers need not wait for him.
-                    self._dozing = not self._slots and not self._sending and not self._load()
-                    return
-                if stuck or self._dead or self._sending or not self._load():
-                    self._reading = False
                     return
             try:
                 stuck = not self._send()
             except OSError:
                 stuck = True  # the next reader will meet the error
+
+    def _break(self) -> None:
+        """After an interrupt, which may have come anywhere: before Python 3.11, also just before a lock was let go."""
+        for lock in (self._mutex, self._touching):
+            with contextlib.suppress(RuntimeError):  # this thread has it no more
+                while True:
+                    lock.release()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader
+        self._fail()
 
     def _fail(self) -> None:
         """Break the pipe and fail every slot, each with what is known of it."""
@@ -457,13 +487,26 @@ class Pipe:
             self._dead = True
             slots, self._slots = self._slots, deque()
             for slot in slots:
-                if slot.state is _State.WAITING:
-                    slot.end(_State.LOST if slot.begins < self._sent or self._sending else _State.UNSENT)
+                slot.fail(_State.LOST if slot.begins < self._sent or self._sending else _State.UNSENT)
             for slot in self._listeners:
-                if slot.state is _State.WAITING:
-                    slot.end(_State.UNSENT)
+                slot.fail(_State.UNSENT)
         with self._touching:
             self._owner.disconnect()
+
+
+def _sleep_s(deadline: float | None) -> float:
+    """How long a follower may sleep: the main thread in slices, for signals that do not interrupt it."""
+    left_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0)
+    if threading.get_ident() != threading.main_thread().ident or 0 <= left_s <= _SLICE_S:
+        return left_s
+    return _SLICE_S
+
+
+def _oldest_waiting(slots: Iterable[_Slot]) -> _Slot | None:
+    for slot in slots:
+        if slot.state is _State.WAITING:
+            return slot
+    return None
 
 
 class Mailbox:

@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True
-"""RESP for the compiled pipes: requests written into buffers, and the plainest replies told without a parser.
+"""RESP for the compiled pipes: requests written into buffers, and what is plainest of replies told without a parser.
 
 Must not know: sockets, threads, event loops, commands.
 """
@@ -12,6 +12,9 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.string cimport memcmp, memcpy
 
 from redislock_fast._wire import Bulk
+
+cdef enum:
+    MOST_BYTES = 1 << 20  # of a bulk string that is told without the parser
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -135,6 +138,7 @@ cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
     cdef Py_ssize_t length
     cdef tuple before
     cdef tuple after
+    cdef list words
     cdef object args
     if type(requests) is Bulk:
         before, words, after = requests
@@ -224,6 +228,75 @@ cdef object plain_object(Plain plain):
     if plain == ONE:
         return 1
     return b"OK"
+
+
+cdef Py_ssize_t bulk_size(const char* data, Py_ssize_t size, Py_ssize_t* at) noexcept nogil:
+    """The size of the bulk string at `at`, which moves behind it; -1 where there is none, or not all of it."""
+    cdef Py_ssize_t place = at[0] + 1
+    cdef Py_ssize_t found = 0
+    if place > size or data[place - 1] != 36:  # "$"
+        return -1
+    while place < size and 48 <= data[place] <= 57 and found < MOST_BYTES:
+        found = 10 * found + data[place] - 48
+        place += 1
+    if place == at[0] + 1 or found >= MOST_BYTES or size - place < found + 4 or data[place] != 13:
+        return -1
+    at[0] = place + found + 4
+    return found
+
+
+cdef list message_push(const char* data, Py_ssize_t size, Py_ssize_t* length):
+    """The message of a channel that the data begins with, as hiredis would parse it, and how long that is; else None.
+
+    Clever, for the hot path alone: hiredis takes 22 us for the message that grants a lock, where the process has slept
+    while others had the CPU, of the 90 from its arrival to the end of `acquire`.
+    """
+    cdef Py_ssize_t at = 17
+    cdef Py_ssize_t found
+    cdef object kind = b"message"
+    cdef list push
+    if size < 18 or memcmp(data, b">3\r\n$", 5) != 0:
+        return None
+    if memcmp(data + 5, b"8\r\nsmessage\r\n", 13) == 0:
+        kind = b"smessage"
+        at = 18
+    elif memcmp(data + 5, b"7\r\nmessage\r\n", 12) != 0:
+        return None
+    push = [kind]
+    for _ in range(2):
+        found = bulk_size(data, size, &at)
+        if found < 0:
+            return None
+        push.append(PyBytes_FromStringAndSize(data + at - 2 - found, found))
+    length[0] = at
+    return push
+
+
+cdef Py_ssize_t append_run(
+    list replies, object reply, const char* data, Py_ssize_t size, Py_ssize_t length, Py_ssize_t most
+) except -1:
+    """Append the plain reply that the data begins with as often as it stands there in a row, at most `most` times.
+
+    Clever, for batches alone, where nearly all replies are the same: without it, a call for a thousand locks takes 27
+    us of CPU instead of 23, on a socket where the replies stand ready.
+
+    Args:
+        replies: where to.
+        reply: the reply, as `plain_object` gives it.
+        data: begins with it.
+        size: of the data.
+        length: of the reply in the data.
+        most: at least one.
+
+    Returns:
+        How often.
+    """
+    cdef Py_ssize_t end = min(size, length * most)
+    cdef Py_ssize_t at = length
+    while at < end and data[at] == data[at - length]:
+        at += 1
+    replies.extend([reply] * (at // length))
+    return at // length
 
 
 # ---- buffers ----

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
 __all__ = [
+    "MISSING",
     "NOT_ENOUGH",
     "SPIN_US",
     "Args",
@@ -60,6 +61,9 @@ within 30 us or so. With one CPU, spinning would only keep the server from answe
 
 NOT_ENOUGH = object()
 """What the reader answers when its buffer ends within a reply."""
+
+MISSING: Any = object()
+"""In place of a reply that has not come."""
 
 
 class Lost(Exception):
