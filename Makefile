@@ -11,9 +11,9 @@ APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=no
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
 IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.py tests/test_core_encoding.py
 
-# Many tests wait for a lease to end: with two at a time, half of two cores is idle. A file stays together, for the servers
+# Many tests wait for a lease to end: with three at a time, half of two cores is idle. A file stays together, for the servers
 # that it starts.
-AT_A_TIME := -n 3 --dist loadfile
+AT_A_TIME := -n 4 --dist loadfile
 
 .PHONY: help bench alternatives test simulate coverage lint format wheel test-all clean
 
@@ -22,7 +22,7 @@ help:
 	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
 	@echo "make test         the whole suite, on the compiled core and on its pure-Python twin"
 	@echo "make simulate     100,000 stories of waiters and as many of holders (the suite plays 4,000)"
-	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core"
+	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make lint         ruff, mypy --strict, cython-lint"
 	@echo "make format       ruff format"
 	@echo "make wheel        build a wheel, install it into a clean environment, run the suite against it"
@@ -89,7 +89,7 @@ wheel: $(VENV)/installed
 	$(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
 	build/wheel/bin/python -m pip install -q --disable-pip-version-check --group test dist/*.whl
-	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/python -P -m pytest
+	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/pytest $(AT_A_TIME)
 
 # pyenv's interpreters are on the PATH as shims only, behind which tox does not look.
 test-all: $(VENV)/installed

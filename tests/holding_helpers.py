@@ -23,13 +23,13 @@ from tests.waiting_helpers import FAR_S, Callers, Contender
 BRIEF_S = 0.3
 """The ttl of a lock that is to be lost."""
 
-KEPT_S = 0.6
+KEPT_S = 1.5
 """The ttl of a lock that is to be kept: its renewals may come late by a third of it."""
 
-LONG_S = 1.5 * KEPT_S
+LONG_S = 1.2 * KEPT_S
 """Longer than a lock lives that nobody renews."""
 
-SLOW_S = 2.0
+SLOW_S = 3.0
 """The ttl of a lock that is to be kept through a fault."""
 
 RENEWED: dict[str, Any] = {"timeout": KEPT_S, "auto_renew": True}

@@ -1,6 +1,7 @@
 """Those who hold in the simulation of holding: each takes a lock, keeps it, and gives it back or does not.
 
-They use `asyncio.Lock` itself, on a simulated loop and transport.
+They use `asyncio.Lock` itself, on a simulated loop and transport. Some share a lock object; each of them gives back
+what he has acquired himself, and nothing else.
 
 Must not know: the server, when faults happen.
 """
@@ -79,6 +80,7 @@ class Holder:
     Attributes:
         stays: what he has held by the present lock object.
         rounds: how many locks he will still take.
+        shared: the lock object that he has in common with others of his process.
     """
 
     def __init__(self, simulation: Simulation, site: Site, number: int) -> None:
@@ -96,7 +98,19 @@ class Holder:
         self.ends = self.renews and dice.random() < 0.2
         self.cancels = dice.random() < 0.3
         self.by_push = dice.random() < 0.6
+        self.shared: SimulatedLock | None = None
+        if dice.random() < 0.4:
+            self._share(site.shared)
         self.task = site.loop.create_task(self._live())
+
+    def _share(self, first: Holder | None) -> None:
+        """Use the first one's lock object, or be the first."""
+        if first is None:
+            self.site.shared = self
+            self.shared = self._new_lock()
+        else:
+            self.key, self.shared = first.key, first.shared
+            self.renews, self.ends = first.renews, first.ends
 
     def is_done(self) -> bool:
         """Whether nothing more will come of him."""
@@ -112,9 +126,22 @@ class Holder:
                 await self._round()
             except (Trouble, LockError, asyncio.CancelledError) as error:
                 simulation.world.tell(self.name, "ends by", type(error).__name__, str(error))
+                await self._end_shared()
             for stay in self.stays:
                 simulation.let_go(stay)
             self.stays = []
+
+    async def _end_shared(self) -> None:
+        """The lock object lives on: what is held by it must be given back."""
+        while self.shared is not None and self.stays and self._has(self.shared):
+            with contextlib.suppress(LockError, asyncio.CancelledError):
+                await self._release(self.shared)
+                return
+
+    def _has(self, lock: Lock) -> bool:
+        """Whether the lock object still has what he has acquired."""
+        token: bytes | None = lock.local.token
+        return token == self.stays[-1].token
 
     def _new_lock(self) -> SimulatedLock:
         simulation = self.simulation
@@ -127,24 +154,23 @@ class Holder:
             wait="push" if self.by_push else "poll",
             auto_renew=self.renews,
             max_hold=simulation.max_hold_s if self.ends else None,
-            on_lost=self._told,
+            on_lost=self.simulation.note_loss,
             cancel_on_lost=self.cancels,
             fencing=simulation.fenced,
         )
 
-    def _told(self, lock: Lock, reason: LossReason) -> None:
-        self.simulation.note_loss(self, lock, reason)
-
     async def _round(self) -> None:
         simulation, dice = self.simulation, self.simulation.dice
-        lock = self._new_lock()
+        lock = self.shared or self._new_lock()
         self.state = "acquiring"
         if not await lock.acquire(blocking_timeout=simulation.patience_s if dice.random() < 0.3 else None):
             return
         self._began(lock)
         for _ in range(int(5 * dice.random())):
+            if not self._has(lock):
+                return
             await self._act(lock)
-        if dice.random() < 0.15:
+        if self.shared is None and dice.random() < 0.15:
             simulation.world.tell(self.name, "drops it")
             return
         await self._release(lock)
@@ -192,6 +218,8 @@ class Holder:
         stay = self.stays[-1]
         self.state = "releasing"
         for _ in range(_RELEASES):
+            if not self._has(lock):
+                break
             stay.over = True
             try:
                 await lock.release()

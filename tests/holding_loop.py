@@ -92,6 +92,7 @@ class Loop:
             return call()
         finally:
             asyncio._set_running_loop(None)
+            del call  # see `World.step`
 
     def close(self) -> None:
         """End all tasks where they are: the garbage collector would, in the middle of another story."""
@@ -106,6 +107,7 @@ class Loop:
         if not handle.cancelled():
             self._world.changed = True
             self.run(handle._run)
+            del handle  # see `World.step`
 
 
 class _Caller:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from redislock_fast import _async_renewer, _facade, _keeping, _renewal, _room, _tenure, _waiting
+from redislock_fast import _async_renewer, _facade, _keeper, _keeping, _renewal, _room, _tenure, _waiting
 from redislock_fast import asyncio as facade
 from redislock_fast._async_renewer import renewer_of
 from redislock_fast._loss import LossReason
@@ -61,12 +61,17 @@ _SETTLED_US = 2_000_000
 
 
 class Site:
-    """A process, and what its locks need."""
+    """A process, and what its locks need.
+
+    Attributes:
+        shared: the first of those who share a lock object.
+    """
 
     def __init__(self, simulation: Simulation, process: Process) -> None:
         self.process = process
         self.loop = Loop(process, simulation.note_error)
         self.transport = Transport(process, self.loop, simulation.note_request)
+        self.shared: Holder | None = None
 
 
 class Simulation:
@@ -221,14 +226,16 @@ class Simulation:
             self.fail(f"{stay.who}, holder {stay.order}, has written after holder {order}")
         self._written[stay.key] = (stay.order, stay.fence)
 
-    def note_loss(self, holder: Holder, lock: Lock, reason: LossReason) -> None:
+    def note_loss(self, lock: Lock, reason: LossReason) -> None:
         """`on_lost` was called."""
-        self.world.tell(holder.name, "is told of the loss:", reason)
-        lost = [stay for stay in holder.stays if stay.lock() is lock and stay.told is None]
+        untold = [stay for stay in self._stays.values() if stay.lock() is lock and not stay.told]
+        lost = [stay for stay in untold if (tenure := stay.tenure()) is not None and tenure.loss is reason]
         if not lost:
-            self.fail(f"{holder.name} is told twice, or of nothing: {reason}")
+            self.fail(f"somebody is told twice, or of nothing: {reason}")
             return
         stay = lost[0]
+        holder = stay.holder
+        self.world.tell(stay.who, "is told of the loss:", reason)
         stay.told = reason
         if not self._is_true(stay, lock, reason):
             self.fail(f"{stay.who} is told that it was lost: {reason}")
@@ -296,7 +303,10 @@ class Simulation:
         valid: dict[bytes, Stay] = {}
         for stay in self._open:
             lock = stay.lock()
-            if lock is None or stay.holder.process.dead or stay.over or lock.local.token != stay.token:
+            if lock is None or stay.holder.process.dead or stay.over:
+                continue
+            if lock.local.token != stay.token:
+                self._check_forgotten(stay)
                 continue
             left_s = lock.remaining()
             if not left_s:
@@ -322,6 +332,13 @@ class Simulation:
             is_there = self._owners[stay.key] == stay.token and not stay.holder.process.dead
             if is_there and self.world.now_us > (stay.gone_by_us or 0):
                 self.fail(f"{stay.who} has done with it, and it stands at the server")
+
+    def _check_forgotten(self, stay: Stay) -> None:
+        """Its lock object has it no more, though it was not given back: then it must be known to be lost."""
+        tenure = stay.tenure()
+        is_lost = stay.told is not None or (tenure is not None and tenure.loss is not None)
+        if not is_lost and self._owners[stay.key] == stay.token and self._is_untouched(stay):
+            self.fail(f"{stay.who} has not let go, and what he holds is forgotten")
 
     def _check_truth(self, stay: Stay, left_s: float) -> None:
         entry = self.model.entry(stay.key)
@@ -391,7 +408,7 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (_async_renewer, _keeping, _renewal, _room, _tenure, _waiting, facade)
+        timed = (_async_renewer, _keeper, _keeping, _renewal, _room, _tenure, _waiting, facade)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (_facade, _waiting)]
         places.append((_renewal, "_dice", self.dice))

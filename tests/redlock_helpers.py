@@ -19,7 +19,7 @@ from tests.helpers import wait_until
 LIMIT_S = 60.0
 """Longer than a test lasts: who waits for a silent server for so long, fails."""
 
-SHORT_S = 0.3
+SHORT_S = 0.8
 """A limit that is to be reached; not so short that a server which answers does not."""
 
 

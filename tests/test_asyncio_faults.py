@@ -21,7 +21,7 @@ from redis.exceptions import LockNotOwnedError, NoPermissionError
 
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import KINDS, Server
-from tests.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop
+from tests.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop, settle
 from tests.conftest import Connect, MakeUser
 from tests.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS
 from tests.proxy import Proxy
@@ -135,6 +135,37 @@ async def all_of(*work: Awaitable[Any]) -> list[Any]:
 # Connections
 
 
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+@in_loop
+async def test_connection_that_ends_as_soon_as_it_is_made_is_made_again(
+    spare_server: StartServer, async_connect: AsyncClients, is_reset: bool
+) -> None:
+    server = spare_server()
+    made: list[Any] = []
+
+    class Ending(redis.asyncio.Connection):
+        async def connect(self) -> None:
+            await super().connect()  # type: ignore[no-untyped-call]
+            made.append(self)
+            if len(made) == 1:
+                writer: Any = self._writer
+                reader: Any = self._reader
+                if is_reset:  # as by a server that dies before it has read everything
+                    server.signal(signal.SIGSTOP)
+                    writer.write(b"PING\r\n")
+                server.kill()
+                await eventually(lambda: reader.at_eof() or writer.transport.is_closing(), "it has ended")
+                await settle()
+                server.start()
+
+    pool = redis.asyncio.ConnectionPool(connection_class=Ending, port=server.port)
+    lock = Lock(async_connect.keep(redis.asyncio.Redis(connection_pool=pool)), "name", timeout=10)
+    assert await asyncio.wait_for(lock.acquire(), PATIENCE_S) is True
+    await lock.release()
+    assert len(made) == 2
+    await pool.disconnect()
+
+
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply", "cut", "idle"])
 @in_loop
@@ -204,6 +235,45 @@ async def test_tasks_whose_connection_breaks_for_good_are_all_told(
     proxy.accept()
     assert await Lock(proxied, "other", timeout=10).acquire()
     await eventually(lambda: [b"other"] == client.keys(), "all attempts are undone")
+
+
+@pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
+@in_loop
+async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_who_waits(
+    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients, fault: str
+) -> None:
+    proxied = async_connect(proxy.port, retry=async_once())
+    for _ in range(2):  # the connection is always tried twice
+        getattr(proxy, fault)("COMMAND")
+    errors = await all_of(*[asyncio.create_task(Lock(proxied, f"name-{number}").acquire()) for number in range(3)])
+    assert [type(error) for error in errors] == 3 * [redis.ConnectionError]
+    assert len(set(map(id, errors))) == 3
+    assert await Lock(proxied, "other", timeout=10).acquire()
+    assert [b"other"] == client.keys()
+    assert proxy.requests["SET"] == 1, "nothing was sent that had to be undone"
+
+
+class NoCopies(Exception):
+    """What a user's own code may raise."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Refusing(redis.CredentialProvider):
+    """Knows no password."""
+
+    def get_credentials(self) -> tuple[str]:
+        raise NoCopies(reason="no password today")
+
+
+@in_loop
+async def test_an_error_that_cannot_be_copied_reaches_each_who_waits(
+    valkey: Server, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(valkey.port, credential_provider=Refusing())
+    errors = await all_of(*[asyncio.create_task(Lock(locks, f"name-{number}").acquire()) for number in range(3)])
+    assert list(map(repr, errors)) == 3 * ["NoCopies('no password today')"]
 
 
 @in_loop
@@ -325,7 +395,7 @@ async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
     server = spare_server()
     client = connect(server.port)
     with Proxy(server.port) as proxy:
-        locks = async_connect(proxy.port, socket_timeout=0.05, retry=async_few())
+        locks = async_connect(proxy.port, socket_timeout=0.5, retry=async_few())
         await warm_up(locks)
         held = Lock(locks, "held", timeout=60)
         await held.acquire()
@@ -347,7 +417,7 @@ async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
 async def test_half_open_connection_is_left_for_a_new_one(
     proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
 ) -> None:
-    proxied = async_connect(proxy.port, socket_timeout=0.05, retry=async_once(), client_name="locks")
+    proxied = async_connect(proxy.port, socket_timeout=0.5, retry=async_once(), client_name="locks")
     await warm_up(proxied)
     before = connections(client)
     proxy.hold()

@@ -12,7 +12,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -311,9 +311,10 @@ async def test_blocked_loop_loses_the_lock_and_is_told(
 async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
     async_valkey_client: redis.asyncio.Redis, losses: Losses
 ) -> None:
-    lock = Lock(async_valkey_client, "name", timeout=1, auto_renew=True, on_lost=losses)
+    lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, auto_renew=True, on_lost=losses)
     await lock.acquire()
-    hold_the_gil(1.1)
+    hold_the_gil(2 * BRIEF_S)
+    lock.timeout = FAR_S  # of the next lease
     async with contextlib.AsyncExitStack() as held:
         assert await lock.acquire_or_extend()
         held.push_async_callback(lock.release)
@@ -335,6 +336,29 @@ async def test_renewal_survives_a_cancel_of_all_other_tasks(
             proxy.resume()
             await eventually(passing(valkey_client, 1.25 * SLOW_S), "the ttl passes")
             assert (losses.reasons, lock.valid, await lock.owned()) == ([], True, True)
+
+
+@in_loop
+async def test_dropped_lock_is_released_while_what_its_hook_has_started_goes_on(
+    async_valkey_client: redis.asyncio.Redis,
+) -> None:
+    started: list[asyncio.Task[None]] = []
+
+    class Starting(Lock):
+        async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+            started.append(asyncio.create_task(forever()))
+            return await super().do_extend(additional_time, replace_ttl)
+
+    async def is_free() -> bool:
+        return not await async_valkey_client.exists("name")
+
+    lock = Starting(async_valkey_client, "name", timeout=FAR_S, auto_renew=True)
+    await lock.acquire()
+    await lock.extend(FAR_S)
+    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
+        del lock
+    await eventually(is_free, "the lock is released")
+    assert not started[0].done()
 
 
 @in_loop

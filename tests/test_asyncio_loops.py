@@ -31,6 +31,7 @@ from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, in_fork, run_script, start, wait_until
+from tests.proxy import Proxy
 
 Scenario = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -202,6 +203,7 @@ from redislock_fast.asyncio import Lock
 kind, port = sys.argv[1:]
 
 async def program():
+    asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is nobody's fault
     client = redis.asyncio.Redis(port=int(port))
     async with Lock(client, "name", timeout=10) as lock:
         assert await lock.extend(10)
@@ -424,3 +426,17 @@ async def test_eager_connecting_that_fails_is_tried_again(
         await Lock(locks, "name").acquire(blocking_timeout=0.01)
     server.start()
     assert await asyncio.wait_for(Lock(locks, "name").acquire(), PATIENCE_S)
+
+
+@in_loop
+async def test_connecting_that_is_cancelled_with_all_other_tasks_is_begun_again(
+    valkey: Server, async_connect: AsyncClients
+) -> None:
+    with Proxy(valkey.port) as proxy:
+        proxy.hold()
+        acquiring = asyncio.create_task(Lock(async_connect(proxy.port), "name").acquire())
+        await eventually(lambda: proxy.requests, "it connects")
+        for task in asyncio.all_tasks() - {acquiring, asyncio.current_task()}:
+            task.cancel()
+        proxy.resume()
+        assert await asyncio.wait_for(acquiring, PATIENCE_S) is True

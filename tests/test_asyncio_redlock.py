@@ -25,6 +25,7 @@ from tests.helpers import PATIENCE_S, settings_of
 from tests.proxy import Proxy
 from tests.redlock_helpers import LIMIT_S, SHORT_S, clients_of, freezing, take, values
 from tests.test_asyncio_cancel import CANCELS, Cancelled
+from tests.test_asyncio_waiting_giving_up import DropAt
 
 Fleet = list[Server]
 
@@ -128,18 +129,18 @@ async def test_contending_tasks_never_hold_it_together(fleet: Fleet, make: _Make
 
 @in_loop
 async def test_lease(fleet: Fleet, make: _Make) -> None:
-    lock = make(timeout=10)
+    lock = make(timeout=100)
     assert (lock.valid, lock.remaining()) == (False, 0.0)
     await lock.acquire()
     await _until_held(fleet)
-    assert 9 < lock.remaining() <= 10 - drift_s(10)
-    await lock.extend(20)
-    assert 29 < lock.remaining() <= 30 - drift_s(30)
-    await lock.extend(5, replace_ttl=True)
-    assert 4 < lock.remaining() <= 5 - drift_s(5)
+    assert 90 < lock.remaining() <= 100 - drift_s(100)
+    await lock.extend(200)
+    assert 290 < lock.remaining() <= 300 - drift_s(300)
+    await lock.extend(50, replace_ttl=True)
+    assert 40 < lock.remaining() <= 50 - drift_s(50)
     await lock.reacquire()
-    assert 9 < lock.remaining() <= 10 - drift_s(10)
-    await eventually(lambda: all(client.pttl("name") > 9000 for client in clients_of(fleet)), "it is everywhere")
+    assert 90 < lock.remaining() <= 100 - drift_s(100)
+    await eventually(lambda: all(client.pttl("name") > 90_000 for client in clients_of(fleet)), "it is everywhere")
     await lock.release()
     assert (lock.valid, lock.remaining()) == (False, 0.0)
 
@@ -210,6 +211,16 @@ async def test_two_loops_in_turn(make: _Make) -> None:
 
 
 # While some are not
+
+
+@in_loop
+async def test_what_a_dropped_task_has_begun_is_undone(fleet: Fleet, make: _Make) -> None:
+    lock = make()
+    await lock.locked()  # connects
+    await DropAt(lock.acquire(), 0)
+    assert not lock.valid
+    await lock.locked()  # behind it
+    await _until_free(fleet)
 
 
 @in_loop

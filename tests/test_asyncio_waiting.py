@@ -129,6 +129,7 @@ async def test_free_lock_is_acquired_without_a_sleep(
     assert [] == fake_async_time.sleeps_s
 
 
+@pytest.mark.usefixtures("unhurried")
 @in_loop
 async def test_waits_with_one_token_from_try_to_try(
     async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
@@ -161,6 +162,7 @@ async def test_sleep_of_the_asyncio_module_is_what_a_waiter_sleeps_by(
     assert await async_lock_class(taken, "name", sleep=12.5).acquire() is True
 
 
+@pytest.mark.usefixtures("unhurried")
 @in_loop
 async def test_acquire_again_on_the_same_instance_waits_when_it_has_a_limit(
     async_lock_class: AsyncLockClass, async_valkey_client: redis.asyncio.Redis, fake_async_time: FakeTime

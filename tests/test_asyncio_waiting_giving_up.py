@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+import weakref
 from collections.abc import Awaitable, Generator
 from typing import Any
 
@@ -18,10 +19,12 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from redislock_fast.asyncio import Lock
+from redislock_fast._async_transport import transport_of
+from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.helpers import PATIENCE_S, in_thread, wait_until
+from tests.holding_helpers import passing
 from tests.test_asyncio_cancel import cancelled_at, warm_up
 from tests.test_asyncio_loops import new_loop
 from tests.waiting_helpers import FAR_S, connections, queued
@@ -55,6 +58,28 @@ async def waits(lock: Lock, client: redis.Redis, **arguments: Any) -> asyncio.Ta
 
 
 # Cancels
+
+
+@in_loop
+async def test_what_a_cancelled_waiter_raises_keeps_nothing_alive(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(server.port)
+    await warm_up(locks)
+    gc.disable()
+    try:
+        task = await waits(Lock(locks, "name", **TOLD), client)
+        task.cancel()
+        error = None
+        try:
+            await task
+        except asyncio.CancelledError as cancelled:
+            error = weakref.ref(cancelled)
+        del task
+        assert error is not None
+        await eventually(lambda: error() is None, "the error is gone, without the collector")
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -177,6 +202,73 @@ async def test_dropped_at_any_point_of_waiting(
         assert holder.owned()
     holder.release()
     assert client.keys() == []
+
+
+@in_loop
+async def test_another_looks_for_one_that_is_dropped(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(server.port)
+    waiting = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
+    watchman = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
+    await eventually(passing(client, 0.2), "the other has left it to him to look")
+    work: Any = watchman.get_coro()
+    in_thread(work.close)  # as it is collected
+    await eventually(lambda: queued(client, "name") == 1, "it leaves the queue")
+    client.delete("name")  # of which nobody is told
+    assert await asyncio.wait_for(waiting, PATIENCE_S) is True
+    watchman.cancel()
+    await asyncio.wait([watchman])
+    assert isinstance(watchman.exception(), RuntimeError)  # there is nothing left to cancel
+
+
+class SlowLock(Lock):
+    """Does more once it has the lock."""
+
+    async def do_acquire(self, token: Any) -> bool:
+        acquired = await super().do_acquire(token)
+        await asyncio.sleep(0.001)
+        return acquired
+
+
+@in_loop
+async def test_dropped_while_a_hook_that_has_the_lock_does_more(
+    server: Server, client: redis.Redis, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(server.port)
+    await warm_up(locks)
+    for count in range(2):
+        lock = SlowLock(locks, "name", timeout=FAR_S)
+        await asyncio.wait_for(DropAt(lock.acquire(), count), PATIENCE_S)
+        assert lock.local.token is None
+        await eventually(lambda: not client.keys(), "the lock is free")
+
+
+@in_loop
+async def test_dropped_at_any_point_of_a_batch_that_waits(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(server.port)
+    await warm_up(locks)
+    before = client.keys()
+    for count in range(10):
+        batch = Locker(locks).acquire_many(["a", "name"], FAR_S, None, sleep=0.01, all_or_nothing=True)
+        await asyncio.wait_for(DropAt(batch, count), PATIENCE_S)
+        await eventually(lambda: client.keys() == before, "the locks are free")
+    holder.release()
+
+
+@in_loop
+async def test_dropped_while_its_own_token_is_undone(
+    server: Server, client: redis.Redis, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(server.port)
+    await warm_up(locks)
+    asyncio.get_running_loop().set_debug(True)  # then it refuses what no other thread may do
+    client.set("name", "mine")
+    transport_of(locks).undo([(b"name", b"mine")])
+    await asyncio.wait_for(DropAt(Lock(locks, "name", timeout=FAR_S).acquire(token="mine"), 0), PATIENCE_S)
+    await eventually(lambda: not client.keys(), "it is undone")
 
 
 async def _wait_and_end(

@@ -272,6 +272,7 @@ async def test_an_unknown_way_to_wait_is_refused(async_client: redis.asyncio.Red
     assert lock.wait == "push"
 
 
+@pytest.mark.usefixtures("unhurried")
 @in_loop
 async def test_the_way_to_wait_may_be_changed(
     client: redis.Redis, async_client: redis.asyncio.Redis, slept: FakeTime

@@ -168,6 +168,13 @@ def test_the_callers_list_is_not_the_batchs(valkey_locker: Any) -> None:
     assert {"a": True, "b": True} == batch.release()
 
 
+def test_a_result_is_the_callers_own(valkey_locker: Any) -> None:
+    batch = valkey_locker.acquire_many(["a", "b"], timeout=10)
+    batch.extend(1).clear()
+    batch.reacquire()["a"] = False
+    assert {"a": True, "b": True} == batch.release()
+
+
 @pytest.mark.parametrize(
     ("names", "settings", "error"),
     [
@@ -370,6 +377,7 @@ def test_a_batch_waits_for_what_is_missed(locker: Any, client: redis.Redis) -> N
     assert dict.fromkeys("abc", True) == batch.release()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_batch_waits_no_longer_than_it_was_told(locker: Any, client: redis.Redis) -> None:
     client.set("b", "other")
     for wait_s in (-1, 0, 0.02, 0.1):

@@ -73,6 +73,7 @@ def test_entering_what_missed_raises(make_locker: MakeLocker, server: Server, cl
         assert ["a", "c"] == batch.acquired
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("wait_s", [-1, 0, 0.02, 0.2])
 def test_the_deadline_ends_the_wait_with_nothing(locker: Any, client: redis.Redis, wait_s: float) -> None:
     client.set("b", "other")
@@ -223,6 +224,7 @@ def test_processes_with_overlapping_batches_exclude_each_other_and_all_finish(va
             process.kill()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_single_locks_and_batches_of_both_kinds_exclude_each_other(server: Server, connect: Connect) -> None:
     holders = Holders()
     client = connect(server.port)

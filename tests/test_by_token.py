@@ -59,6 +59,7 @@ def test_acquire_by_the_token_that_holds_is_the_holders(
     assert not admin.exists("name")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_token_of_another_waits(holders: Holders, valkey: Server) -> None:
     holder = holders.make(valkey.port, timeout=FAR_S)
     assert holder.call("acquire", token=CANARY)

@@ -22,8 +22,11 @@ from redislock_fast._tokens import new_token
 from redislock_fast._transport import transport_of
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
+from tests.async_helpers import async_few, eventually
 from tests.clusters import Cluster, Place
 from tests.helpers import PATIENCE_S, start
+from tests.test_asyncio_waiting_giving_up import DropAt
+from tests.waiting_helpers import connections
 
 
 @pytest.fixture
@@ -181,3 +184,43 @@ def test_a_client_ends_with_its_last_user(cluster: Cluster) -> None:
     of_threads, of_loop = use(), asyncio.run(use_in_loop())
     gc.collect()
     assert (of_threads(), of_loop()) == (None, None)
+
+
+@pytest.mark.parametrize("topology", ["known", "to be read again"])
+def test_a_client_that_was_closed_stays_closed(place: Place, topology: str) -> None:
+    cluster = place.cluster
+
+    def open_connections() -> int:
+        return sum(connections(admin, place.name) for admin in cluster.admins)
+
+    async def use() -> None:
+        client = redis.asyncio.RedisCluster(
+            host="127.0.0.1", port=cluster.port, client_name=place.name, retry=async_few()
+        )
+        lock = AsyncLock(client, place.name, timeout=10)
+        await lock.acquire()
+        await eventually(lambda: open_connections() > 1, "the client has connections")
+        await client.aclose()
+        if topology == "known":
+            assert await lock.owned()
+        else:
+            with cluster.unserved(place.slot, place.home), pytest.raises(redis.exceptions.ClusterDownError):
+                await lock.owned()
+        await eventually(lambda: open_connections() == 1, "the lock's connection alone is open")
+        await lock.release()
+
+    asyncio.run(use())
+
+
+def test_what_a_dropped_task_has_begun_is_undone(place: Place) -> None:
+    home = place.cluster.admins[place.home]
+
+    async def drop() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.port) as client:
+            lock = AsyncLock(client, place.name, timeout=60)
+            assert not await lock.locked()  # connects
+            await DropAt(lock.acquire(), 0)
+            await lock.locked()  # behind it
+            await eventually(lambda: not home.exists(place.name), "it is undone")
+
+    asyncio.run(drop())

@@ -6,6 +6,7 @@ node was asked is told by its own count of commands. Must not know: how the clie
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import sys
@@ -17,17 +18,20 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 import redis.asyncio.retry
 from redis.retry import Retry
 
 import redislock_fast.asyncio
 from redislock_fast import Locker
+from redislock_fast._async_transport import transport_of as async_transport_of
 from redislock_fast._transport import transport_of
-from tests.async_helpers import async_once
+from tests.async_helpers import async_once, eventually
 from tests.clusters import Cluster, connect
 from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, once, signals_handled_by, start, wait_until
 from tests.proxy import Proxy
 from tests.test_asyncio_batch import cancelled_after
+from tests.test_asyncio_waiting_giving_up import DropAt
 from tests.test_batch_all_or_nothing import Holders
 from tests.test_batch_faults import interrupt_when, interrupted_at
 from tests.waiting_helpers import FAR_S, Callers, Tasks, Threads, connections
@@ -45,9 +49,9 @@ def fast(callers: Callers, cluster: Cluster) -> Any:
 
 
 def impatient(callers: Callers, cluster: Cluster) -> Any:
-    """A client that takes a node for dead after 0.3 s, and does not try again."""
+    """A client that takes a node for dead after a second, and does not try again."""
     retry: Retry | redis.asyncio.retry.Retry = once() if isinstance(callers, Threads) else async_once()
-    return connect(callers, cluster, socket_timeout=0.3, retry=retry)
+    return connect(callers, cluster, socket_timeout=1.0, retry=retry)
 
 
 def acquiring(callers: Callers, client: Any, names: list[str], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -74,6 +78,29 @@ def calling(callers: Callers, batch: Any, verb: str) -> Future[Any]:
 def call(callers: Callers, batch: Any, verb: str) -> Any:
     """What a method of the batch returns or raises."""
     return calling(callers, batch, verb).result(PATIENCE_S)
+
+
+def undo(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
+    """Have these keys deleted in the background, all that hold these tokens."""
+    if isinstance(callers, Threads):
+        transport_of(client).undo(entries)
+        return
+
+    async def undo_in_loop() -> None:
+        async_transport_of(client).undo(entries)
+
+    submit(callers, undo_in_loop).result(PATIENCE_S)
+
+
+def channel_of(callers: Callers, client: Any) -> Any:
+    """All that goes from these callers to the client's servers."""
+    if isinstance(callers, Threads):
+        return transport_of(client)
+
+    async def its_channel() -> Any:
+        return async_transport_of(client).channel()
+
+    return submit(callers, its_channel).result(PATIENCE_S)
 
 
 def submit(callers: Callers, work: Callable[[], Any]) -> Future[Any]:
@@ -260,11 +287,27 @@ def test_a_frozen_node_fails_the_acquire_and_keeps_nobody_from_the_others(
     first, *others = names
     with frozen(cluster, first):
         with pytest.raises(redis.TimeoutError):
-            acquiring(callers, fast, joined(names), FAR_S, 0.3).result(PATIENCE_S)
+            acquiring(callers, fast, joined(names), FAR_S, 1.0).result(PATIENCE_S)
         for number in others:
             wait_until(lambda: not left(cluster, names, number), "what was taken is undone")  # noqa: B023  # likewise
     wait_until(lambda: not left(cluster, names, first), "what it has taken since is undone")
     assert call(callers, acquire_many(callers, fast, joined(names)), "release") == dict.fromkeys(joined(names), True)
+
+
+def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
+    callers: Callers, fast: Any, cluster: Cluster
+) -> None:
+    names = names_at(cluster, 3)
+    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    for number, at in names.items():
+        for name in at:
+            cluster.admins[number].set(name, "mine")
+    first, *others = names
+    with frozen(cluster, first):
+        undo(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
+        for number in others:
+            wait_until(lambda: not left(cluster, names, number), "it is undone")  # noqa: B023  # likewise
+    wait_until(lambda: not left(cluster, names, first), "and here")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -282,6 +325,27 @@ def test_a_frozen_node_costs_the_others_no_verdict(callers: Callers, cluster: Cl
     assert call(callers, batch, "release") == {}
     cluster.admins[others[0]].delete(taken)
     assert not any(left(cluster, names, number) for number in names)
+
+
+def test_what_a_dropped_task_has_begun_is_undone(cluster: Cluster) -> None:
+    names = names_at(cluster, 2)
+
+    async def drop() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+            locker = redislock_fast.asyncio.Locker(client)
+            await (await locker.acquire_many(joined(names))).release()  # connects
+            await DropAt(locker.acquire_many(joined(names)), 0)
+            await eventually(lambda: not any(left(cluster, names, number) for number in names), "it is undone")
+
+    asyncio.run(drop())
+
+
+def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Callers, cluster: Cluster) -> None:
+    names = names_at(cluster, 1)
+    first, second, *_ = names
+    client = callers.client(cluster.nodes[first].port)  # as of a single server
+    undo(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
+    wait_until(lambda: channel_of(callers, client).idle, "nothing is tried for ever")
 
 
 def test_an_error_of_one_node_leaves_nothing_at_the_others(callers: Callers, fast: Any, cluster: Cluster) -> None:
@@ -403,7 +467,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: 
     while True:
         number += 1
         place = interrupted_at(number, lambda: Locker(fast).acquire_many([taken, *joined(names)], FAR_S), "_cluster.py")
-        channel._inside.clear()  # which an interrupt in the very line that leaves would not
+        channel.inside.clear()  # which an interrupt in the very line that leaves would not
         if not place:
             break
         wait_until(lambda: channel.idle, "what is known of is undone")

@@ -179,6 +179,7 @@ def test_the_cluster_itself_replaces_a_primary_that_dies_under_load(
     holder.release()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_slot_that_nobody_serves_is_waited_for(callers: Callers, fast: Any, cluster: Cluster, place: Place) -> None:
     held, free = place, cluster.place()
     holder, other = (callers.contender(fast, one.name, timeout=FAR_S) for one in (held, free))

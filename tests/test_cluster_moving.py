@@ -112,6 +112,7 @@ def test_waiters_are_served_while_the_slot_moves(
     assert holder.call("acquire", blocking=False)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, cluster: Cluster, place: Place) -> None:
     holder, *waiters = (callers.contender(connect(callers, cluster), place.name, **SOON) for _ in range(4))
     place.begin_move()
@@ -126,12 +127,13 @@ def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, clu
     serve(waiters, [early, late, last])
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_who_gives_up_while_the_slot_moves_leaves_nothing_behind(
     callers: Callers, cluster: Cluster, place: Place
 ) -> None:
     holder, quitter, other = (callers.contender(connect(callers, cluster), place.name, **SOON) for _ in range(3))
     assert holder.call("acquire")
-    answer = quitter.acquire(blocking_timeout=0.5)
+    answer = quitter.acquire(blocking_timeout=1.0)
     if cluster.kind != "redis-6.2":
         until_queued(cluster.admins[place.home], place.name, 1)
     place.begin_move()
@@ -200,7 +202,7 @@ def test_an_attempt_without_an_answer_is_undone_where_ask_has_led(callers: Calle
     target.signal(signal.SIGSTOP)
     try:
         with pytest.raises(redis.TimeoutError):
-            ours.call("acquire", blocking_timeout=0.05)
+            ours.call("acquire", blocking_timeout=0.5)
     finally:
         target.signal(signal.SIGCONT)
     admin = place.cluster.admins[place.away]

@@ -318,7 +318,7 @@ def test_frozen_server_times_out_by_the_clients_socket_timeout(
     lock_class: LockClass, spare_server: StartServer, connect: Connect
 ) -> None:
     server = spare_server()
-    client = connect(server.port, socket_timeout=0.1, retry=once())
+    client = connect(server.port, socket_timeout=0.5, retry=once())
     with lock_class(client, "name"):
         pass
     server.signal(signal.SIGSTOP)
@@ -353,7 +353,7 @@ def test_caller_whose_time_is_up_disturbs_no_other(spare_server: StartServer, co
 
 def test_failed_acquire_is_undone(spare_server: StartServer, connect: Connect) -> None:
     server = spare_server()
-    client = connect(server.port, socket_timeout=0.1, retry=once())
+    client = connect(server.port, socket_timeout=0.5, retry=once())
     with redislock_fast.Lock(client, "name"):
         pass
     server.signal(signal.SIGSTOP)

@@ -193,7 +193,7 @@ def test_numbers_strictly_increase_in_every_story() -> None:
     assert next(_violations(Model), None) is None
 
 
-@hypothesis.settings(max_examples=1000, deadline=None, database=None)
+@hypothesis.settings(max_examples=1000, database=None)
 @hypothesis.given(story=strategies.binary(max_size=200))
 def test_numbers_strictly_increase_in_every_story_that_hypothesis_thinks_of(story: bytes) -> None:
     _Story(Listed(story), Model()).run()

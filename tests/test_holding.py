@@ -167,6 +167,7 @@ def test_short_and_long_leases_are_renewed_side_by_side(
     assert all(holder.call("owned") for holder in many)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_lock_that_never_ends_by_itself_is_not_waited_for_by_its_holder(valkey_client: redis.Redis) -> None:
     with Lock(valkey_client, "name", **RENEWED) as lock:
         with pytest.raises(LockError, match="its owner holds"):

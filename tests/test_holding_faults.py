@@ -232,11 +232,11 @@ def test_renewal_that_is_forbidden_until_the_lease_ends(
 def test_renewal_that_is_lost_is_sent_again(
     proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses, loses: str
 ) -> None:
-    holder = holders.hold(proxy.port, on_lost=losses, **RENEWED)
+    holder = holders.hold(proxy.port, on_lost=losses, timeout=SLOW_S, auto_renew=True)
     for _ in range(3):
         getattr(proxy, loses)("SET")
         assert proxy.dropped.wait(PATIENCE_S)
-    until_passed(valkey_client, LONG_S)
+    until_passed(valkey_client, 1.25 * SLOW_S)
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 

@@ -23,6 +23,8 @@ from tests.holding_simulation import Simulation
 from tests.model import Model
 from tests.seeds import violation_of
 
+pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
+
 _SEEDS = range(1000)
 _SEEDS_FOR_FAULTS = range(2000)
 

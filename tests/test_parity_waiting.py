@@ -97,6 +97,7 @@ def test_free_lock_is_acquired_without_a_sleep(
     assert [] == fake_time.sleeps_s
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_waits_with_one_token_from_try_to_try(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     tokens: list[object] = []
 
@@ -110,6 +111,7 @@ def test_waits_with_one_token_from_try_to_try(lock_class: LockClass, taken: redi
     assert 1 == len(set(tokens))
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_acquire_again_on_the_same_instance_waits_when_it_has_a_limit(
     lock_class: LockClass, valkey_client: redis.Redis, fake_time: FakeTime
 ) -> None:

@@ -46,7 +46,7 @@ def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool) -
 
 
 @_BY_EACH_ACQUIRE
-@hypothesis.settings(max_examples=3000, deadline=None, database=None)
+@hypothesis.settings(max_examples=3000, database=None)
 @hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())
 def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
     machines: Machines, schedule: bytes, neighbours: bool

@@ -21,6 +21,7 @@ from redis.sentinel import Sentinel
 
 import redislock_fast
 from redislock_fast import Redlock
+from redislock_fast._standing import Standing
 from redislock_fast._times import drift_s
 from redislock_fast.server import Server
 from tests.helpers import in_fork, in_thread, settings_of, start, wait_until
@@ -182,7 +183,7 @@ def test_remaining_is_the_ttl_less_what_clocks_may_drift(fleet: Fleet) -> None:
 
 
 def test_a_lease_that_has_ended_is_not_valid(fleet: Fleet) -> None:
-    lock = make(fleet, timeout=0.2)
+    lock = make(fleet, timeout=0.8)
     lock.acquire()
     wait_until(lambda: not lock.valid, "the lease ends")
     with pytest.raises(LockNotOwnedError):
@@ -513,3 +514,25 @@ def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces
 def test_terms_that_cannot_be(terms: dict[str, Any], error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, **terms)
+
+
+# Who is asked, and who first
+
+
+def test_server_that_is_away_for_long_is_still_tried_once_a_second() -> None:
+    standing = Standing()
+    for _ in range(1100):
+        standing.failed(redis.ConnectionError("away"), now=60.0)
+    assert standing.retry_at == 61.0
+
+
+def test_who_has_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
+    slow, soon = Standing(), Standing()
+    slow.note_wait(0.001)
+    soon.note_wait(0.0004)
+    assert (2, 0) == (slow.slowness, soon.slowness)
+    rounds = 0
+    while slow.slowness:
+        slow.note_wait(None)
+        rounds += 1
+    assert 100 < rounds < 1000

@@ -357,10 +357,10 @@ def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(fleet: Fl
         proxy.drop_request(*RELEASE_COMMANDS)
         channels = lock._quorum._channels
         for channel in channels:
-            channel._inside.add(threading.get_ident())  # as for a handler that interrupts an operation
+            channel.inside.add(threading.get_ident())  # as for a handler that interrupts an operation
         lock.release()
         for channel in channels:
-            channel._inside.clear()
+            channel.inside.clear()
         wait_until_free(fleet)
 
 

@@ -36,9 +36,9 @@ import redis
 from redislock_fast import Redlock
 
 clients = [redis.Redis(port=int(port)) for port in sys.argv[1:]]
-lock = Redlock(clients, "name", timeout=0.5, auto_renew=True, on_lost=print)
+lock = Redlock(clients, "name", timeout=1.5, auto_renew=True, on_lost=print)
 lock.acquire()
-time.sleep(0.75)
+time.sleep(1.8)
 print(lock.valid)
 """,
     "tasks": """
@@ -47,11 +47,11 @@ import redis.asyncio
 from redislock_fast.asyncio import Redlock
 
 clients = [redis.asyncio.Redis(port=int(port)) for port in sys.argv[1:]]
-lock = Redlock(clients, "name", timeout=0.5, auto_renew=True, on_lost=print)
+lock = Redlock(clients, "name", timeout=1.5, auto_renew=True, on_lost=print)
 
 async def hold():
     await lock.acquire()
-    await asyncio.sleep(0.75)
+    await asyncio.sleep(1.8)
     print(lock.valid)
 
 asyncio.run(hold())
@@ -71,7 +71,7 @@ if os.fork():
     os.kill(os.getpid(), signal.SIGKILL)
 print(lock.valid)
 del lock
-own = Redlock(clients, "own", timeout=0.5, auto_renew=True)
+own = Redlock(clients, "own", timeout=1.5, auto_renew=True)
 own.acquire()
 give_up = time.monotonic() + 10
 while any(client.exists("name") for client in clients) and time.monotonic() < give_up:

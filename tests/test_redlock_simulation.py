@@ -109,7 +109,7 @@ class _Contender:
         local = lock._mine()
         while True:
             try:
-                if not (yield from lock._acquiring_on_terms(local, None, True, dice.uniform(0, 0.5))):
+                if not (yield from lock._acquiring_on_terms(local, None, True, dice.uniform(0, 0.5), [])):
                     continue
                 self.held += 1
                 self.releases = False

@@ -10,10 +10,12 @@ import contextlib
 import gc
 import itertools
 import random
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ from tests.async_helpers import in_loop
 from tests.conftest import Connect
 from tests.helpers import in_fork, run_script, signals_handled_by, start, wait_until
 
-_TTL_S = 0.5
+_TTL_S = 1.2
 _numbers = itertools.count()
 
 
@@ -171,6 +173,25 @@ def test_a_dropped_lock_is_released_where_warnings_are_errors(client: redis.Redi
         wait_until(lambda: not client.exists("name"), "the lock is released")
 
 
+def test_a_lock_dropped_after_an_extend_that_could_not_connect_is_gone_at_once(
+    spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    lock = _renewed(connect(server.port), timeout=30)
+    server.close()
+    gc.disable()
+    try:
+        with contextlib.suppress(redis.ConnectionError):
+            lock.extend(1)
+        seen = weakref.ref(lock)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del lock
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
 @contextlib.contextmanager
 def _garbage_collected_all_the_time() -> Iterator[None]:
     before = gc.get_threshold()
@@ -285,6 +306,8 @@ def test_a_child_forked_at_any_moment_neither_renews_nor_releases_nor_warns(clie
 
 @pytest.mark.parametrize("where", ["held", "dropped", "in a thread", "by a task"])
 def test_the_interpreter_ends_with_a_renewed_lock_without_a_word(valkey: Server, where: str) -> None:
+    if where == "in a thread" and sys.version_info[:2] == (3, 12):
+        pytest.skip("this Python starts no thread once the main thread has ended, also not the one that renews")
     script = """
 import asyncio, sys, threading, time
 import redis, redis.asyncio
@@ -295,15 +318,15 @@ client = redis.Redis(port=port)
 
 def hold():
     global lock
-    lock = Lock(client, "name", timeout=0.2, auto_renew=True, on_lost=print)
+    lock = Lock(client, "name", timeout=1.0, auto_renew=True, on_lost=print)
     lock.acquire()
 
 async def hold_in_loop():
     global lock, client
     client = redis.asyncio.Redis(port=port)
-    lock = AsyncLock(client, "name", timeout=0.2, auto_renew=True, on_lost=print)
+    lock = AsyncLock(client, "name", timeout=1.0, auto_renew=True, on_lost=print)
     await lock.acquire()
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.2)
 
 if where == "in a thread":
     threading.Thread(target=hold).start()
@@ -311,7 +334,7 @@ elif where == "by a task":
     asyncio.run(hold_in_loop())
 else:
     hold()
-    time.sleep(0.3)
+    time.sleep(1.2)
     if where == "dropped":
         del lock
 """
@@ -320,11 +343,11 @@ else:
 
 
 def test_many_locks_are_renewed_together(client: redis.Redis) -> None:
-    locks = [_renewed(client, f"many {number}", timeout=2) for number in range(2000)]
-    ends_at = time.monotonic() + 3
-    while time.monotonic() < ends_at:
-        time.sleep(0.1)
-        assert all(lock.valid for lock in locks)
+    locks = [_renewed(client, f"many {number}", timeout=6) for number in range(2000)]
+    tenures: list[Any] = [lock.local.tenure for lock in locks]
+    ends = [tenure.expires_at for tenure in tenures]
+    wait_until(lambda: all(one.expires_at > end for one, end in zip(tenures, ends, strict=True)), "all are renewed")
+    assert all(lock.valid for lock in locks)
     for lock in locks:
         lock.release()
     assert [] == client.keys("many*")

@@ -201,9 +201,9 @@ def test_who_waits_is_given_what_could_not_be_replicated(group: Group, callers: 
 
 def test_replicas_may_be_slower_than_the_clients_patience(group: Group, callers: Callers) -> None:
     group.freeze()
-    client = callers.client(group.primary.port, socket_timeout=0.1)
+    client = callers.client(group.primary.port, socket_timeout=0.5)
     with pytest.raises(NotReplicatedError):
-        callers.contender(client, **{**SOON, "wait_timeout": 0.5}).call("acquire")
+        callers.contender(client, **{**SOON, "wait_timeout": 1.0}).call("acquire")
 
 
 def test_lock_that_is_lost_meanwhile_says_so(group: Group, callers: Callers) -> None:

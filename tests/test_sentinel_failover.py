@@ -48,7 +48,7 @@ class Service:
         options = {
             "sentinel monitor": f"{SERVICE} 127.0.0.1 {self.primary.port} 2",
             "sentinel down-after-milliseconds": f"{SERVICE} 600",
-            "sentinel failover-timeout": f"{SERVICE} 3000",
+            "sentinel failover-timeout": f"{SERVICE} 2000",  # a vain election is repeated after twice that
         }
         self.sentinels = [opened.enter_context(Server(str(binary), options)) for _ in range(_SENTINELS)]
         self._admins: list[Any] = [redis.Redis(port=sentinel.port) for sentinel in self.sentinels]

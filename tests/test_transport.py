@@ -212,7 +212,7 @@ def test_a_callers_own_limit_leaves_the_connection_to_the_others(
 def test_silence_for_the_socket_timeout_leaves_the_connection(
     pipe: type, valkey: Server, valkey_proxy: Proxy, connect: Connect
 ) -> None:
-    client = connect(valkey_proxy.port, socket_timeout=0.3, retry=once())
+    client = connect(valkey_proxy.port, socket_timeout=0.8, retry=once())
     lock = Lock(client, "name", timeout=10)
     lock.locked()
     link = channel_of(client).link
@@ -260,8 +260,9 @@ def test_a_child_forked_while_another_thread_connects_can_connect(valkey_proxy: 
     client = connect(valkey_proxy.port)
     valkey_proxy.hold()
     waits = start(Lock(client, "name").locked)
-    wait_until(channel_of(client)._connecting.locked, "the thread connects")
-    can_lock = in_fork(lambda: str(not channel_of(client)._connecting.locked()))
+    wait_until(lambda: valkey_proxy.requests, "the thread connects")
+    assert not channel_of(client)._connecting.acquire(blocking=False)
+    can_lock = in_fork(lambda: str(channel_of(client)._connecting.acquire(blocking=False)))
     valkey_proxy.resume()
     assert can_lock == "True"
     assert waits.result(PATIENCE_S) is False
@@ -284,6 +285,11 @@ def test_retry_policy_keeps_to_the_pools() -> None:
     assert RetryPolicy(Retry(ConstantBackoff(0.5), -1)).retries == -1
     growing = RetryPolicy(Retry(ExponentialBackoff(cap=10, base=1), 9))
     assert [growing.delay_s(failures) for failures in range(1, 7)] == [0.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_retry_policy_goes_on_for_as_long_as_the_pool_wants() -> None:
+    policy = RetryPolicy(Retry(ExponentialBackoff(cap=10, base=0.5), -1))
+    assert policy.delay_s(1_000_000) == 10.0
 
 
 def test_retry_policy_leaves_the_pools_backoff_alone() -> None:
@@ -422,7 +428,7 @@ def test_an_interrupted_release_is_told_from_one_that_came_too_late(
     valkey: Server, valkey_proxy: Proxy, connect: Connect
 ) -> None:
     client = connect(valkey_proxy.port, retry=once())
-    lock = Lock(client, "name", timeout=0.05)
+    lock = Lock(client, "name", timeout=0.5)
     lock.acquire()
     wait_until(lambda: not lock.locked(), "the lock expires")
     valkey_proxy.drop_reply(*COMPARE_AND_DELETES)
@@ -450,14 +456,14 @@ def test_a_lease_that_may_have_been_shortened_is_not_believed(
     valkey: Server, valkey_proxy: Proxy, connect: Connect, shorten: str
 ) -> None:
     client = connect(valkey_proxy.port, retry=once())
-    lock = Lock(client, "name", timeout=0.05)
+    lock = Lock(client, "name", timeout=0.5)
     lock.acquire()
     lock.extend(100)
-    Lock(client, "warm", timeout=0.05).acquire()
+    Lock(client, "warm", timeout=0.5).acquire()
     valkey_proxy.drop_reply("SET", "EVALSHA")
     valkey_proxy.refuse()
     with pytest.raises(redis.ConnectionError):
-        lock.extend(0.05, replace_ttl=True) if shorten == "extend" else lock.reacquire()
+        lock.extend(0.5, replace_ttl=True) if shorten == "extend" else lock.reacquire()
     valkey_proxy.accept()
     wait_until(lambda: not lock.locked(), "the shorter lease ends")
     valkey_proxy.drop_reply(*COMPARE_AND_DELETES)

@@ -6,18 +6,23 @@ pinned, nothing is undone in the background. Must not know: requests of single o
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
+from redis.credentials import CredentialProvider
 
+from redislock_fast import _thread_channel
 from redislock_fast._loop_channel import LoopChannel
 from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._transport import transport_of
 from redislock_fast.server import Server
 from tests.async_helpers import async_few
 from tests.conftest import MakeUser
-from tests.helpers import PATIENCE_S, few, wait_until
+from tests.helpers import PATIENCE_S, few, run_script, wait_until
 from tests.proxy import Proxy
 from tests.waiting_helpers import Callers, Contender, Threads, awake_s, until_queued
 
@@ -72,9 +77,88 @@ def test_own_token_that_comes_back_in_vain_leaves_nothing(callers: Callers, spar
         assert client.keys() == []
 
 
+class Credentials(CredentialProvider):
+    """They cannot be had for a while.
+
+    Attributes:
+        failures: how often they will not be had.
+    """
+
+    failures = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.failures:
+            self.failures -= 1
+            raise LookupError
+        return "default", "any"
+
+
+def test_undoing_survives_what_users_code_raises(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+    credentials = Credentials()
+    contender = callers.contender(client_of(callers, proxy, credential_provider=credentials), timeout=60)
+    contender.call("locked")
+    credentials.failures = 3
+    proxy.drop_reply("SET")
+    with pytest.raises(LookupError):
+        contender.call("acquire", blocking=False)
+    wait_until(lambda: not client.exists("name"), "it is undone")
+    assert credentials.failures == 0
+
+
+def test_what_is_left_while_the_undoing_thread_ends_is_undone(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, go_on = threading.Event(), threading.Event()
+    undo_in_background = _thread_channel._undo_in_background
+
+    def end_slowly(channel: weakref.ref[ThreadChannel]) -> None:
+        undo_in_background(channel)
+        done.set()
+        go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(_thread_channel, "_undo_in_background", end_slowly)
+    channel: Any = transport_of(client)
+    for name in ("first", "second"):
+        client.set(name, "mine")
+        channel.undo([(name.encode(), b"mine")])
+        wait_until(lambda: not client.exists(name), "it is undone")  # noqa: B023
+        assert done.wait(PATIENCE_S)
+    go_on.set()
+
+
+def test_program_that_ends_undoes_what_is_to_be_undone(server: Server, client: redis.Redis) -> None:
+    script = """
+import sys
+import redis
+from redislock_fast import Lock
+from redislock_fast._transport import transport_of
+client = redis.Redis(port=int(sys.argv[1]))
+lock = Lock(client, "name", timeout=60)
+lock.acquire()
+channel = transport_of(client)
+channel.close()
+channel.undo([(b"name", lock.local.token)])
+"""
+    finished = run_script(script, server.port)
+    assert (0, "", []) == (finished.returncode, finished.stderr, client.keys())
+
+
+def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartServer) -> None:
+    script = """
+import sys
+import redis
+from redislock_fast._transport import transport_of
+transport_of(redis.Redis(port=int(sys.argv[1]))).undo([(b"name", b"token")])
+"""
+    gone = spare_server()
+    gone.close()
+    finished = run_script(script, gone.port)
+    assert (0, "") == (finished.returncode, finished.stderr)
+
+
 # The server goes on reading from a connection that was given up
 
-SILENCE_S = 0.3
+SILENCE_S = 0.6
 """After so long a connection is given up: a busy machine must connect anew in that time, too."""
 
 

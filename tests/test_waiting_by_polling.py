@@ -91,6 +91,14 @@ def test_a_pause_that_would_end_too_late_is_not_slept(taken: redis.Redis, slept:
     assert slept.sleeps_s == [0.2, 0.4]
 
 
+def test_backoff_goes_on_for_as_long_as_somebody_waits(taken: redis.Redis, slept: FakeTime) -> None:
+    slept.at_most = 1100
+    lock = Lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
+    with pytest.raises(AssertionError, match="for ever"):
+        lock.acquire()
+    assert slept.sleeps_s[-1] == 10
+
+
 @pytest.mark.parametrize("wait", ["poll", ConstantBackoff(0.005)], ids=["poll", "backoff"])
 def test_who_polls_gets_the_lock_and_never_queues(client: redis.Redis, holder: Lock, wait: Any) -> None:
     holder.acquire()
@@ -116,6 +124,7 @@ def test_an_unknown_way_to_wait_is_refused(client: redis.Redis, wait: Any) -> No
     assert lock.wait == "push"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_the_way_to_wait_may_be_changed(taken: redis.Redis, slept: FakeTime) -> None:
     lock = Lock(taken, "name", timeout=1, sleep=0.01)
     assert lock.wait == "push"

@@ -16,7 +16,7 @@ from redislock_fast._many import Many
 from redislock_fast._protocol import Acquire, Look, NotExecuted, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe, undo_requests
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Steps
+from redislock_fast._steps import Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._wire import Args, OnReply
 from tests.waiting_world import Call, Link, Mailbox, World
 
@@ -266,8 +266,6 @@ class Task:
         kind = type(step)
         if kind is Execute:
             self._execute(step.operation, step.limit_s, self._tidies)
-        elif kind is Post:
-            self.go_on(self.epoch, step.seat.post(step.operation))
         elif kind is Listen:
             step.seat.mailbox.listen(self, step.timeout_s)
         elif kind is Sleep:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from redislock_fast._ownership import SharedHolding
 from redislock_fast._protocol import Acquire, Reacquire, Release
 from redislock_fast._room import Grant
-from redislock_fast._steps import Execute, Sleep, Steps
+from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._waiting import TIME_UP, Waiting
 from tests.waiting_process import Cancelled, Process, Task, Trouble
 
@@ -121,7 +121,7 @@ class Waiter:
                 self.state = "waiting"
                 self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, deadline, not self.custom)
                 try:
-                    outcome = yield from self.waiting.steps()
+                    outcome = yield from self._wait(self.waiting)
                 except BaseException:
                     self.process.undo([(KEY, self.waiting.token)])
                     raise
@@ -137,6 +137,24 @@ class Waiter:
             if deadline is not None and world.clock() + simulation.interval_s > deadline:
                 return None, False
             yield Sleep(simulation.interval_s)
+
+    @staticmethod
+    def _wait(waiting: Waiting) -> Steps:
+        """What `wait` of the transports does."""
+        seat = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+        heard: object = ENTERED
+        try:
+            if seat is not None:
+                timeout_s = waiting.join(seat)
+                if timeout_s is not None:
+                    heard = yield Listen(seat, timeout_s)
+                    grant = waiting.granted(seat, heard)
+                    if grant is not None:
+                        seat.leave()
+                        return grant
+        except BaseException as error:
+            heard = error
+        return (yield from waiting.steps((seat, heard)))
 
     def _release(self, hold: Hold, queued: bool) -> Steps:
         simulation = self.simulation

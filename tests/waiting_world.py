@@ -123,6 +123,7 @@ class World:
                 return True
         self.now_us = max(self.now_us, at_us)
         do(*args)
+        del do, args  # as asyncio does: an error keeps this frame, and one of them may keep the error
         return True
 
     def delay_us(self) -> int:
@@ -183,6 +184,7 @@ class Link:
             self.room = Room(self.dialect)
             world.numbers += 1
             self.room._listener = b"%032x" % world.numbers
+            self.room._channel = self.room._channel and b"rlf:" + self.room._listener
         self.undoing: list[Args] = []
         self._calls: deque[Call | OnReply | None] = deque()
         self._under_way: deque[tuple[bool, Any]] = deque()

@@ -11,9 +11,10 @@ Must not know: sockets, threads, event loops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 
-from redislock_fast._batch import Group, Hold
+from redislock_fast._batch import Group, Hold, Indexes
 from redislock_fast._many import AcquireMany, Many, ReleaseMany
 from redislock_fast._protocol import Reacquire
 from redislock_fast._steps import Sleep, Split, Steps, all_of
@@ -51,7 +52,7 @@ class _Acquisition:
 
     def what_is_free(self) -> Steps:
         """Take what is free, in rounds."""
-        missed = yield from self._round(list(range(len(self._plan.keys))))
+        missed = yield from self._round(range(len(self._plan.keys)))
         missed += yield from self._refresh()
         waited = False
         while missed and not self._time_is_up():
@@ -104,7 +105,7 @@ class _Acquisition:
         """How long an operation may take."""
         return max(self._deadline - clock(), 0.0) if self._bounded and self._deadline is not None else None
 
-    def _round(self, indexes: list[int]) -> Steps:
+    def _round(self, indexes: Indexes) -> Steps:
         """Ask once for each of these locks. Returns the indexes of those that others hold."""
         missed: list[int] = []
         ttl_ms = self._plan.ttl_ms
@@ -116,7 +117,7 @@ class _Acquisition:
             for group, operation in zip(groups, operations, strict=True):
                 if ttl_ms is not None:
                     group.expires_at = operation.sent_at + ttl_ms / 1000
-                if not all(operation.results):
+                if operation.results.count(True) < len(operation):
                     missed += [i for i, ours in zip(group.indexes, operation.results, strict=True) if not ours]
                     self._hold.forget(group, operation.results)
         return missed
@@ -174,11 +175,11 @@ class _Acquisition:
             end = min(ends) if ends else None
             self._hold.groups = [Group(window, end) for windows in rounds for window in windows]
 
-    def _rounds(self, indexes: list[int]) -> Steps:
+    def _rounds(self, indexes: Indexes) -> Steps:
         """Cut into rounds of windows: lists that one server has and that are not too long, of each server one."""
         if not indexes:
             return []
-        parts: list[list[int]] = yield Split(self._hold.keys_of(indexes))
+        parts: Sequence[Sequence[int]] = yield Split(self._hold.keys_of(indexes))
         if len(parts) == 1 and len(indexes) <= _WINDOW:
             return [[indexes]]
         windows = [

@@ -98,9 +98,13 @@ class Acquiring:
         self._batch: Batch | None = None
 
     async def _acquire(self) -> Batch:
+        loop = asyncio.get_running_loop()
         hold = Hold(self._plan)
         try:
             return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
+        except GeneratorExit:
+            self._transport.undo_dropped(loop, hold.entries())
+            raise
         except BaseException:
             self._transport.undo(hold.entries())
             raise

@@ -14,19 +14,18 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast import _dialect, _process, _protocol
+from redislock_fast import _dialect, _process
 from redislock_fast._async_pipe import Pipe, new_pipe
-from redislock_fast._connect import settings_of
+from redislock_fast._connect import connecting_error, settings_of
 from redislock_fast._room import BROKEN, Room
-from redislock_fast._times import clock
-from redislock_fast._wire import Args
+from redislock_fast._wire import Args, Lost, NoReply
 
 __all__ = ["CLOSE_LIMIT_S", "AsyncLink", "attend", "open_link"]
 
@@ -60,20 +59,11 @@ class AsyncLink:
         self.ending = ending
         self._end = end
         self.timeout_s = timeout_s
-        self.room = None
+        self.room: Room | None = None
         if dialect.push:
             self.room = room = Room(dialect)
             pipe.on_push = room.hear
             pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
-
-    def ask(self, operation: _protocol.Operation) -> Awaitable[Any]:
-        """Send an operation's next request. Who awaits the reply deals with whatever happens, see `LoopChannel`."""
-        return self.pipe.call(operation.request(self.dialect, clock()), self.timeout_s)
-
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody is known to wait for this lock here."""
-        room = self.room
-        return room is not None and room.is_awaited(key)
 
     def close(self) -> None:
         """Break the pipe; whoever still waits is told."""
@@ -131,8 +121,7 @@ async def open_link(pool: Any) -> AsyncLink:
 
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
-        Lost: the connection broke while it was asked.
-        NoReply: the server did not answer in time.
+        redis.exceptions.TimeoutError: the server did not answer in time.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -145,7 +134,7 @@ async def open_link(pool: Any) -> AsyncLink:
     # redis-py has no public names for them. Without them, it leaves the transport alone.
     reader, writer = connection._reader, connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
-    if reader.at_eof():
+    if reader.at_eof() or writer.transport.is_closing():  # then nobody would tell the pipe of its end any more
         writer.close()
         raise ConnectionError("the server closed the connection")
     pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
@@ -156,6 +145,9 @@ async def open_link(pool: Any) -> AsyncLink:
     try:
         requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = await pipe.call_many(requests, timeout_s)
+    except (Lost, NoReply) as trouble:
+        pipe.close()
+        raise connecting_error(trouble) from None
     except BaseException:
         pipe.close()
         raise

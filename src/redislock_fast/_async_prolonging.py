@@ -8,9 +8,7 @@ Must not know: how a lock is acquired or released; bytes on the wire, sockets, t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Any, Literal, NoReturn
 
 from redis.exceptions import LockNotOwnedError
@@ -27,8 +25,6 @@ from redislock_fast._times import added_ms
 
 __all__ = ["ProlongingBase"]
 
-_acting: ContextVar[tuple[ProlongingBase | None, Holding | None]] = ContextVar("_acting", default=(None, None))
-
 
 class ProlongingBase(KeepingBase):
     """A lock for tasks that can be prolonged."""
@@ -41,19 +37,13 @@ class ProlongingBase(KeepingBase):
     # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
     # methods, and handed to the coroutines.
 
-    def _acting(self) -> Holding | None:
-        """For whom an overridden hook calls the original."""
-        lock, holding = _acting.get()
-        return holding if lock is self else None
-
     async def _hooked(self, local: Holding, hook: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call an overridden hook, for this holding."""
-        before = _acting.set((self, local))
+        before = self._act_for(local)
         try:
             return await hook(*args)
         finally:
-            with contextlib.suppress(ValueError):  # a dropped task ends in the context of who collects it
-                _acting.reset(before)
+            self._act_no_more(before)
 
     # ---- extend, reacquire ----
 
@@ -111,24 +101,27 @@ class ProlongingBase(KeepingBase):
         self._keep(tenure)
         return result
 
-    async def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
-        """Find out why the lock was lost, and tell, unless that has been done."""
+    async def _raise_lost(
+        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
+    ) -> NoReturn:
+        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back."""
         self._let_go(tenure)
-        if tenure.loss is None:
+        if tenure.loss is None and (by_release or not tenure.over):
             reason = await drive(self._transport, self._finding_out(tenure))
-            if tenure.lose(reason, by_release=tenure.over):
+            if tenure.lose(reason, by_release):
                 self._tell(tenure, reason)
-        raise self._lost_error(verb, tenure) from error
+        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
         add_ms = added_ms(additional_time, replace_ttl)
         local = self._acting() or self._held()
-        token = self._transport.encode(local.token)
+        token = self._token_of(local, "extend")
         if self.lua_extend not in (EXTEND, None):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(await self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
+            before = local.lease
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, local.expires_at(token))
             try:
                 await self._transport.execute(operation)
@@ -138,7 +131,7 @@ class ProlongingBase(KeepingBase):
                 raise
             extended = operation.result
             if extended:
-                local.lease = (token, operation.expires_at)
+                local.prolong(token, operation.expires_at, before)
         if not extended:
             raise self._lost("extend")
         return True
@@ -168,10 +161,11 @@ class ProlongingBase(KeepingBase):
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
         local = self._acting() or self._held()
-        token = self._transport.encode(local.token)
+        token = self._token_of(local, "reacquire")
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
+            before = local.lease
             operation = _protocol.Reacquire(self._key, token, ttl_ms, local.queued == token)
             try:
                 await self._transport.execute(operation)
@@ -181,7 +175,7 @@ class ProlongingBase(KeepingBase):
                 raise
             held = operation.result
             if held:
-                local.lease = (token, operation.sent_at + ttl_ms / 1000)
+                local.prolong(token, operation.sent_at + ttl_ms / 1000, before)
         if not held:
             raise self._lost("reacquire")
         return True

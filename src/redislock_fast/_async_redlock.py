@@ -22,11 +22,13 @@ from redislock_fast._async_transport import AsyncTransport, transport_of
 from redislock_fast._facade import NOT_ENTERED
 from redislock_fast._loop_quorum import LoopQuorum
 from redislock_fast._loss import LossReason
-from redislock_fast._ownership import Holding, TaskHoldings, current_task
+from redislock_fast._ownership import Holding, current_task
 from redislock_fast._quorum_keeping import KeepingRedlockBase
 from redislock_fast._quorum_renewal import renew
 from redislock_fast._quorums import quorum_of
+from redislock_fast._round import AcquireRound
 from redislock_fast._steps import Steps
+from redislock_fast._task_holding import TaskHoldings
 from redislock_fast._tenure import Tenure
 
 __all__ = ["Redlock"]
@@ -98,8 +100,15 @@ class Redlock(KeepingRedlockBase):
     async def _acquire(
         self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
-        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, task)
-        acquired: bool = await self._quorum.drive(steps)
+        attempts: list[AcquireRound] = []
+        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, attempts, task)
+        try:
+            acquired: bool = await self._quorum.drive(steps)
+        except (Exception, asyncio.CancelledError, GeneratorExit):  # which come while it waits, and are seen to there
+            raise
+        except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
+            self._undo_unnoticed(local, attempts)
+            raise
         return acquired
 
     def release(self) -> Coroutine[Any, Any, None]:

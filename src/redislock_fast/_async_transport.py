@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
 from redislock_fast import _process
+from redislock_fast._async_pipe import running_loop
 from redislock_fast._channel import Encoding, Registry, is_cluster
 from redislock_fast._loop_channel import LoopChannel
 from redislock_fast._loop_cluster import LoopClusterChannel
 from redislock_fast._many import Many
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import ENTERED, Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Sleep, Split, Steps
 
-__all__ = ["AsyncTransport", "Transport", "drive", "transport_of"]
+if TYPE_CHECKING:
+    from redislock_fast._waiting import Waiting
+
+__all__ = ["AsyncTransport", "Transport", "drive", "transport_of", "wait"]
 
 
 class Transport(Protocol):
@@ -47,7 +51,10 @@ class Transport(Protocol):
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
 
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
+    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task of this loop that was dropped; see `AsyncTransport.undo_dropped`."""
+
+    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has."""
 
     def is_awaited(self, key: bytes) -> bool:
@@ -65,8 +72,8 @@ class Transport(Protocol):
     def key_of(self, name: object) -> bytes:
         """A lock's name as its key, as the client's own commands have it."""
 
-    def keys_of(self, names: Iterable[object]) -> list[bytes]:
-        """Many names as keys."""
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as keys, and whether names that differ have certainly different keys."""
 
 
 class AsyncTransport(Encoding):
@@ -86,7 +93,7 @@ class AsyncTransport(Encoding):
 
     def channel(self) -> LoopChannel:
         """The running loop's."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         channel = self._channels.get(loop)
         if channel is None:
             for other in list(self._channels):
@@ -126,7 +133,12 @@ class AsyncTransport(Encoding):
         """Delete locks that hold their tokens, without waiting."""
         self.channel().undo(entries)
 
-    def split(self, keys: list[bytes]) -> Coroutine[Any, Any, list[list[int]]]:
+    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task of this loop that was dropped. Whoever collects garbage runs this, in any thread."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.undo, entries)
+
+    def split(self, keys: list[bytes]) -> Coroutine[Any, Any, Sequence[Sequence[int]]]:
         """The keys' indexes, those together that one server has."""
         return self.channel().split(keys)
 
@@ -162,16 +174,14 @@ def transport_of(client: Any) -> Transport:
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
-async def drive(transport: Transport, steps: Steps) -> Any:  # noqa: PLR0912  # a branch for each kind of step
+async def drive(transport: Transport, steps: Steps) -> Any:
     """Do what the steps say. Returns what they return."""
     try:
         step = next(steps)
         while True:
             answer: Any = None
             try:
-                if type(step) is Post:
-                    answer = step.seat.post(step.operation)
-                elif type(step) is Listen:
+                if type(step) is Listen:
                     home: Any = step.seat.home
                     answer = await home.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:
@@ -194,3 +204,27 @@ async def drive(transport: Transport, steps: Steps) -> Any:  # noqa: PLR0912  # 
                 step = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+async def wait(transport: Transport, waiting: Waiting) -> Any:
+    """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
+    seat = transport.seat(waiting.key, waiting.token)
+    if seat is None:
+        seat = await transport.enter(waiting.key, waiting.token, waiting.limit_s())
+    heard: object = ENTERED
+    try:
+        if seat is not None:
+            timeout_s = waiting.join(seat)
+            if timeout_s is not None:
+                home: Any = seat.home
+                heard = await home.listen(seat, timeout_s)
+                grant = waiting.granted(seat, heard)
+                if grant is not None:
+                    seat.leave()
+                    return grant
+    except BaseException as error:
+        heard = error
+    try:
+        return await drive(transport, waiting.steps((seat, heard)))
+    finally:
+        del seat, heard  # an error would keep this frame, and this frame the error

@@ -29,21 +29,22 @@ _TRIES = 2
 
 
 class Ballot:
-    """One server's part in a round.
+    """One server's part in a round. Whoever posts it, or reads its connection, is inside of its channel.
 
     Attributes:
         links: the connections on which a request has left, while somebody waits.
     """
 
+    _dialect: Dialect | None = None
+    links: tuple[Any, ...] = ()
+    tries = _TRIES
+
     def __init__(self, channel: Any, round_: Round, index: int) -> None:
         # A pipe keeps those whose replies it owes, unseen by the garbage collector: so none of them keeps a pipe.
         self._channel: weakref.ref[Any] = weakref.ref(channel)
-        self._dialect: Dialect | None = None
         self.round = round_
         self.index = index
         self.standing: Standing = channel.standing
-        self.links: list[Any] = []
-        self.tries = _TRIES
 
     @property
     def is_open(self) -> bool:
@@ -76,16 +77,20 @@ class Ballot:
         if not self.tries:
             self.skip(cause)
 
-    def post(self, channel: Channel[Any], link: Any) -> bool:
+    def post(self, link: Any) -> bool:
         """Send the request. Returns False where it cannot be sent."""
-        self._dialect = link.dialect
-        self.links.append(link)
+        self.posted(link)
         try:
-            channel.post(link, self.round.request(self.index, link.dialect), self.answer)
+            link.pipe.post(self.round.request(self.index, link.dialect), self.answer)
         except Lost as lost:
             self.lose(lost.sent, lost)
             return False
         return True
+
+    def posted(self, link: Any) -> None:
+        """Note that a request leaves on a connection."""
+        self._dialect = link.dialect
+        self.links += (link,)
 
     def answer(self, reply: Reply) -> None:
         """Take a reply, and send the next request if the operation takes more than one."""
@@ -96,7 +101,7 @@ class Ballot:
             link = None if channel is None else channel.link
             if channel is not None and link is not None and link.dialect is dialect:
                 with contextlib.suppress(Lost):  # who waits is told of that
-                    channel.post(link, self.round.request(self.index, dialect), self.answer)
+                    link.pipe.post(self.round.request(self.index, dialect), self.answer)
                 return
         self.standing.owed.discard(self)
         self.settled()
@@ -107,33 +112,37 @@ class Ballot:
 
     def leave(self) -> None:
         """Nobody waits any more."""
-        if self.links and self.is_open:
+        if self.links and self.round.awaits(self.index):
             self.standing.owed.add(self)
             if self.has_voted:  # just now
                 self.standing.owed.discard(self)
-        self.links = []
+        self.links = ()
 
 
 def end(ballots: Sequence[Ballot], channels: Sequence[Channel[Any]], round_: Round) -> None:
-    """Nobody waits for these any more. See to it that nothing stays on a server that must not.
+    """Nobody waits for a round any more. See to it that nothing stays on a server that must not.
 
     Behind each request on its connection; and in the background, until the server has confirmed it, where it is not
     known what the server has done.
+
+    Args:
+        ballots: the round's, perhaps among others, before they are left.
+        channels: of its servers.
+        round_: which.
     """
     entries = round_.to_undo()
-    if entries:
-        links = {ballot.index: ballot.links for ballot in ballots}
-        for index, entry in entries.items():
-            posted = False
-            for link in links.get(index, ()):
-                with contextlib.suppress(Lost):
-                    for request in undo_requests(link.dialect, [entry]):
-                        channels[index].post(link, request)
-                    posted = True
-            if not posted or round_.votes[index] is None:
-                channels[index].undo([entry])
-    for ballot in ballots:
-        ballot.leave()
+    if not entries:
+        return
+    links = {ballot.index: ballot.links for ballot in ballots if ballot.round is round_}
+    for index, entry in entries.items():
+        posted = False
+        for link in links.get(index, ()):
+            with contextlib.suppress(Lost):
+                for request in undo_requests(link.dialect, [entry]):
+                    channels[index].post(link, request)
+                posted = True
+        if not posted or round_.votes[index] is None:
+            channels[index].undo([entry])
 
 
 def meet(channel: Channel[Any], link: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -76,11 +76,12 @@ class Encoding:
         """A lock's name as its key, as the client's own commands have it."""
         return self.encode(name)
 
-    def keys_of(self, names: Iterable[object]) -> list[bytes]:
-        """Many names as keys."""
-        if not self._utf8:
-            return [self.key_of(name) for name in names]
-        return [name.encode() if type(name) is str else self.key_of(name) for name in names]
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as keys, and whether names that differ have certainly different keys."""
+        if self._utf8:
+            with contextlib.suppress(TypeError):  # one of them is no str
+                return list(map(str.encode, names)), True
+        return [self.key_of(name) for name in names], False
 
 
 class _Pipe(Protocol):
@@ -238,9 +239,17 @@ class Channel(Encoding, Generic[LinkType]):
             link.pipe.post(request)
 
     def _next_undoing(self) -> Many:
-        """For who alone takes from `_undone` now."""
+        """The oldest that go to one server, which stand first in `_undone` then. For who alone takes from it now."""
         del self._undone[:-_MAX_UNDONE]
-        return Many([Leave(key, token) for key, token in self._undone[:_UNDO_AT_ONCE]])
+        oldest = self._undone[:_UNDO_AT_ONCE]
+        together = self._at_one_server([key for key, _ in oldest])
+        others = set(range(len(oldest))).difference(together)
+        self._undone[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
+        return Many([Leave(*oldest[index]) for index in together])
+
+    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        """The indexes of those keys that the server of the first one has."""
+        return range(len(keys))
 
     def _returning(self, operation: Exchange) -> list[tuple[bytes, bytes]]:
         """What waits to be undone under a token that comes back.

@@ -3,7 +3,7 @@
 A `ClusterChannel` sends nothing by itself. What must be undone waits in it, not in a node's channel, so the undoing
 goes to whichever node has the slot by then.
 
-Who may touch what: as in `_thread_channel.py`; `_inside` is one for a cluster and its nodes.
+Who may touch what: as in `_thread_channel.py`; `inside` is one for a cluster and its nodes.
 
 Must not know: the API of Lock.
 """
@@ -28,7 +28,17 @@ from redislock_fast._connect import Link, redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Exchange, Look, NotExecuted, Redirected, Refused
 from redislock_fast._room import BROKEN, Seat
-from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
+from redislock_fast._routing import (
+    ASKING,
+    TROUBLES,
+    ClusterRules,
+    NodeRules,
+    Route,
+    error_of,
+    indexes_by_node,
+    next_node,
+    slot_node,
+)
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
@@ -51,7 +61,7 @@ class _Node(NodeRules[Link], ThreadChannel):
     def __init__(self, owner: Any, inside: set[int] | None = None) -> None:
         super().__init__(owner)
         if inside is not None:
-            self._inside = inside
+            self.inside = inside
 
     def begin(self, errand: _Errand) -> None:
         """Send an errand's first request, where there is a connection. For who is not inside."""
@@ -62,7 +72,7 @@ class _Node(NodeRules[Link], ThreadChannel):
         if link.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
             return
         thread = get_ident()
-        self._inside.add(thread)
+        self.inside.add(thread)
         errand.begun = (self, link, mailbox)
         try:
             link.pipe.post_many(errand.operation.request(link.dialect, clock()), mailbox.tell)
@@ -70,7 +80,7 @@ class _Node(NodeRules[Link], ThreadChannel):
             errand.operation.lost(lost.sent)
             errand.begun = None
         finally:
-            self._inside.discard(thread)
+            self.inside.discard(thread)
 
     def finish(self, errand: _Errand, link: Link, mailbox: Mailbox) -> bool:
         """Wait for the replies to an errand's first request. Returns whether they settle it; as `run` otherwise."""
@@ -133,16 +143,12 @@ class _Errand:
             self.loose.append(self.begun[1])
 
 
-class ClusterChannel(ThreadChannel):
+class ClusterChannel(ClusterRules[Link], ThreadChannel):
     """All that this process sends to one cluster.
 
     Args:
         owner: redis-py's cluster client, which keeps the topology.
     """
-
-    @staticmethod
-    def _settings_of(owner: Any) -> dict[str, Any]:
-        return {"retry": owner.retry}
 
     def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
         """Drive operations, each on locks of another node, to their ends.
@@ -224,16 +230,16 @@ class ClusterChannel(ThreadChannel):
     def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of an undoing
         """Send a request for whose reply nobody waits, to where ASK may have led."""
         thread = get_ident()
-        was_inside = thread in self._inside
-        self._inside.add(thread)
+        was_inside = thread in self.inside
+        self.inside.add(thread)
         try:
             with contextlib.suppress(NoReply):
                 link.pipe.call_many([ASKING, args], 0.0)
         finally:
             if not was_inside:
-                self._inside.discard(thread)
+                self.inside.discard(thread)
 
-    def split(self, keys: list[bytes]) -> list[list[int]]:
+    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one node has."""
         return indexes_by_node(self._live_owner(), keys)
 
@@ -267,4 +273,4 @@ class ClusterChannel(ThreadChannel):
 
     def _channel_to(self, client: Any, node: Any) -> _Node:
         pool = client.get_redis_connection(node).connection_pool
-        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self._inside))
+        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self.inside))

@@ -10,20 +10,23 @@ Must not know: locks, operations, waiting callers.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import DefaultParser
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError, TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 from redis.retry import Retry
 
 from redislock_fast import _core_py, _dialect
 from redislock_fast._implementation import compiled
 from redislock_fast._room import Room
-from redislock_fast._wire import SPIN_US, Args, Pipe
+from redislock_fast._times import MOST_FAILURES
+from redislock_fast._wire import SPIN_US, Args, Lost, NoReply, Pipe
 
-__all__ = ["Link", "RetryPolicy", "open_link", "redis_error", "settings_of"]
+__all__ = ["Link", "RetryPolicy", "connecting_error", "open_link", "own_copy", "redis_error", "settings_of"]
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 # Settings of a pool that make sense for the pool alone: these notices ask a pool to move its connections elsewhere.
 _POOL_ONLY = (
@@ -82,13 +85,27 @@ class RetryPolicy:
 
     def delay_s(self, failures: int) -> float:
         """How long to wait after so many failures, in seconds. The first retry leaves at once."""
-        return 0.0 if failures <= 1 else float(self._backoff.compute(failures - 1))
+        return 0.0 if failures <= 1 else float(self._backoff.compute(min(failures - 1, MOST_FAILURES)))
 
 
 def redis_error(text: str) -> RedisError:
     """The exception that redis-py raises for an error reply."""
     error: RedisError = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
     return error
+
+
+def connecting_error(trouble: Lost | NoReply) -> ConnectionError | TimeoutError:
+    """What redis-py would raise for a connection that breaks, or whose server is silent, before anything is asked."""
+    text = f"while connecting: {trouble}"
+    return TimeoutError(text) if isinstance(trouble, NoReply) else ConnectionError(text)
+
+
+def own_copy(error: _Error) -> _Error:
+    """An equal error without a traceback; the same one where its class knows no copies, as users' classes may."""
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:
+        return error
 
 
 def settings_of(pool: Any) -> dict[str, Any]:
@@ -107,8 +124,7 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
 
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
-        Lost: the connection broke while it was asked.
-        NoReply: the server did not answer in time.
+        redis.exceptions.TimeoutError: the server did not answer in time.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -117,7 +133,12 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
             own = settings.get(name)
             settings[name] = limit_s if own is None else min(own, limit_s)
     connection: Any = pool.connection_class(**settings)
-    connection.connect()
+    try:
+        connection.connect()
+    except Exception as error:
+        if error.__context__ is not None:  # kept by a frame of redis-py's that it keeps, and with it all our callers'
+            error.__context__.__traceback__ = None
+        raise
     connection.redis_connect_func = None  # a cluster client's own method: it would keep the client, and so the link
     sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
     pipe: Pipe
@@ -129,6 +150,9 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
     try:
         requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+    except (Lost, NoReply) as trouble:
+        pipe.close()
+        raise connecting_error(trouble) from None
     except BaseException:
         pipe.close()
         raise

@@ -5,8 +5,11 @@ Nothing here takes a lock. Must not know: bytes on the wire, sockets, event loop
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from abc import abstractmethod
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
@@ -15,10 +18,10 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast import _clients, _process, _scripts
 from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
 from redislock_fast._own_token import AcquireOwn
-from redislock_fast._ownership import Holding, SharedHolding, twin_of
-from redislock_fast._protocol import Acquire
+from redislock_fast._ownership import Holding, SharedHolding, Trial, twin_of
+from redislock_fast._protocol import Acquire, Release
 from redislock_fast._terms import Terms
-from redislock_fast._times import clock, poll_seconds, ttl_ms_of
+from redislock_fast._times import MOST_FAILURES, clock, poll_seconds, ttl_ms_of
 from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
 from redislock_fast._waiting import Waiting
 
@@ -28,11 +31,15 @@ if TYPE_CHECKING:
     from redislock_fast._adaptive import AdaptiveTTL
     from redislock_fast._terms import TermSettings
 
-__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "Backoff", "LockBase", "LockerBase", "WaitBy"]
+__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "UNLOCKED", "Backoff", "LockBase", "LockerBase", "WaitBy"]
+
+# By weak references: what is started meanwhile, such as the task that connects, keeps a copy of the context.
+_acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Holding]] | None] = ContextVar("_acting", default=None)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
 NOT_ENTERED = "Unable to acquire lock within the time specified"
+UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
 
 
 class _LuaScript:
@@ -76,7 +83,7 @@ class Backoff:
         """After one more attempt that failed, in seconds."""
         if self._backoff is None:
             return self._sleep
-        self._failures += 1
+        self._failures = min(self._failures + 1, MOST_FAILURES)
         return poll_seconds(self._backoff.compute(self._failures))
 
 
@@ -217,30 +224,49 @@ class LockBase:
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
         return held
 
+    def _token_of(self, held: Holding, verb: str) -> bytes:
+        """The token of what is held; where it is shared, another may have released it since it was looked at."""
+        if held.token is None:
+            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+        token: bytes = self._transport.encode(held.token)  # others may have set it
+        return token
+
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
     _attempt_kind: type[Acquire] = Acquire  # with a token made here
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
 
-    def _next_token(self, token: Any, local: Holding) -> bytes:
+    def _next_token(self, token: Any) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
             fresh = new_token()
             if self.lua_release is RELEASE and self.lua_extend is EXTEND and self.lua_reacquire is REACQUIRE:
                 return fresh
             return fresh[len(MARKER) :]  # scripts of a class's own know nothing of marks
-        local.attempt = None  # which may have had the same token
         encoded: bytes = self._transport.encode(token)
-        local.brought = encoded
         return encoded
 
-    def _token_after(self, token: bytes, brought: Any, local: Holding) -> bytes:
+    def _new_attempt(self, token: bytes, own: bool, local: Holding) -> Acquire:
+        """The next attempt, with the caller's own token or another; noted for hooks and for fences."""
+        kind = self._own_kind if own else self._attempt_kind
+        local.attempt = attempt = kind(self._key, token, self._ttl_ms)
+        return attempt
+
+    @staticmethod
+    def _note(attempt: Acquire, local: Holding) -> None:
+        """Keep the lease that the attempt has got."""
+        ttl_ms = attempt.ttl_ms
+        local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+
+    def _release_of(self, token: bytes, local: Holding) -> Release:
+        """The release of what is held with this token."""
+        return Release(self._key, token, local.expires_at(token), local.releasing == token, local.queued == token)
+
+    def _token_after(self, token: bytes, brought: Any, attempt: Acquire | None) -> bytes:
         """The token of the next attempt, after one that failed: a token that is being undone does not come back."""
-        attempt = local.attempt
-        if brought is None and attempt is not None and attempt.token is token and attempt.unsettled:
-            return self._next_token(None, local)
-        return token
+        is_undone = brought is None and attempt is not None and attempt.unsettled
+        return self._next_token(None) if is_undone else token
 
     def _waiting(self, token: bytes, brought: Any, interval_s: float, left_s: float | None) -> Waiting:
         """How to wait after an attempt with this token failed.
@@ -256,8 +282,7 @@ class LockBase:
         kind = self._attempt_kind if brought is None else self._own_kind
         return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues, kind)
 
-    def _refuse_to_wait_for_itself(self, local: Holding) -> None:
-        attempt = local.attempt  # None where an overridden do_acquire made it
+    def _refuse_to_wait_for_itself(self, local: Holding, attempt: Acquire | None) -> None:
         if (
             self.thread_local
             and (self._ttl_ms is None or (local.tenure is not None and local.tenure.is_endless))
@@ -267,11 +292,37 @@ class LockBase:
         ):
             raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
 
-    def _undo_unnoticed(self, local: Holding, token: bytes) -> None:
-        """An interrupt came between the server's reply and the line that notes it."""
-        attempt = local.attempt
-        if attempt is not None and attempt.token is token and attempt.result and local.token != token:
-            self._transport.undo([(self._key, token)])
+    def _leaves_unnoticed(
+        self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
+    ) -> bool:
+        """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply.
+
+        Args:
+            local: the caller's holding.
+            token: of the acquire.
+            before: what was held till then.
+            brought: the token as the caller brought it; None where he did not.
+            attempt: the last one.
+        """
+        if token == before:
+            return False
+        taken = attempt is not None and attempt.token is token and attempt.result
+        noted = local.token == token and (taken or brought is None)  # else by another who has brought the same token
+        if noted:
+            local.token = None
+        return noted or taken
+
+    @staticmethod
+    def _leaves(waiting: Waiting, local: Holding) -> bool:
+        """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
+
+        Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
+        """
+        if not waiting.queues and not (waiting.attempt is not None and waiting.attempt.result):
+            return False
+        if local.token == waiting.token:
+            local.token = None
+        return True
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
@@ -285,6 +336,31 @@ class LockBase:
             cls.lua_extend = _script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
         if cls.lua_reacquire is None:
             cls.lua_reacquire = _script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
+
+    # ---- hooks ----
+
+    # An overridden hook may call the original. That knows by the context for whom it acts, and leaves there what it has
+    # got: others may act at the same time, by the same lock object.
+
+    def _acting(self) -> Holding | None:
+        """For whom an overridden hook calls the original."""
+        acting = _acting.get()
+        return acting[1]() if acting is not None and acting[0]() is self else None
+
+    def _act_for(self, local: Holding) -> Token[Any]:
+        """A hook is called now. Returns what `_act_no_more` needs."""
+        return _acting.set((weakref.ref(self), weakref.ref(local)))
+
+    @staticmethod
+    def _act_no_more(before: Token[Any]) -> None:
+        with contextlib.suppress(ValueError):  # a dropped task ends in the context of who collects it
+            _acting.reset(before)
+
+    def _trial_of(self, local: Holding, token: bytes, brought: Any) -> Trial:
+        """Where an overridden `do_acquire` leaves its attempts."""
+        trial = Trial(local)
+        trial.brought = None if brought is None else token
+        return trial
 
     # ---- copying and pickling ----
 

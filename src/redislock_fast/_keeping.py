@@ -27,7 +27,7 @@ from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._keeper import Keeper
 from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._ownership import Holding, current_task
+from redislock_fast._ownership import Holding, Trial, current_task
 from redislock_fast._protocol import Look, Reacquire
 from redislock_fast._renewal import reason_of
 from redislock_fast._replication import Replicate
@@ -206,45 +206,60 @@ class KeepingBase(LockBase, Keeper):
         return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
 
     def _begin(
-        self, terms: Terms, local: Holding, asked_at: float | None = None, task: asyncio.Task[Any] | None = None
+        self,
+        terms: Terms,
+        local: Holding,
+        trial: Trial,
+        asked_at: float | None = None,
+        task: asyncio.Task[Any] | None = None,
     ) -> Tenure:
-        """Begin a tenure of the lock that has just been acquired."""
-        token = local.token
+        """Begin a tenure of the lock that has just been acquired.
+
+        Raises:
+            LockLostError: the lock is lost, and another who shares the lock object may have it by now.
+        """
+        token = trial.token
         assert token is not None
-        before, local.tenure = local.tenure, None
+        tenure = Tenure(self, self._key, token, self._ttl_ms, trial.expires_at(token), terms)
+        tenure.queued = trial.queued == token
+        tenure.task = None if task is None else weakref.ref(task)
+        before = local.tenure
+        if before is not trial.tenure and tenure.is_lost():
+            raise self._lost_at_once()
+        trial.tenure = tenure
+        trial.publish(local)
         if before is not None and before.token != token:
             self._end_lost(before, LossReason.DELETED)
         elif before is not None:
             self._let_go(before)
-        tenure = Tenure(self, self._key, token, self._ttl_ms, local.expires_at(token), terms)
-        tenure.queued = local.queued == token
-        tenure.task = None if task is None else weakref.ref(task)
         if terms.metrics is not None and asked_at is not None:
             with _logged("metrics"):
-                terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, local.retries + 1)
-        local.tenure = tenure
+                terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
         return tenure
 
     def _give_up(self, local: Holding, token: bytes) -> tuple[bytes, bytes]:
         """The acquire failed after it had the lock. Returns what must be undone."""
-        tenure = self._tenure_of(local)
-        local.token = None
-        if tenure is not None:
+        tenure = local.tenure
+        if tenure is not None and tenure.token == token:
             self._forget(local, tenure)
+        if local.token == token:  # where the token is shared, another may have acquired meanwhile
+            local.token = None
         return self._key, token
 
-    def _is_to_prolong(self, token: Any) -> bool:
-        """Whether what is held is to be prolonged, instead of acquiring with this token."""
+    def _to_prolong(self, token: Any) -> bytes | None:
+        """The token of what is to be prolonged, instead of acquiring with this token."""
         held = self._held().token
-        return held is not None and self._ttl_ms is not None and self._is_meant(token, held)
+        return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
         """Whether an acquire with this token, which may be None, may mean what is held."""
         return token is None or self._transport.encode(token) == held
 
-    def _drop_lost(self) -> None:
+    def _drop_lost(self, token: bytes) -> None:
         """Forget what this thread or task has lost."""
         held = self._held()
+        if held.token != token:  # where the token is shared, another may have acquired meanwhile
+            return
         held.token = None
         if held.tenure is not None:
             self._account(held, held.tenure, False)
@@ -262,7 +277,8 @@ class KeepingBase(LockBase, Keeper):
             return False
         self._let_go(tenure)
         if not tenure.end():
-            local.token = None
+            if local.token == tenure.token:
+                local.token = None
             self._account(local, tenure, False)
             raise self._lost_error("release", tenure)
         local.lease = (tenure.token, tenure.expires_at)
@@ -348,12 +364,15 @@ class KeepingBase(LockBase, Keeper):
             raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
         lock = cls(client, handle.name, handle.timeout, **settings)
         local = lock._mine()
+        trial = Trial(local)
         # Of what expires nobody knows when, nothing is certain.
-        local.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
-        local.fence = handle.fence
-        local.token = handle.token
-        if lock._terms is not None:
-            lock._keep(lock._begin(lock._terms, local, task=current_task()))
+        trial.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
+        trial.fence = handle.fence
+        trial.token = handle.token
+        if lock._terms is None:
+            trial.publish(local)
+        else:
+            lock._keep(lock._begin(lock._terms, local, trial, task=current_task()))
         return lock
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:

@@ -17,16 +17,14 @@ import asyncio
 import contextlib
 import math
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
-from copy import copy
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    RedisError,
     TimeoutError,  # noqa: A004
 )
 
@@ -40,13 +38,13 @@ from redislock_fast._channel import (
     UNDO_LIMIT_S,
     Channel,
 )
-from redislock_fast._connect import redis_error
+from redislock_fast._connect import own_copy, redis_error
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import Seat
 from redislock_fast._times import clock
-from redislock_fast._wire import Lost, NoReply
+from redislock_fast._wire import Lost, NoReply, Reply
 
 __all__ = ["Begun", "LoopChannel"]
 
@@ -56,8 +54,8 @@ _ALARMS_PER_S = 200
 
 _Result = TypeVar("_Result")
 
-Begun: TypeAlias = tuple[AsyncLink, BaseException]
-"""A connection on which a caller has made a request himself, and what was raised instead of the reply."""
+Begun: TypeAlias = tuple[AsyncLink, Reply, BaseException | None]
+"""A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
 
 
 async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]], ended: asyncio.Event) -> AsyncGenerator[None]:
@@ -114,7 +112,7 @@ class Mailbox:
     def __init__(self, pipe: Pipe, alarms: Alarms) -> None:
         self._pipe = pipe
         self._alarms = alarms
-        self._messages: deque[object] = deque()
+        self._messages: list[object] = []
         self._listener: Awaitable[object] | None = None
         self.rings_at = _NEVER
 
@@ -132,23 +130,26 @@ class Mailbox:
         else:
             self._pipe.tell(listener, message)
 
-    async def wait(self, timeout_s: float) -> object:
-        """The oldest message; None when none has come within so many seconds."""
-        if self._messages:
-            return self._messages.popleft()
-        if timeout_s <= 0:
-            return None
+    def wait(self, timeout_s: float) -> Awaitable[object]:
+        """The oldest message; None when none has come within so many seconds. Who is cancelled waits no more."""
+        if self._messages or timeout_s <= 0:
+            return self._look()
         self._listener = listener = self._pipe.listener()
-        timer = None
         if timeout_s < _LONG_S:
             self._alarms.ring(self, timeout_s)
-        elif timeout_s < FOREVER_S:  # a timer that can be cancelled: the alarms would keep the mailbox for as long
+            return listener
+        return self._wait_long(listener, timeout_s)
+
+    async def _look(self) -> object:
+        return self._messages.pop(0) if self._messages else None
+
+    async def _wait_long(self, listener: Awaitable[object], timeout_s: float) -> object:
+        timer = None
+        if timeout_s < FOREVER_S:  # a timer that can be cancelled: the alarms would keep the mailbox for as long
             timer = self._alarms.loop.call_later(timeout_s, self.tell, None)
         try:
             return await listener
         finally:
-            self._listener = None
-            self.rings_at = _NEVER
             if timer is not None:
                 timer.cancel()
 
@@ -182,11 +183,11 @@ class LoopChannel(Channel[AsyncLink]):
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent himself, see `ready`.
+            operation: a fresh state machine, or one whose first request the caller has sent himself, on `link`.
             limit_s: as for `ThreadChannel.execute`.
             loose: given by who undoes and translates errors himself; every link on which a request left without an
                 answer is added to it.
-            begun: what came of that request, if it was not a reply.
+            begun: what came of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -206,12 +207,16 @@ class LoopChannel(Channel[AsyncLink]):
                 link = self.link
                 try:
                     if begun is not None:
-                        link, interruption = begun
+                        link, reply, interruption = begun
                         begun = None
-                        try:
-                            raise interruption
-                        finally:
-                            del interruption  # as `error` below
+                        if interruption is not None:
+                            try:
+                                raise interruption
+                            finally:
+                                del interruption  # as `error` below
+                        if operation.feed(reply, link.dialect):
+                            break
+                        now = clock()
                     if link is None:
                         link = await self._connect(deadline)
                         now = clock()
@@ -259,10 +264,6 @@ class LoopChannel(Channel[AsyncLink]):
             raise
         if tidies and operation.unsettled:
             self.tidy(operation, loose or [], failed=False)
-
-    def ready(self) -> AsyncLink | None:
-        """The connection, where a request may leave at once: it is there, and nothing is to be undone before."""
-        return None if self._undone else self.link
 
     async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
         """Drive operations, each on locks of another server, to their ends; here, there is one server."""
@@ -334,19 +335,20 @@ class LoopChannel(Channel[AsyncLink]):
             if self.link is link:
                 room.note_subscription(channel, subscribing.result)
 
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
+    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has: here, all."""
-        return [list(range(len(keys)))]
+        return [range(len(keys))]
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests still leave on the seat's connection."""
         link = self.link
         return link is not None and link.room is seat.room and not link.pipe.broken
 
-    async def listen(self, seat: Seat, timeout_s: float) -> object:
+    def listen(self, seat: Seat, timeout_s: float) -> Awaitable[object]:
         """The next message for a seat; see `ThreadChannel.listen`."""
         mailbox: Any = seat.mailbox
-        return await mailbox.wait(timeout_s)
+        told: Awaitable[object] = mailbox.wait(timeout_s)
+        return told
 
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""
@@ -358,9 +360,9 @@ class LoopChannel(Channel[AsyncLink]):
         if opening.cancelled():  # the loop ends
             raise ConnectionError("connecting was cancelled")
         error = opening.exception()
-        if error is not None:
+        if isinstance(error, Exception):  # an interrupt has been raised by the task, and is nobody else's
             # Each who waits gets an error of his own: a shared one would keep the frames of all alive, and their links.
-            raise copy(error).with_traceback(None)
+            raise own_copy(error)
         if self.link is None:
             raise ConnectionError("the connection was lost at once")
         return self.link
@@ -388,7 +390,8 @@ class LoopChannel(Channel[AsyncLink]):
     def _start_undoing(self) -> None:
         if self._undoer is None or self._undoer.done():
             # The task keeps no channel alive.
-            self._undoer = self._start(_undo_in_background(weakref.ref(self)))
+            self._undoer = undoer = self._start(_undo_in_background(weakref.ref(self)))
+            undoer.add_done_callback(partial(_undo_after_interrupt, weakref.ref(self)))
 
     def _start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         task = self._loop.create_task(work)
@@ -407,25 +410,26 @@ class LoopChannel(Channel[AsyncLink]):
         self._undone[:] = [entry for entry in self._undone if entry not in gone]
         try:
             await self.execute(Many([Leave(key, token) for key, token in returning]), limit_s, [])
-        except BaseException:
-            self._undone += returning
+        except GeneratorExit:  # as in `execute`
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.undo, returning)
             raise
-        finally:
-            if self._undone:
-                self._start_undoing()
+        except BaseException:
+            self.undo(returning)
+            raise
+        if self._undone:
+            self._start_undoing()
 
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
-        if not self._undone:
-            return True
         undoing = self._next_undoing()
         entries = self._undone[: len(undoing)]
         unanswered: list[int] = []
         try:
             await self.execute(undoing, UNDO_LIMIT_S, [])
-        except (Refused, Redirected):
+        except Redirected:
             pass  # no retry mends that: the lock's own ttl must do
-        except (RedisError, OSError):
+        except Exception:  # whatever it is: connecting runs users' code, too, as for credentials
             unanswered = undoing.unfinished
         # As in ThreadChannel, behind the others.
         postponed = [*undoing.to_undo(failed=False), *map(entries.__getitem__, unanswered)]
@@ -452,3 +456,10 @@ async def _undo_in_background(channel_ref: weakref.ref[LoopChannel]) -> None:
             del channel
             await asyncio.sleep(delay_s)
             delay_s *= 2
+
+
+def _undo_after_interrupt(channel_ref: weakref.ref[LoopChannel], undoer: asyncio.Task[None]) -> None:
+    """An interrupt strikes whatever task runs, and ends it: what waits to be undone needs another."""
+    channel = channel_ref()
+    if channel is not None and not undoer.cancelled() and undoer.exception() is not None:
+        channel._start_undoing()  # noqa: SLF001  # which has started this one

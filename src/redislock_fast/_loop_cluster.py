@@ -27,7 +27,17 @@ from redislock_fast._loop_channel import Begun, LoopChannel
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
-from redislock_fast._routing import ASKING, TROUBLES, NodeRules, Route, error_of, indexes_by_node, next_node, slot_node
+from redislock_fast._routing import (
+    ASKING,
+    TROUBLES,
+    ClusterRules,
+    NodeRules,
+    Route,
+    error_of,
+    indexes_by_node,
+    next_node,
+    slot_node,
+)
 from redislock_fast._wire import Args, OnReply
 
 __all__ = ["LoopClusterChannel"]
@@ -75,7 +85,7 @@ class _Node(NodeRules[AsyncLink], LoopChannel):
         self._pool = pool  # lives as long as the channel does
 
 
-class LoopClusterChannel(LoopChannel):
+class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
     """All that one event loop sends to one cluster.
 
     Args:
@@ -86,16 +96,12 @@ class LoopClusterChannel(LoopChannel):
         super().__init__(owner)
         self._nodes: dict[str, _Node] = {}  # by address
 
-    @staticmethod
-    def _settings_of(owner: Any) -> dict[str, Any]:
-        return {"retry": owner.retry}
-
     async def execute(
         self,
         operation: Operation,
         limit_s: float | None = None,
         loose: list[AsyncLink] | None = None,
-        begun: Begun | None = None,  # noqa: ARG002  # no caller has: `ready` finds no connection
+        begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
         """Drive an operation until it is finished, at whichever node has its slot; see `LoopChannel.execute`."""
         tidies = loose is None
@@ -174,11 +180,9 @@ class LoopClusterChannel(LoopChannel):
         super().post(link, ASKING)
         super().post(link, args, on_reply)
 
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
+    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one node has."""
-        client = self._live_owner()
-        await client.initialize()
-        return indexes_by_node(client, keys)
+        return indexes_by_node(await self._informed_owner(), keys)
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the sockets, and nothing else of the parent's."""
@@ -200,14 +204,20 @@ class LoopClusterChannel(LoopChannel):
                 await asyncio.sleep(pause_s)
 
     async def _next_node(self, route: Route) -> LoopChannel:
-        client = self._live_owner()
-        await client.initialize()  # when it is used for the first time
+        client = await self._informed_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
-                await client.nodes_manager.initialize()
+                await _read_topology(client)
             node = next_node(client, route, is_fresh=True)
         return self._channel_to(client, node)
+
+    async def _informed_owner(self) -> Any:
+        """The client, which has read the topology once: what its user has closed since is not opened again."""
+        client = self._live_owner()
+        if not client.nodes_manager.nodes_cache:
+            await client.initialize()
+        return client
 
     def _node_of(self, key: bytes) -> LoopChannel | None:
         client = self._live_owner()
@@ -219,6 +229,18 @@ class LoopClusterChannel(LoopChannel):
         if channel is None:
             channel = self._nodes[node.name] = _Node(_Pool(client, node.name))
         return channel
+
+
+async def _read_topology(client: Any) -> None:
+    """Read it anew. A client that its user has closed is left with no connection, for nobody closes it again."""
+    nodes_manager = client.nodes_manager
+    try:
+        await nodes_manager.initialize()
+    finally:
+        if client._initialize:  # noqa: SLF001  # redis-py's word for it: closed, or never opened
+            for node in nodes_manager.startup_nodes.values():
+                for connection in list(node._free):  # noqa: SLF001  # those that nobody uses, as redis-py has it
+                    await connection.disconnect(nowait=True)
 
 
 def _operation_of(route: Route) -> Operation:

@@ -141,6 +141,8 @@ class _Meeting:
         """Nobody waits any more."""
         self._timer.cancel()
         end(self._ballots, self._channels, self.round)
+        for ballot in self._ballots:
+            ballot.leave()
 
 
 class _LoopBallot(Ballot):
@@ -167,7 +169,7 @@ class _LoopBallot(Ballot):
             standing.asked.add(self)
             if self.must_wait:
                 self.skip(TimeoutError("it has not answered for a while"))
-            elif not self.post(channel, link):
+            elif not self.post(link):
                 standing.asked.discard(self)
                 self.start_again()
         elif standing.trouble is not None and clock() < standing.retry_at:

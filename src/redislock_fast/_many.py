@@ -42,7 +42,7 @@ class Many:
         self._begin(len(operations))
 
     def _begin(self, count: int) -> None:
-        self._open = list(range(count))  # indexes of those without a verdict
+        self._open: Sequence[int] = range(count)  # indexes of those without a verdict
         self._refused: list[int] = []  # of those that the server gave an error
         self._refusal: Refused | None = None  # the first one
         self.results: list[bool] = [False] * count
@@ -58,7 +58,7 @@ class Many:
     @property
     def unfinished(self) -> list[int]:
         """Indexes of the locks without a verdict."""
-        return sorted(self._open + self._refused)
+        return sorted([*self._open, *self._refused])
 
     def _machine(self, index: int) -> Operation:
         return self._operations[index]
@@ -140,16 +140,16 @@ class _InBulk(Many):
                 self.results = [True] * len(replies)
                 self._open = []
                 return True
-            self._open = []
+            self._open = still_open = []
             for index, reply in enumerate(replies):
                 if reply == won:
                     self.results[index] = True
                 elif type(reply) is not lost_type:
-                    self._open.append(index)
+                    still_open.append(index)
                     self._continue(index)
-            if not self._open:
+            if not still_open:
                 return True
-            replies = [replies[index] for index in self._open]
+            replies = [replies[index] for index in still_open]
         return super().feed(replies, dialect)
 
     def lost(self, sent: bool) -> None:

@@ -3,8 +3,8 @@
 `lock.local` is one of these; other projects read and set `lock.local.token`, as on redis-py's.
 
 Who may touch what: a `ThreadHolding` is each thread's own. A `SharedHolding` belongs to whoever has the lock, as
-`thread_local=False` asks for; each attribute is assigned as a whole. `TaskHoldings` may be used from several loops in
-several threads: its dict is used by atomic methods alone, each entry by its own task while that lives.
+`thread_local=False` asks for; each attribute is assigned as a whole. A `Trial` is one acquire's own. What tasks hold is
+in `_task_holding.py`.
 
 Must not know: servers, times of the API.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +23,13 @@ if TYPE_CHECKING:
     from redislock_fast._round import Round
     from redislock_fast._tenure import Tenure
 
-# Names of their own: each attribute of a module less is one look-up less for every acquire and release.
-_current_task = asyncio.current_task
-_ref = weakref.ref
-
-__all__ = ["Holding", "SharedHolding", "TaskHoldings", "ThreadHolding", "current_task", "twin_of"]
+__all__ = ["Holding", "SharedHolding", "ThreadHolding", "Trial", "current_task", "twin_of"]
 
 
 def current_task() -> asyncio.Task[Any] | None:
     """The running task; None outside of tasks."""
     try:
-        return _current_task()
+        return asyncio.current_task()
     except RuntimeError:  # no loop runs here
         return None
 
@@ -45,8 +40,8 @@ class Holding:
     Attributes:
         token: the lock's, None where it is not held.
         lease: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
-        attempt: the last acquire.
-        brought: the last token that the caller brought himself.
+        attempt: the last acquire; by no means the asker's own where the holding is shared.
+        brought: the token that the caller of an overridden `do_acquire` has brought himself.
         releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
         queued: the token of a lock behind which somebody waited when it was granted.
         retries: how often the last acquire polled again.
@@ -76,10 +71,41 @@ class Holding:
         owner, expires_at = self.lease
         return expires_at if owner == token else None
 
-    def shorten(self, token: bytes, expires_at: float) -> None:
+    def hold(self, token: bytes | None) -> None:
+        """The lock was acquired. A release of unknown outcome was of an earlier holding, by the caller's own token."""
+        if token == self.releasing:
+            self.releasing = None
+        self.token = token
+
+    def prolong(self, token: bytes, expires_at: float | None, before: tuple[bytes | None, float | None]) -> None:
+        """Note the lease that a request has set, and `before`, what stood here when it left.
+
+        Where that has changed, another who shares the holding has prolonged it, too, and nobody knows which request was
+        executed last: of both leases, only the shorter is certain.
+        """
+        if self.lease is not before:
+            self.shorten(token, expires_at)
+        else:
+            self.lease = (token, expires_at)
+
+    def shorten(self, token: bytes, expires_at: float | None) -> None:
         """Believe in no more of the lease than what a request of unknown outcome may have left of it."""
+        if token != self.token:  # another who shares the holding has acquired meanwhile
+            return
         known = self.expires_at(token)
-        self.lease = (token, expires_at if known is None else min(known, expires_at))
+        self.lease = (token, expires_at if known is None or expires_at is None else min(known, expires_at))
+
+    def note_release(self, operation: _protocol.Release) -> None:
+        """A release has failed, and may have been executed."""
+        if operation.may_be_done:
+            self.releasing = operation.token
+
+    def is_released(self, operation: _protocol.Release) -> bool:
+        """Whether a release with a verdict, or one before it of unknown outcome, has found the lock held."""
+        was_sent = self.releasing == operation.token  # also by another who shares the holding, in the meantime
+        if was_sent:
+            self.releasing = None
+        return operation.result or was_sent
 
     def mine(self) -> Holding:
         """The holding of whoever asks."""
@@ -103,70 +129,24 @@ class SharedHolding(Holding, SimpleNamespace):
     __repr__ = object.__repr__  # a SimpleNamespace shows its attributes: the token
 
 
-class _TaskHolding(Holding):
-    def __init__(self, task: weakref.ref[asyncio.Task[Any]] | None) -> None:
-        self._task = task
+class Trial(Holding):
+    """What an acquire under way has got: nobody else may release it, or take it for his own, before it is complete.
 
-    @property
-    def forsaken(self) -> bool:
-        """Whether its task has ended, or there never was one."""
-        task = None if self._task is None else self._task()
-        return task is None or task.done()
-
-
-class TaskHoldings:
-    """What each task holds.
-
-    A task that ended while it held was a helper: `asyncio.wait_for` (before Python 3.12) and `gather` run what they are
-    given in tasks of their own. What it held belongs to whoever has the lock object and no token of his own, as with
-    redis-py.
+    Args:
+        local: whose acquire it is.
     """
 
-    __slots__ = ("_holdings", "_tidy_at")
+    def __init__(self, local: Holding) -> None:
+        self.token = local.token
+        self.tenure = local.tenure
 
-    def __init__(self) -> None:
-        # By weak reference: a dead one equals no other, even where a new task has the old one's address.
-        self._holdings: dict[weakref.ref[asyncio.Task[Any]] | None, _TaskHolding] = {}
-        self._tidy_at = 8
-
-    def mine(self) -> Holding:
-        """The calling task's holding. Outside of tasks there is one for all."""
-        try:  # as current_task, without the call: every acquire and release comes here
-            task = _current_task()
-        except RuntimeError:
-            task = None
-        key = None if task is None else _ref(task)
-        holding = self._holdings.get(key)
-        if holding is None:
-            if len(self._holdings) >= self._tidy_at:
-                self._tidy()
-            holding = self._holdings.setdefault(key, _TaskHolding(key))
-        return holding
-
-    def held(self) -> Holding:
-        """The calling task's holding if it has a token, else the last one that an ended task has left."""
-        mine = self.mine()
-        if mine.token is None:
-            for holding in reversed(list(self._holdings.values())):
-                if holding.token is not None and holding.forsaken:
-                    return holding
-        return mine
-
-    def _tidy(self) -> None:
-        """Forget tasks that have ended and hold nothing. As often as their number doubles."""
-        for key, holding in list(self._holdings.items()):
-            if holding.token is None and holding.forsaken:
-                self._holdings.pop(key, None)
-        self._tidy_at = 2 * len(self._holdings) + 8
-
-    @property
-    def token(self) -> bytes | None:
-        """The token that the calling task may release by."""
-        return self.held().token
-
-    @token.setter
-    def token(self, token: bytes | None) -> None:
-        self.held().token = token
+    def publish(self, local: Holding) -> None:
+        """It is complete."""
+        local.lease = self.lease
+        local.queued = self.queued
+        local.fence = self.fence
+        local.tenure = self.tenure
+        local.hold(self.token)
 
 
 def twin_of(lock: Any) -> Any:

@@ -39,6 +39,8 @@ __all__ = [
     "Refused",
     "Release",
     "TokenOperation",
+    "first_acquire",
+    "first_release",
 ]
 
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
@@ -174,6 +176,17 @@ def _syntax_or_permission(code: str, text: str) -> bool:
     return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
 
 
+def first_acquire(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
+    """The first request of an `Acquire`, and the reply that means "ours"."""
+    if dialect.set_get:
+        if ttl_ms is None:
+            return (b"SET", key, token, b"NX", b"GET"), None
+        return (b"SET", key, token, b"NX", b"PX", ttl_ms, b"GET"), None
+    if ttl_ms is None:
+        return (b"SET", key, token, b"NX"), b"OK"
+    return (b"SET", key, token, b"NX", b"PX", ttl_ms), b"OK"
+
+
 class Acquire(TokenOperation):
     """Take the lock if it is free.
 
@@ -199,13 +212,12 @@ class Acquire(TokenOperation):
         if self._looking:
             return (b"GET", self.key)
         self.with_get = dialect.set_get
-        if self.ttl_ms is None:
-            if self.with_get:
-                return (b"SET", self.key, self.token, b"NX", b"GET")
-            return (b"SET", self.key, self.token, b"NX")
-        if self.with_get:
-            return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms, b"GET")
-        return (b"SET", self.key, self.token, b"NX", b"PX", self.ttl_ms)
+        return first_acquire(dialect, self.key, self.token, self.ttl_ms)[0]
+
+    def resume(self, request: Args, sent_at: float) -> None:
+        """Stand where the first request, which `first_acquire` has given, has left."""
+        self.sent_at = sent_at
+        self.with_get = request[-1] == b"GET"
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply to the request under way that means "ours", and the type of those that mean "another's"."""
@@ -272,6 +284,15 @@ class _NativeOrScript(TokenOperation):
         """Note that this connection does not take the command."""
 
 
+def first_release(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
+    """The first request of a `Release`, and the reply that means "it was ours"."""
+    if queued:
+        return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), 1
+    if dialect.release is not None:
+        return native_release(dialect, key, token), 1
+    return (b"EVALSHA", RELEASE.sha, 1, key, token, b"1"), 1
+
+
 class Release(_NativeOrScript):
     """Delete the lock if it holds this token, or hand it over to who waits in the queue.
 
@@ -312,6 +333,17 @@ class Release(_NativeOrScript):
             token = self.token if self._step == "delete" else self.token + MARK
             return native_release(dialect, self.key, token)
         return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
+
+    def resume(self, request: Args, sent_at: float) -> None:
+        """Stand where the first request, which `first_release` has given, has left."""
+        self.valid = self.expires_at is None or sent_at < self.expires_at
+        if self._step == "delete":
+            self._native = request[0] != b"EVALSHA"
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether it was executed, or may have been while the lease was valid: a second release finds nothing then."""
+        return self.result or (self.unsettled and self.valid)
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply that means "it was ours", and the type of those that mean "it was not"."""

@@ -13,15 +13,24 @@ from typing import Any
 import hiredis
 
 from redislock_fast._dialect import Dialect, native_release
+from redislock_fast._names import queue_keys
 from redislock_fast._protocol import Refused, Release, TokenOperation
 from redislock_fast._scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "undo_requests"]
+__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "first_wait", "undo_requests"]
 
 MOVING = "TRYAGAIN"
 """What a node of a cluster says to a script with several keys while their slot is on the move."""
+
+
+def first_wait(
+    key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
+) -> Args:
+    """The first request of a `Wait` that looks for nobody."""
+    keys = queue_keys(key)
+    return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
 
 
 class Wait(TokenOperation):

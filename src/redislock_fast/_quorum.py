@@ -15,7 +15,6 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from copy import copy
 from typing import Any
 
 from redis.exceptions import (
@@ -28,7 +27,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast import _clients, _process
-from redislock_fast._connect import redis_error
+from redislock_fast._connect import own_copy, redis_error
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, SharedHolding, twin_of
 from redislock_fast._protocol import NotExecuted, Redirected, Refused
@@ -221,9 +220,17 @@ class RedlockBase:
     # ---- acquire ----
 
     def _acquiring(
-        self, local: Holding, sleep: float | None, blocking: bool | None, blocking_timeout: float | None
+        self,
+        local: Holding,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        attempts: list[AcquireRound],
     ) -> Steps:
-        """Attempt until the lock is held or the time is up. Returns whether it is held."""
+        """Attempt until the lock is held or the time is up. Returns whether it is held.
+
+        `attempts` gets the last one, for `_undo_unnoticed`: the holding may be shared.
+        """
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -234,6 +241,7 @@ class RedlockBase:
         while True:
             token = new_token()[len(MARKER) :]
             local.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
+            attempts[:] = [attempt]
             yield Ask(attempt)
             if not attempt.undone:
                 local.quorum = QuorumLease(attempt)
@@ -263,10 +271,9 @@ class RedlockBase:
         if local.token == token:  # where the token is shared, another may have acquired meanwhile
             local.token = local.quorum = None
 
-    def _undo_unnoticed(self, local: Holding, before: Round | None) -> None:
-        """An interrupt came between the outcome and the caller's learning of it; `before` was the last round then."""
-        attempt = local.round
-        if attempt is not before and isinstance(attempt, AcquireRound):
+    def _undo_unnoticed(self, local: Holding, attempts: list[AcquireRound]) -> None:
+        """An interrupt came between the outcome and the caller's learning of it."""
+        for attempt in attempts:
             self._forget(local, attempt.token)
             self._quorum.undo_round(attempt)
 
@@ -373,7 +380,7 @@ class RedlockBase:
         errors = [error for error in round_.errors if error is not None]
         for error in errors:
             if isinstance(error, _NO_RETRY_MENDS):
-                return redis_error(str(error)) if isinstance(error, Refused | Redirected) else copy(error)
+                return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
         count = len(round_.votes)
         voted = count - round_.votes.count(None)
         message = f"only {voted} of {count} servers have voted within {round_.limit_s:g} s"

@@ -20,7 +20,7 @@ from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding
 from redislock_fast._quorum import QuorumLease, RedlockBase
 from redislock_fast._quorum_renewal import QuorumTenure, reason_of_round
-from redislock_fast._round import TakenRound
+from redislock_fast._round import AcquireRound, TakenRound
 from redislock_fast._steps import Ask, Steps
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
@@ -48,6 +48,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
         sleep: float | None,
         blocking: bool | None,
         blocking_timeout: float | None,
+        attempts: list[AcquireRound],
         task: asyncio.Task[object] | None = None,
     ) -> Steps:
         """Attempt until the lock is held or the time is up, and keep it. Returns whether it is held.
@@ -57,14 +58,15 @@ class KeepingRedlockBase(RedlockBase, Keeper):
             sleep: as for `acquire`, and so the others.
             blocking: likewise.
             blocking_timeout: likewise.
+            attempts: gets the last one.
             task: the task that holds, to be cancelled for a loss; None in threads.
         """
-        acquired: bool = yield from self._acquiring(local, sleep, blocking, blocking_timeout)
+        acquired: bool = yield from self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
         if acquired and self._terms is not None:
             try:
                 self._begin(self._terms, local, task)
             except BaseException:  # no thread can be started: the lock is not held
-                self._undo_unnoticed(local, None)
+                self._undo_unnoticed(local, attempts)
                 raise
         return acquired
 
@@ -102,7 +104,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
         try:
             yield from super()._releasing(local)
         except LockNotOwnedError as error:
-            yield from self._raising_lost("release", tenure, error)
+            yield from self._raising_lost("release", tenure, error, by_release=True)
 
     def _prolonging(self, local: Holding, lease: QuorumLease, verb: str, ttl_ms: int) -> Steps:
         tenure = self._tenure_of(local)
@@ -131,14 +133,16 @@ class KeepingRedlockBase(RedlockBase, Keeper):
 
     # ---- loss ----
 
-    def _raising_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> Steps:
-        """Find out why the lock was lost, and tell, unless that has been done."""
+    def _raising_lost(
+        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
+    ) -> Steps:
+        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back."""
         self._let_go(tenure)
-        if tenure.loss is None:
+        if tenure.loss is None and (by_release or not tenure.over):
             reason = yield from self._finding_out(tenure)
-            if tenure.lose(reason, by_release=tenure.over):
+            if tenure.lose(reason, by_release):
                 self._tell(tenure, reason)
-        raise self._lost_error(verb, tenure) from error
+        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
 
     def _finding_out(self, tenure: Tenure) -> Steps:
         """Why it is lost. Sends `GET name` where the lease has not ended."""

@@ -17,7 +17,7 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from redislock_fast._loss import LossReason
@@ -206,7 +206,7 @@ def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     open_ones = renewable(tenures, losses)
     if not open_ones:
         return
-    parts: list[list[int]] | None = None
+    parts: Sequence[Sequence[int]] | None = None
     with unheeded():
         parts = yield Split([tenure.key for tenure in open_ones])
     if parts is None:

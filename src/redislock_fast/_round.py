@@ -8,7 +8,8 @@ Each server's part is an operation of `_protocol.py`. Its result is the server's
 reached or stays silent has none.
 
 Who may touch what: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by whoever asks its server
-or reads that server's connection. A vote never changes; one that comes late is still noted.
+or reads that server's connection. A vote never changes; one that comes late is still noted. `decided` becomes True, and
+stays so.
 
 Must not know: sockets, threads, event loops, redis-py.
 """
@@ -57,6 +58,7 @@ class Round:
         errors: by server: why there is no verdict; None where that is not known.
         sent: by server: whether a request has left.
         lost: by server: whether its connection broke, and nothing has left since.
+        decided: whether no vote that is missing can change the outcome.
         began: the time before the first request, in the clock's seconds.
         insists: whether it goes on whatever happens, also at servers that have not answered for long.
         undone: whether it has been given up, so that nothing more must be set.
@@ -64,6 +66,7 @@ class Round:
 
     insists = False
     undone = False
+    decided = False
 
     def __init__(
         self,
@@ -77,12 +80,15 @@ class Round:
             operation.with_text = True
         self.operations = operations
         self.limit_s = limit_s
-        self.votes = votes or [None] * count
+        self.votes: list[bool | None] = [None] * count
         self.errors: list[Exception | None] = [None] * count
         self.sent = [False] * count
         self.lost = [False] * count
         self.began = 0.0
         self._quorum = count // 2 + 1
+        if votes:
+            self.votes = votes
+            self._count()
 
     # ---- one server ----
 
@@ -113,7 +119,14 @@ class Round:
             return True
         if finished:
             self.votes[index] = operation.result
+            self._count()
         return finished or self.undone
+
+    def _count(self) -> None:
+        """By whoever has noted a vote: the last of those who do so at once sees all of them."""
+        votes = self.votes
+        if not self.decided and (votes.count(True) >= self._quorum or votes.count(False) > len(votes) - self._quorum):
+            self.decided = True
 
     # ---- all of them ----
 
@@ -131,11 +144,6 @@ class Round:
     def answered(self) -> bool:
         """Whether a quorum has voted, one way or the other."""
         return len(self.votes) - self.votes.count(None) >= self._quorum
-
-    @property
-    def decided(self) -> bool:
-        """Whether no vote that is missing can change the outcome."""
-        return self.agreed or self.refused
 
     # ---- undoing ----
 

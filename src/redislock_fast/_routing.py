@@ -15,6 +15,7 @@ Nothing here waits, sends or receives. Must not know: threads, event loops, the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from redis.cluster import PRIMARY
@@ -35,7 +36,17 @@ from redislock_fast._protocol import Exchange, NotExecuted, Redirected
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Bulk, Lost, Reply
 
-__all__ = ["ASKING", "TROUBLES", "NodeRules", "Route", "error_of", "indexes_by_node", "next_node", "slot_node"]
+__all__ = [
+    "ASKING",
+    "TROUBLES",
+    "ClusterRules",
+    "NodeRules",
+    "Route",
+    "error_of",
+    "indexes_by_node",
+    "next_node",
+    "slot_node",
+]
 
 ASKING: Args = (b"ASKING",)
 """Lets the next request at a slot that is being imported. It does nothing anywhere else."""
@@ -173,6 +184,18 @@ def error_of(trouble: Exception) -> Exception:
     if isinstance(trouble, Redirected | NotExecuted):
         return redis_error(str(trouble))
     return trouble.with_traceback(None)  # redis-py's frames and its errors keep each other alive
+
+
+class ClusterRules(Channel[LinkType]):
+    """What a channel to a cluster does otherwise than one to a server."""
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        return {"retry": owner.retry}
+
+    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        client = self._owner()
+        return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
 
 
 class NodeRules(Channel[LinkType]):

@@ -12,17 +12,17 @@ Must not know: how any step is done.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redislock_fast._protocol import Operation
 
 if TYPE_CHECKING:
     from redislock_fast._many import Many
-    from redislock_fast._queue import Wait
     from redislock_fast._room import Seat
     from redislock_fast._round import Round
 
 __all__ = [
+    "ENTERED",
     "Ask",
     "AskAll",
     "Enter",
@@ -30,13 +30,15 @@ __all__ = [
     "ExecuteAll",
     "ExecuteBeside",
     "Listen",
-    "Post",
     "Sleep",
     "Split",
     "Step",
     "Steps",
     "all_of",
 ]
+
+ENTERED: Final = "entered"
+"""Heard in place of a message by who has a seat and has not listened yet."""
 
 
 class Execute:
@@ -106,19 +108,6 @@ class Enter:
         self.limit_s = limit_s
 
 
-class Post:
-    """Send the operation's first request on the seat's connection, its reply to be given to the seat.
-
-    Send back whether that could be done: on a connection that is not the current one any more, it cannot.
-    """
-
-    __slots__ = ("operation", "seat")
-
-    def __init__(self, seat: Seat, operation: Wait) -> None:
-        self.seat = seat
-        self.operation = operation
-
-
 class Listen:
     """Send back the next message for the seat, or None when none has come within so many seconds."""
 
@@ -147,7 +136,7 @@ class AskAll:
         self.rounds = rounds
 
 
-Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Post | Listen | Ask | AskAll"
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Listen | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]
 
 

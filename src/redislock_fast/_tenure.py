@@ -4,8 +4,8 @@ A tenure belongs to the holding of the thread or task that acquired: with the lo
 renews it has only weak references, so nobody keeps alive what nobody holds.
 
 Who may touch what: `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` are changed under `_mutex`, by the
-holder and by who renews, and read without it. `renewing` and `troubled` are changed by who renews alone. Everything
-else is the holder's.
+holder and by who renews, and read without it. `_releasing` is for holders who share a lock object, likewise. `renewing`
+and `troubled` are changed by who renews alone. Everything else is the holder's.
 
 Must not know: servers, threads, event loops, the API of Lock.
 """
@@ -81,6 +81,7 @@ class Tenure:
     __slots__ = (
         "__weakref__",
         "_margin_s",
+        "_releasing",
         "begun",
         "busy",
         "ceiling",
@@ -115,6 +116,7 @@ class Tenure:
         self.depth = 1
         self.loss: LossReason | None = None
         self.over = False
+        self._releasing: object = None
         self.queued = False
         self.renewing = False
         self.busy = 0
@@ -163,6 +165,19 @@ class Tenure:
         with _mutex.lock:
             self.over = True
             return self.loss is None
+
+    def begin_release(self, release: object) -> bool:
+        """This release is to be sent. Returns False where another is under way, or has had its verdict."""
+        with _mutex.lock:
+            if self._releasing is None:
+                self._releasing = release
+            return self._releasing is release
+
+    def release_failed(self, release: object) -> None:
+        """If this one was sent, nobody knows whether it was executed: it can be called again."""
+        with _mutex.lock:
+            if self._releasing is release:
+                self._releasing = None
 
     @property
     def entry(self) -> Any:
@@ -251,7 +266,8 @@ class Tenure:
                     self.ceiling = math.inf
                 self.busy += 1
                 self.touched = True
-                local.lease = (self.token, self.expires_at)
+                if local.lease != (self.token, self.expires_at):
+                    local.lease = (self.token, self.expires_at)
                 if new_ttl_ms is not None and self.expires_at is not None:
                     self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
             yield
@@ -262,6 +278,8 @@ class Tenure:
             if begun:
                 with _mutex.lock:
                     self.busy -= 1
-                    expires_at = local.expires_at(self.token)
-                    if self.loss is None:
-                        self.expires_at = None if expires_at is None else min(expires_at, self.ceiling)
+                    token, expires_at = local.lease
+                    if self.loss is None and token == self.token and expires_at is not None:
+                        so_far = math.inf if self.expires_at is None else self.expires_at
+                        others_s = so_far if self.busy else math.inf  # another holder's may make it shorter yet
+                        self.expires_at = min(expires_at, self.ceiling, others_s)

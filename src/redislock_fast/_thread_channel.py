@@ -4,7 +4,7 @@ A `ThreadChannel` drives operations over its link: it connects when there is non
 when the pool's retry policy or the caller's time is used up, and then undoes what may have been done.
 
 Who may touch what: `ThreadChannel.link` is replaced under `_connecting` and read without it (a stale link is broken,
-and says so); `_undone` is added to by anybody, by one `+=` on the list, and taken from under `_undoing`; `_inside` is
+and says so); `_undone` is added to by anybody, by one `+=` on the list, and taken from under `_undoing`; `inside` is
 used by atomic methods of set alone.
 
 A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
@@ -17,6 +17,7 @@ Must not know: the API of Lock.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -29,7 +30,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    RedisError,
     TimeoutError,  # noqa: A004
 )
 
@@ -54,6 +54,9 @@ from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 
 __all__ = ["BlockingEncoding", "ThreadChannel"]
 
+_EXIT_LIMIT_S = 1.0
+"""How long a program that ends waits for what is being undone: its threads end with it."""
+
 
 class BlockingEncoding(Encoding):
     """The encoder of a client that blocks."""
@@ -72,16 +75,16 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
-        self._connecting = threading.Lock()
+        self._connecting = threading.RLock()
         self._undoing = threading.RLock()
         self._undoer: threading.Thread | None = None
-        self._inside: set[int] = set()  # idents of the threads that drive an operation
+        self.inside: set[int] = set()  # idents of the threads that drive an operation
         self._spares: list[ThreadChannel] = []
         _process.forget_in_child(self)
 
-    def split(self, keys: list[bytes]) -> list[list[int]]:
+    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has: here, all."""
-        return [list(range(len(keys)))]
+        return [range(len(keys))]
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation until it is finished.
@@ -120,7 +123,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         Every link on which a request left without an answer is added to `loose`.
         """
         thread = get_ident()
-        if thread in self._inside:
+        if thread in self.inside:
             self.run_beside(operation, limit_s, loose)
             return
         now = clock()
@@ -132,7 +135,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         while True:
             link = self.link
             try:
-                self._inside.add(thread)
+                self.inside.add(thread)
                 if link is None:
                     link = self.connect(deadline)
                     now = clock()
@@ -149,13 +152,14 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 now = clock()
                 pause_s = self._pause_s(trouble, failures, now, deadline)
             except BaseException:  # an interrupt: the request may be under way
-                operation.lost(True)
-                loose += [link] if link is not None else []
+                if link is not None:
+                    operation.lost(True)
+                    loose.append(link)
                 raise
             else:
                 return
             finally:
-                self._inside.discard(thread)
+                self.inside.discard(thread)
             if pause_s is None:
                 try:
                     raise error
@@ -188,7 +192,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                     self.run(Look(key), limit_s, [])  # connects, within the retry policy
                 continue
             room = link.room
-            if room is None or get_ident() in self._inside:
+            if room is None or get_ident() in self.inside:
                 return None
             channel = room.channel_for(key)
             if room.knows(channel):
@@ -201,13 +205,13 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
         thread = get_ident()
-        was_inside = thread in self._inside
-        self._inside.add(thread)
+        was_inside = thread in self.inside
+        self.inside.add(thread)
         try:
             link.pipe.post(args, on_reply)
         finally:
             if not was_inside:
-                self._inside.discard(thread)
+                self.inside.discard(thread)
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests still leave on the seat's connection."""
@@ -226,7 +230,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def hear(self, mailbox: Mailbox, timeout_s: float) -> object:
         """`listen`, for any mailbox of the channel's connection."""
         thread = get_ident()
-        self._inside.add(thread)
+        was_inside = thread in self.inside
+        self.inside.add(thread)
         try:
             return mailbox.wait(min(timeout_s, FOREVER_S))
         except NoReply:
@@ -234,12 +239,13 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         except Lost:
             return BROKEN
         finally:
-            self._inside.discard(thread)
+            if not was_inside:
+                self.inside.discard(thread)
 
     @property
     def is_entered(self) -> bool:
         """Whether the calling thread is inside already, and this is a signal handler or a finalizer."""
-        return get_ident() in self._inside
+        return get_ident() in self.inside
 
     def apart(self) -> ThreadChannel:
         """A channel with a connection of its own, for who finds himself inside of this one."""
@@ -291,9 +297,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             redis.exceptions.ConnectionError: and whatever `open_link` raises.
         """
         limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
-        if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
-            raise TimeoutError("no connection in time")
         try:
+            if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
+                raise TimeoutError("no connection in time")
             if self.link is None:
                 link = open_link(self._live_owner(), limit_s)
                 self._post_first(link)
@@ -301,16 +307,26 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 self.link = link
             return self.link
         finally:
-            self._connecting.release()
+            with contextlib.suppress(RuntimeError):  # not taken: an interrupt may come at the very moment
+                self._connecting.release()
 
     def _start_undoing(self) -> None:
-        if self._undoer is None or not self._undoer.is_alive():
+        undoer = self._undoer
+        if undoer is None or not undoer.is_alive():
             # Two at once, after a race, do no harm. The thread keeps no channel alive.
-            self._undoer = threading.Thread(
+            undoer = threading.Thread(
                 target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
             )
+            self._undoer = undoer
             with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-                self._undoer.start()
+                undoer.start()
+                _undoers.add(undoer)
+
+    def may_rest(self) -> bool:
+        """Whether the undoing thread may end. Once it has been told so, whoever leaves something starts another."""
+        if self.idle:
+            self._undoer = None  # before the second look: who left something before this has relied on this thread
+        return self.idle
 
     def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
@@ -321,9 +337,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             unanswered: list[int] = []
             try:
                 self.run(undoing, UNDO_LIMIT_S, [])
-            except (Refused, Redirected):
+            except Redirected:
                 pass  # no retry mends that: the lock's own ttl must do
-            except (RedisError, OSError):
+            except Exception:  # whatever it is: connecting runs users' code, too, as for credentials
                 unanswered = undoing.unfinished
             # Behind the others, which may be another node's: a dead one must not keep those waiting.
             postponed = [*undoing.to_undo(failed=False), *map(self._undone.__getitem__, unanswered)]
@@ -345,22 +361,33 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""
         link, self.link = self.link, None
-        self._connecting = threading.Lock()
+        self._connecting = threading.RLock()
         self._undoing = threading.RLock()
         self._undone.clear()
         self._endings.clear()
-        self._inside.clear()
+        self.inside.clear()
         self._spares.clear()  # each forgets for itself
         self.standing = Standing()
         if link is not None:
             link.forget()
 
 
+_undoers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_undoing() -> None:
+    """Else a program that is interrupted just when it is granted a lock might leave that behind."""
+    deadline = clock() + _EXIT_LIMIT_S
+    for undoer in list(_undoers):
+        undoer.join(max(deadline - clock(), 0.0))
+
+
 def _undo_in_background(channel_ref: weakref.ref[ThreadChannel]) -> None:
     delay_s = UNDO_FIRST_S
     while delay_s < UNDO_LAST_S:
         channel = channel_ref()
-        if channel is None or channel.idle:
+        if channel is None or channel.may_rest():
             return
         if channel.undo_some():
             delay_s = UNDO_FIRST_S

@@ -1,9 +1,9 @@
 """The servers of a Redlock, asked by threads.
 
 All requests of a round leave before any reply is waited for. Then the asking thread reads from one connection after the
-other, as any caller does, until the outcome is certain: first from those that made it wait least the last time, and
-from none for long before it has looked at the others. So a server that is slow or silent costs nothing unless its vote
-is needed. All waiting of a round ends `limit_s` after its beginning.
+other, as any caller does, until the outcome is certain: in the order in which they were asked, who made nobody wait
+lately first, and from none for long before it has looked at the others. So a server that is slow or silent costs
+nothing unless its vote is needed. All waiting of a round ends `limit_s` after its beginning.
 
 Connecting is a thread of its own for each server that has no connection: nobody waits for it longer than his round
 lasts, and a server that cannot be reached is not tried again at once.
@@ -21,8 +21,8 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from itertools import chain
 from operator import attrgetter
+from threading import get_ident
 from typing import Any
 
 from redislock_fast._ballots import Ballot, end, insist, meet, undo
@@ -31,17 +31,19 @@ from redislock_fast._quorums import QuorumEntry
 from redislock_fast._room import BROKEN
 from redislock_fast._round import Round
 from redislock_fast._steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._tally import PythonTally, new_tally
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
-from redislock_fast._wire import Mailbox
+from redislock_fast._wire import MISSING, Mailbox
 
 __all__ = ["ThreadQuorum"]
 
 _CONNECT_LIMIT_S = 5.0
-_STALE_AFTER_S = 0.001
+_STALE_AFTER_S = 0.01
 _FIRST_SLICE_S = 0.001
 _SLICE_GROWTH = 4
 _LOOK_EVERY_S = 0.1
+_LINGER_S = 1.0
 
 
 class _ThreadBallot(Ballot):
@@ -50,9 +52,11 @@ class _ThreadBallot(Ballot):
     link: Link | None = None  # where it was posted, unless that was lost
     mailbox: Mailbox | None = None  # of that link, once it is waited for
 
-    def __init__(self, channel: ThreadChannel, round_: Round, index: int) -> None:
-        super().__init__(channel, round_, index)
-        self.channel = channel
+    def take_over(self, link: Link, tally: PythonTally, place: int) -> None:
+        """Take the reply to what a tally has posted, as the one in this place."""
+        self.link = link
+        self.posted(link)
+        tally.hand_on(place, self.answer)
 
     def settled(self) -> None:
         mailbox = self.mailbox
@@ -62,10 +66,9 @@ class _ThreadBallot(Ballot):
     def leave(self) -> None:
         self.link = self.mailbox = None
         super().leave()
-        del self.channel
 
 
-_patience = attrgetter("standing.silent", "standing.waited_s")
+_patience = attrgetter("standing.silent", "standing.slowness")
 
 
 class ThreadQuorum:
@@ -77,6 +80,7 @@ class ThreadQuorum:
 
     def __init__(self, channels: list[ThreadChannel]) -> None:
         self._channels = channels
+        self._lookout = _Lookout(channels)
 
     def drive(self, steps: Steps) -> Any:
         """Do what the steps say. Returns what they return."""
@@ -102,22 +106,40 @@ class ThreadQuorum:
 
         An acquire that comes to nothing, or is interrupted, is undone.
         """
-        if any(channel.is_entered for channel in self._channels):
-            self._ask_apart(rounds)
-            return
+        channels = self._channels
+        thread = get_ident()
+        entered: list[set[int]] = []
+        try:
+            for channel in channels:
+                if thread in channel.inside:
+                    break
+                entered.append(channel.inside)  # before: an interrupt may come between the two
+                channel.inside.add(thread)
+            else:
+                self._hold(rounds)
+                return
+        finally:
+            for inside in entered:
+                inside.discard(thread)
+        self._ask_apart(rounds)
+
+    def _hold(self, rounds: Sequence[Round]) -> None:
+        channels = self._channels
         began = clock()
-        ballots: list[list[_ThreadBallot]] = []
         for round_ in rounds:
             round_.began = began
-            ballots.append(
-                [
-                    _ThreadBallot(channel, round_, index)
-                    for index, channel in enumerate(self._channels)
-                    if round_.awaits(index)
-                ]
-            )
+        ballots: list[_ThreadBallot] = []
         try:
-            _collect(list(chain(*ballots)), began + min(round_.limit_s for round_ in rounds))
+            begun = len(rounds) == 1 and _ask_at_once(channels, rounds[0], ballots)
+            if not begun:
+                ballots += [
+                    _ThreadBallot(channels[index], round_, index)
+                    for round_ in rounds
+                    for index, vote in enumerate(round_.votes)
+                    if vote is None
+                ]
+            if not begun or not rounds[0].decided:
+                _collect(channels, ballots, began + min([round_.limit_s for round_ in rounds]))
             for round_ in rounds:
                 round_.close(clock())
         except BaseException:
@@ -125,10 +147,13 @@ class ThreadQuorum:
                 round_.give_up()
             raise
         finally:
-            for round_, own in zip(rounds, ballots, strict=True):
-                end(own, self._channels, round_)
+            for round_ in rounds:
+                end(ballots, channels, round_)
+            for ballot in ballots:
+                if not ballot.has_voted or len(ballot.links) > 1:  # else there is nothing to come
+                    ballot.leave()
             if any(round_.insists for round_ in rounds):
-                _look_after(self._channels)
+                self._lookout.look(channels)
 
     def undo_round(self, round_: Round) -> None:
         """Undo a round whose outcome nobody has noted; in the background."""
@@ -154,22 +179,76 @@ class ThreadQuorum:
                 undo(self._channels, round_)  # what the channels apart would do in the background
 
 
-def _collect(ballots: list[_ThreadBallot], deadline: float) -> None:
-    """Post, and wait for votes: in turn for each connection that is to be made, and each vote that is to come."""
+def _ask_at_once(channels: Sequence[ThreadChannel], round_: Round, ballots: list[_ThreadBallot]) -> bool:
+    """Ask all servers, on a day on which none is slow, silent or new, until a quorum has answered.
+
+    Args:
+        channels: of the servers.
+        round_: what to ask.
+        ballots: where those are put whose servers have not had their say, even if this is interrupted.
+
+    Returns:
+        False where it is another day; then nothing has left.
+    """
+    links: list[Link] = []
+    count = len(channels)
+    if round_.votes.count(None) < count:
+        return False
+    for channel in channels:
+        link = channel.link
+        standing = channel.standing
+        if link is None or standing.dialect is not link.dialect:
+            return False
+        if link.pipe.silence_s > _STALE_AFTER_S or standing.is_full:
+            _read(channel, link)
+            if standing.is_full or link.pipe.broken:
+                return False
+        if standing.silent:
+            return False
+        links.append(link)
+    order = sorted(range(count), key=[channel.standing.slowness for channel in channels].__getitem__)
+    tally = new_tally([links[index].pipe for index in order])
+    try:
+        tally.ask([round_.request(index, links[index].dialect) for index in order])
+        tally.wait(count // 2 + 1, _FIRST_SLICE_S, round_.limit_s)
+    finally:
+        for place, reply in enumerate(tally.replies()):
+            index = order[place]
+            link = links[index]
+            channel = channels[index]
+            channel.standing.note_wait(tally.waited_s[place])
+            if reply is not MISSING and round_.take(index, reply, link.dialect):
+                continue
+            ballot = _ThreadBallot(channel, round_, index)
+            ballots.append(ballot)
+            lost = tally.lost[place]
+            if lost is not None:
+                ballot.lose(lost.sent, lost)
+            elif reply is MISSING:
+                ballot.take_over(link, tally, place)
+    return True
+
+
+def _collect(channels: Sequence[ThreadChannel], ballots: list[_ThreadBallot], deadline: float) -> None:
+    """Post, and wait for votes: in turn for each connection that is to be made, and each vote that is to come.
+
+    Who is asked first is heard first: those that have made nobody wait lately.
+    """
     connect_s = 0.0  # nor is a silent server asked before it is known whether the others suffice
     slice_s = _FIRST_SLICE_S
     while True:
+        ballots.sort(key=_patience)
         for ballot in ballots:
             if ballot.link is None:
-                _post(ballot, min(clock() + connect_s, deadline), needed=connect_s > 0)
+                _post(channels[ballot.index], ballot, connect_s, deadline)
         in_vain: set[int] = set()  # servers that owe more than one vote are not waited for more than once
-        for ballot in sorted(ballots, key=_patience):
-            if ballot.link is None or ballot.index in in_vain or not ballot.is_open or ballot.round.decided:
+        for ballot in ballots:
+            index, round_ = ballot.index, ballot.round
+            if ballot.link is None or round_.decided or round_.votes[index] is not None or index in in_vain:
                 continue
-            _wait(ballot, min(clock() + slice_s, deadline))
-            if ballot.is_open:
-                in_vain.add(ballot.index)
-        ballots = [ballot for ballot in ballots if ballot.is_open and (not ballot.round.decided or ballot.is_new)]
+            if not _wait(channels[index], ballot, slice_s, deadline):
+                in_vain.add(index)
+        ballots = [ballot for ballot in ballots if (not ballot.round.decided or ballot.is_new) and ballot.is_open]
         if not ballots:
             return
         if clock() >= deadline:
@@ -179,26 +258,27 @@ def _collect(ballots: list[_ThreadBallot], deadline: float) -> None:
     for ballot in ballots:
         ballot.standing.silent = True
         if ballot.link is not None:
-            ballot.channel.leave_if_silent(ballot.link)
+            channels[ballot.index].leave_if_silent(ballot.link)
 
 
-def _post(ballot: _ThreadBallot, wait_until: float, needed: bool) -> None:
-    """Send a ballot's request, where there is a connection, or will be by then; to a silent server only if needed."""
-    channel = ballot.channel
-    link = _connected(channel, wait_until)
-    standing = channel.standing
+def _post(channel: ThreadChannel, ballot: _ThreadBallot, connect_s: float, deadline: float) -> None:
+    """Send a ballot's request, where there is a connection, or will be so soon; to a silent server only in need."""
+    standing = ballot.standing
+    link = channel.link
+    if link is None or link.pipe.broken:
+        link = _connected(channel, min(clock() + connect_s, deadline))
     if link is None:
         if standing.trouble is not None:
             ballot.skip(standing.trouble)
         return
-    meet(channel, link)
+    if standing.dialect is not link.dialect:
+        meet(channel, link)
     if link.pipe.silence_s > _STALE_AFTER_S:
         _read(channel, link)
-        if ballot.must_wait or (standing.silent and not needed and not ballot.round.insists):
+        if ballot.must_wait or (standing.silent and not connect_s and not ballot.round.insists):
             return
-    ballot.link = link
-    if not ballot.post(channel, link):
-        ballot.link = None
+    if ballot.post(link):
+        ballot.link = link
 
 
 def _read(channel: ThreadChannel, link: Link) -> None:
@@ -208,19 +288,23 @@ def _read(channel: ThreadChannel, link: Link) -> None:
         channel.leave_if_silent(link)
 
 
-def _wait(ballot: _ThreadBallot, until: float) -> None:
-    """Wait for a ballot's vote, till then."""
-    if ballot.mailbox is None:
+def _wait(channel: ThreadChannel, ballot: _ThreadBallot, slice_s: float, deadline: float) -> bool:
+    """Wait for a ballot's vote, for so long at most. Returns False if that was in vain."""
+    mailbox = ballot.mailbox
+    if mailbox is None:
         assert ballot.link is not None
-        ballot.mailbox = ballot.link.pipe.mailbox()
+        ballot.mailbox = mailbox = ballot.link.pipe.mailbox()
         if not ballot.is_open:  # it was answered before there was a mailbox, by another thread that reads
-            return
+            return True
     began = clock()
-    lost = ballot.channel.hear(ballot.mailbox, max(until - began, 0.0)) is BROKEN
-    ballot.standing.waited_s = clock() - began
+    lost = channel.hear(mailbox, max(min(slice_s, deadline - began), 0.0)) is BROKEN
+    ballot.standing.note_wait(clock() - began)
+    if ballot.has_voted:
+        return True
     if lost and ballot.is_open:
         ballot.link = ballot.mailbox = None
         ballot.lose(True, ConnectionError("the connection was lost"))
+    return not ballot.is_open
 
 
 def _connected(channel: ThreadChannel, wait_until: float) -> Link | None:
@@ -268,39 +352,60 @@ def _open(channel_ref: weakref.ref[ThreadChannel]) -> None:
             channel.standing.connected()
 
 
-def _look_after(channels: list[ThreadChannel]) -> None:
-    """Have replies read that nobody waits for: a release that was lost with its connection is to be done again."""
-    refs = [
-        weakref.ref(channel)
-        for channel in channels
-        if channel.standing.owed and not channel.standing.looked_after and _owes(channel)
-    ]
-    if refs:
-        looking = threading.Thread(target=_look, args=(refs,), name="redislock_fast-look", daemon=True)
+class _Lookout:
+    """Reads what servers answer when nobody waits for it any more.
+
+    A release that was lost with its connection is to be done again, even if nobody ever asks again. The thread that
+    looks for that stays for a while, so that the next release need not start another.
+
+    Who may touch what: `_until` and `_thread` are assigned as a whole by anybody. Who wants somebody to look assigns
+    `_until` and then reads `_thread`; the thread that leaves does so the other way round.
+
+    Args:
+        channels: whose servers. They are not kept alive.
+    """
+
+    def __init__(self, channels: Sequence[ThreadChannel]) -> None:
+        self._refs = [weakref.ref(channel) for channel in channels]
+        self._until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def look(self, channels: Sequence[ThreadChannel]) -> None:
+        """Have what is owed looked for, if anything is once this thread has read what has come."""
+        if any(channel.standing.owed for channel in channels):
+            self._until = clock() + _LINGER_S
+            thread = self._thread
+            # A dead one, as after a fork, is none. Starting one takes 0.2 ms, which a lone release need not wait for.
+            if (thread is None or not thread.is_alive()) and [channel for channel in channels if _owes(channel)]:
+                self._start()
+
+    def _start(self) -> None:
+        # Two at once, after a race, do no harm.
+        self._thread = thread = threading.Thread(target=self._run, name="redislock_fast-look", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-            looking.start()
+            thread.start()
 
-
-def _look(channel_refs: list[weakref.ref[ThreadChannel]]) -> None:
-    while channel_refs:
-        time.sleep(_LOOK_EVERY_S)
-        channel_refs = [ref for ref in channel_refs if _owes(ref())]
+    def _run(self) -> None:
+        owing = self._refs
+        while owing or clock() < self._until:
+            time.sleep(_LOOK_EVERY_S)
+            owing = [ref for ref in self._refs if _owes(ref())]
+        self._thread = None
+        if clock() < self._until:
+            self._start()
 
 
 def _owes(channel: ThreadChannel | None) -> bool:
     """Read what has come, and see to what was lost. Returns whether there is more to come."""
-    if channel is None:
+    if channel is None or not channel.standing.owed:
         return False
-    standing = channel.standing
     link = channel.link
     if link is not None:
         _read(channel, link)
         channel.leave_if_broken()
     link = channel.link
     if link is None:
-        insist(channel, standing.owed)
+        insist(channel, channel.standing.owed)
     else:
         meet(channel, link)
-    standing.looked_after = False  # before the last look: who is owed from here on has another thread look
-    standing.looked_after = bool(standing.owed)
-    return standing.looked_after
+    return bool(channel.standing.owed)

@@ -11,10 +11,13 @@ import time
 from functools import partial
 from typing import Any
 
-__all__ = ["added_ms", "clock", "drift_s", "poll_seconds", "positive_ms", "ttl_ms_of", "wait_seconds"]
+__all__ = ["MOST_FAILURES", "added_ms", "clock", "drift_s", "poll_seconds", "positive_ms", "ttl_ms_of", "wait_seconds"]
 
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 """Seconds that never go back and count suspends, from an arbitrary start."""
+
+MOST_FAILURES = 1000
+"""No more in a row are counted: what doubles a pause with each, as redis-py's backoffs do, overflows after 1,023."""
 
 _MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
 

@@ -6,18 +6,21 @@ Must not know: the API of Lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redislock_fast._channel import Registry, is_cluster
 from redislock_fast._cluster import ClusterChannel
 from redislock_fast._many import Many
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Post, Sleep, Split, Steps
+from redislock_fast._steps import ENTERED, Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Sleep, Split, Steps
 from redislock_fast._thread_channel import ThreadChannel
 
-__all__ = ["Transport", "drive", "transport_of"]
+if TYPE_CHECKING:
+    from redislock_fast._waiting import Waiting
+
+__all__ = ["Transport", "drive", "transport_of", "wait"]
 
 
 class Transport(Protocol):
@@ -35,7 +38,7 @@ class Transport(Protocol):
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
 
-    def split(self, keys: list[bytes]) -> list[list[int]]:
+    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has."""
 
     def is_awaited(self, key: bytes) -> bool:
@@ -50,8 +53,8 @@ class Transport(Protocol):
     def key_of(self, name: object) -> bytes:
         """A lock's name as its key, as the client's own commands have it."""
 
-    def keys_of(self, names: Iterable[object]) -> list[bytes]:
-        """Many names as keys."""
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as keys, and whether names that differ have certainly different keys."""
 
 
 _channels: Registry[ThreadChannel | ClusterChannel] = Registry()
@@ -81,9 +84,7 @@ def drive(transport: Transport, steps: Steps) -> Any:
         while True:
             answer: Any = None
             try:
-                if type(step) is Post:
-                    answer = step.seat.post(step.operation)
-                elif type(step) is Listen:
+                if type(step) is Listen:
                     home: Any = step.seat.home
                     answer = home.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:
@@ -104,3 +105,25 @@ def drive(transport: Transport, steps: Steps) -> Any:
                 step = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def wait(transport: Transport, waiting: Waiting) -> Any:
+    """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
+    seat = transport.enter(waiting.key, waiting.token, waiting.limit_s())
+    heard: object = ENTERED
+    try:
+        if seat is not None:
+            timeout_s = waiting.join(seat)
+            if timeout_s is not None:
+                home: Any = seat.home
+                heard = home.listen(seat, timeout_s)
+                grant = waiting.granted(seat, heard)
+                if grant is not None:
+                    seat.leave()
+                    return grant
+    except BaseException as error:
+        heard = error
+    try:
+        return drive(transport, waiting.steps((seat, heard)))
+    finally:
+        del seat, heard  # an error would keep this frame, and this frame the error

@@ -1,9 +1,12 @@
-"""How a waiter gets a contended lock: a procedure of steps, without I/O.
+"""How a waiter gets a contended lock: a procedure of steps, and what those come to on a usual day.
 
 He stands in the lock's queue and is told when the lock is handed to him. Lost messages, dead holders, deleted keys and
 flushed servers are found by looking: one waiter of each line repeats his request once an interval, and when the
 holder's ttl has ended. What the server denies makes him fall back, first to watching the key and trying
 when it changes, then to polling.
+
+On a usual day there are no steps: `join`, listen, `granted`. That takes half as many calls. Whatever else happens is
+told to the steps, which go on from there.
 
 Must not know: sockets, threads, event loops.
 """
@@ -11,12 +14,12 @@ Must not know: sockets, threads, event loops.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, TypeGuard
 
 from redislock_fast._protocol import Acquire, Reacquire
-from redislock_fast._queue import MOVING, Leave, Wait, Watch
+from redislock_fast._queue import MOVING, Leave, Wait, Watch, first_wait
 from redislock_fast._room import BROKEN, RECKON, Grant, Seat
-from redislock_fast._steps import Enter, Execute, Listen, Post, Sleep, Steps
+from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._times import clock
 from redislock_fast._tokens import is_held_with, new_token
 
@@ -77,29 +80,52 @@ class Waiting:
         self.token = token
         self.attempt: Acquire | None = None
         self._kind = kind
-        self._queues = queues
-        self._key = key
+        self.queues = queues
+        self.key = key
         self.ttl_ms = ttl_ms
         self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
         self._deadline = deadline
         self._awake_ms = int(1000 * _AWAKE_INTERVALS * min(self._interval_s, _LONGEST_S)) + _AWAKE_MS
+        self._kept_ms = max(_KEPT_MS, 2 * self._awake_ms)
 
-    def steps(self) -> Steps:
+    def join(self, seat: Seat) -> float | None:
+        """Join the queue, without waiting for the reply: that saves a wake-up.
+
+        Returns:
+            For how long to listen, in seconds; None where that could not be done.
+        """
+        channel = seat.channel
+        if not self.queues or channel is None:
+            return None
+        publish = seat.room.publish
+        request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
+        return self._listen_s(seat) if seat.post(request) else None
+
+    def granted(self, seat: Seat, message: object) -> Grant | None:
+        """The first message, if it is a grant that needs no second look."""
+        return message if self._is_ours(message, seat) and self._is_fresh(message) else None
+
+    def steps(self, begun: tuple[Seat | None, object] | None = None) -> Steps:
         """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.
 
         A token is used on one connection only, since what was sent on a lost one may be executed at any time. So who
         loses his connection loses his place.
+
+        Args:
+            begun: the answer to `Enter`, and what has been heard since `join`: a message, None when none has come in
+                time, what was raised, or ENTERED.
         """
         while True:
-            seat: Seat | None = yield Enter(self._key, self.token, self._limit_s())
+            if begun is None:
+                begun = (yield Enter(self.key, self.token, self.limit_s())), ENTERED
+            (seat, heard), begun = begun, None
             if seat is None:
                 return POLL
-            seat.since = clock()
             try:
-                queues = self._queues and seat.channel is not None
-                outcome = (yield from self._joining(seat)) if queues else _DENIED
+                queues = self.queues and seat.channel is not None
+                outcome = yield from self._joining(seat, heard)
                 if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
-                    grant = yield from self._leave(seat, self._limit_s())
+                    grant = yield from self._leave(seat, self.limit_s())
                     if grant:
                         return grant
                 if outcome is _DENIED:
@@ -118,27 +144,38 @@ class Waiting:
                 raise
             finally:
                 seat.leave()
+                heard = None  # an error would keep this frame, and this frame the error
 
-    def _limit_s(self) -> float | None:
+    def limit_s(self) -> float | None:
+        """How long to wait at most from now on, in seconds."""
         return None if self._deadline is None else max(self._deadline - clock(), 0.0)
 
     # ---- in the queue ----
 
-    def _joining(self, seat: Seat) -> Steps:
-        """Join the queue and listen, without waiting for the reply in between: that saves a wake-up."""
-        if (yield Post(seat, self._wait(seat, b""))):
-            outcome = yield from self._listening(seat)
-            if outcome is not _LOOK and outcome is not _DUE:
-                return outcome
-            return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
-        return (yield from self._queueing(seat, None))
+    def _joining(self, seat: Seat, heard: object) -> Steps:
+        if isinstance(heard, BaseException):
+            try:
+                raise heard
+            finally:
+                del heard  # likewise
+        if not self.queues or seat.channel is None:
+            return _DENIED
+        if heard is ENTERED:
+            timeout_s = self.join(seat)
+            if timeout_s is None:
+                return (yield from self._queueing(seat, None))
+            heard = yield Listen(seat, timeout_s)
+        outcome = yield from self._listening(seat, heard)
+        if outcome is not _LOOK and outcome is not _DUE:
+            return outcome
+        return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
 
     def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
         """Ask, listen, and ask again: also for the oldest, when it is time to look."""
         watches = True
         while True:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
-            yield Execute(wait, self._limit_s())
+            yield Execute(wait, self.limit_s())
             if wait.denied == MOVING:
                 return (yield from self._trying())
             if wait.unsettled:  # it is undone
@@ -146,7 +183,7 @@ class Waiting:
                 return BROKEN
             if wait.denied:
                 if wait.denied == "NOPERM":
-                    seat.room.forbid(self._key)
+                    seat.room.forbid(self.key)
                 return _DENIED
             if not seat.current:
                 return BROKEN
@@ -161,12 +198,12 @@ class Waiting:
             if oldest is not None and self._is_lost(wait, oldest):
                 seat.wake_others()
             if wait.foreign and watches:
-                watch = Watch(self._key)
-                yield Execute(watch, self._limit_s())
+                watch = Watch(self.key)
+                yield Execute(watch, self.limit_s())
                 watches = not watch.denied
                 if watches and watch.word != wait.word:
                     continue
-            outcome = yield from self._listening(seat)
+            outcome = yield from self._listening(seat, (yield Listen(seat, self._listen_s(seat))))
             if outcome is not _LOOK and outcome is not _DUE:
                 return outcome
             oldest = seat.oldest() if outcome is _DUE else None
@@ -178,45 +215,56 @@ class Waiting:
 
     def _wait(self, seat: Seat, look_for: bytes) -> Wait:
         assert seat.channel is not None
-        kept_ms = max(_KEPT_MS, 2 * self._awake_ms)
-        return Wait(self._key, self.token, self.ttl_ms, seat.publish, seat.channel, self._awake_ms, kept_ms, look_for)
+        words = (seat.room.publish, seat.channel, self._awake_ms, self._kept_ms, look_for)
+        return Wait(self.key, self.token, self.ttl_ms, *words)
 
-    def _listening(self, seat: Seat) -> Steps:
+    def _listen_s(self, seat: Seat) -> float:
+        """For how long to listen, in seconds."""
+        until = seat.due_at(self._interval_s) or _NEVER
+        if self._deadline is not None and self._deadline < until:
+            until = self._deadline
+        seat.until = until
+        return max(until - clock(), 0.0)
+
+    @staticmethod
+    def _is_ours(message: object, seat: Seat) -> TypeGuard[Grant]:
+        """Whether it is a grant, and not of a place that we had, and lost, and have since been told so."""
+        return type(message) is Grant and (not seat.arrival or float(message.arrival or 0) >= seat.arrival)
+
+    def _listening(self, seat: Seat, message: object) -> Steps:
         """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
-        deadline = _NEVER if self._deadline is None else self._deadline
         while True:
-            seat.until = until = min(seat.due_at(self._interval_s) or _NEVER, deadline)
-            message = yield Listen(seat, max(until - clock(), 0.0))
-            if message is RECKON:
-                continue
-            if type(message) is Grant:
-                if seat.arrival and float(message.arrival or 0) < seat.arrival:
-                    continue  # we had it, and lost it, and have since been told so
+            if self._is_ours(message, seat):
                 return (yield from self._if_fresh(message)) or _LOOK
-            if message is not None:
+            if message is None:
+                now = clock()
+                if self._deadline is not None and now >= self._deadline:
+                    return (yield from self._leave(seat, 0.0)) or TIME_UP
+                if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
+                    seat.line.looked_at = now
+                    return _DUE
+            elif message is not RECKON and type(message) is not Grant:
                 return BROKEN if message is BROKEN else _LOOK
-            now = clock()
-            if now >= deadline:
-                return (yield from self._leave(seat, 0.0)) or TIME_UP
-            if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
-                seat.line.looked_at = now
-                return _DUE
+            message = yield Listen(seat, self._listen_s(seat))
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
         """Leave the queue. Returns the grant, if there was one meanwhile.
 
         Not with a posted wait that is still unanswered: `withdraw` will undo that.
         """
-        leave = Leave(self._key, self.token, keep=not seat.asked_at)
+        leave = Leave(self.key, self.token, keep=not seat.asked_at)
         yield Execute(leave, limit_s)
         return (yield from self._if_fresh(Grant(leave.word, seat.since))) if leave.result else None
 
+    def _is_fresh(self, grant: Grant) -> bool:
+        return self.ttl_ms is None or clock() - grant.since <= self.ttl_ms * _SPENT / 1000
+
     def _if_fresh(self, grant: Grant) -> Steps:
         """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
-        if self.ttl_ms is None or clock() - grant.since <= self.ttl_ms * _SPENT / 1000:
+        if self._is_fresh(grant):
             return grant
-        reacquire = Reacquire(self._key, self.token, self.ttl_ms, queued=True)
-        yield Execute(reacquire, self._limit_s())
+        reacquire = Reacquire(self.key, self.token, self.ttl_ms, queued=True)
+        yield Execute(reacquire, self.limit_s())
         return Grant(grant.word, reacquire.sent_at) if reacquire.result else None
 
     # ---- without a queue ----
@@ -227,11 +275,11 @@ class Waiting:
         With a token of its own, because the other one may have a place in the queue that is left only by and by.
         """
         self.token = new_token()
-        self.attempt = attempt = self._kind(self._key, self.token, self.ttl_ms)
-        yield Execute(attempt, self._limit_s())
+        self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
+        yield Execute(attempt, self.limit_s())
         if attempt.result:
             return Grant(self.token, attempt.sent_at)
-        left_s = self._limit_s()
+        left_s = self.limit_s()
         if left_s is not None and left_s <= self._interval_s:
             yield Sleep(left_s)
             return TIME_UP
@@ -240,20 +288,20 @@ class Waiting:
 
     def _watching(self, seat: Seat) -> Steps:
         while True:
-            watch = Watch(self._key)
-            yield Execute(watch, self._limit_s())
+            watch = Watch(self.key)
+            yield Execute(watch, self.limit_s())
             if watch.denied:
                 return POLL
-            held_with_brought = not self._queues and is_held_with(watch.word, self.token)
+            held_with_brought = not self.queues and is_held_with(watch.word, self.token)
             if watch.word is None or held_with_brought:
-                self.attempt = attempt = self._kind(self._key, self.token, self.ttl_ms)
-                yield Execute(attempt, self._limit_s())
+                self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
+                yield Execute(attempt, self.limit_s())
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)
-                if attempt.unsettled and self._queues:  # it is undone
+                if attempt.unsettled and self.queues:  # it is undone
                     self.token = new_token()
                 continue
-            if self._queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left
+            if self.queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left
                 grant = yield from self._if_fresh(Grant(watch.word, seat.since))
                 if grant:
                     return grant

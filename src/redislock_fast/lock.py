@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time as mod_time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
@@ -20,17 +20,17 @@ import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import _process, _protocol
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, Backoff
+from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLOCKED, Backoff
 from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
-from redislock_fast._ownership import Holding, ThreadHolding
+from redislock_fast._ownership import Holding, ThreadHolding, Trial
 from redislock_fast._renewer import Renewer, renewer_of, tell
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
-from redislock_fast._transport import Transport, drive, transport_of
+from redislock_fast._transport import Transport, drive, transport_of, wait
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
 __all__ = ["Lock"]
@@ -127,12 +127,14 @@ class Lock(KeepingBase, redis.lock.Lock):
             self._own_nothing()
         if self._terms is not None:
             return self._acquire_on_terms(self._terms, sleep, blocking, blocking_timeout, token)
-        return self._acquire(sleep, blocking, blocking_timeout, token)
+        return self._acquire(self.local, sleep, blocking, blocking_timeout, token)
 
-    def _acquire(self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: Any) -> bool:
-        local = self.local
+    def _acquire(  # noqa: PLR0912, PLR0915  # as asyncio's, which costs less in one piece
+        self, local: Holding, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: Any
+    ) -> bool:
+        before = local.token
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        brought, token = token, self._next_token(token, local)
+        brought, token = token, self._next_token(token)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         stop_trying_at = None
@@ -140,27 +142,38 @@ class Lock(KeepingBase, redis.lock.Lock):
             stop_trying_at = mod_time.monotonic() + wait_seconds(blocking_timeout, "blocking_timeout")
         bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
         waits = blocking and (bounded or blocking_timeout is None)
-        by_push = self._wait == "push" and getattr(self.do_acquire, "__func__", None) is Lock.do_acquire
+        hook = self.do_acquire
+        overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
+        trial = self._trial_of(local, token, brought) if overridden else None
+        by_push = self._wait == "push" and not overridden
         # With others of this process in the queue, an attempt would only fail.
-        queues = by_push and waits and brought is local.token is None and self._transport.is_awaited(self._key)
-        backoff = None
+        queues = by_push and waits and brought is before is None and self._transport.is_awaited(self._key)
+        backoff = attempt = None
         try:
             while True:
-                if not queues and (self._attempt(token, stop_trying_at) if bounded else self.do_acquire(token)):
-                    local.token = token
+                if trial is not None:
+                    acquired = self._hooked(local, trial, hook, token)
+                    attempt = trial.attempt
+                elif queues:
+                    acquired = False
+                else:
+                    attempt = self._new_attempt(token, brought is not None, local)
+                    acquired = self._execute(attempt, local, stop_trying_at if bounded else None)
+                if acquired:
+                    local.hold(token)
                     return True
                 if not waits:
                     return False
-                token = self._token_after(token, brought, local)
+                token = self._token_after(token, brought, attempt)
                 if stop_trying_at is None:
-                    self._refuse_to_wait_for_itself(local)
+                    self._refuse_to_wait_for_itself(local, attempt)
                 if by_push:
                     left_s = None if stop_trying_at is None else stop_trying_at - mod_time.monotonic()
                     waiting = self._waiting(token, brought, sleep, left_s)
                     outcome = self._acquire_by_push(waiting, local)
+                    token, attempt = waiting.token, waiting.attempt or attempt
                     if outcome is not POLL:
                         return outcome is not TIME_UP
-                    token = waiting.token
                     by_push = queues = False
                 backoff = backoff or Backoff(self._wait, sleep)
                 pause_s = backoff.next_s()
@@ -170,8 +183,9 @@ class Lock(KeepingBase, redis.lock.Lock):
                 local.retries += 1
         except Exception:
             raise
-        except BaseException:  # KeyboardInterrupt, between the server's reply and the line that notes it
-            self._undo_unnoticed(local, token)
+        except BaseException:  # KeyboardInterrupt, between the server's reply and the return
+            if self._leaves_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt):
+                self._transport.undo([(self._key, token)])
             raise
 
     def _acquire_on_terms(
@@ -182,19 +196,30 @@ class Lock(KeepingBase, redis.lock.Lock):
             return True
         self._adapt(terms)
         asked_at = clock()
-        before = local.token
-        local.retries = 0
+        trial = Trial(local)
+        before = trial.token
         try:
             with self._guarded(terms):
-                if not self._acquire(sleep, blocking, blocking_timeout, token):
+                if not self._acquire(trial, sleep, blocking, blocking_timeout, token):
                     return False
-                drive(self._transport, self._completing(terms, local))
-                self._keep(self._begin(terms, local, asked_at))
+                drive(self._transport, self._completing(terms, trial))
+                self._keep(self._begin(terms, local, trial, asked_at))
         except BaseException:  # whatever it is: the lock is not held
-            if local.token is not None and local.token is not before:
-                self._transport.undo([self._give_up(local, local.token)])
+            if trial.token is not None and trial.token is not before:
+                self._transport.undo([self._give_up(local, trial.token)])
             raise
         return True
+
+    def _hooked(self, local: Holding, trial: Trial, hook: Callable[[Any], Any], token: bytes) -> bool:
+        """Make an attempt by an overridden `do_acquire`."""
+        before = self._act_for(trial)
+        try:
+            acquired = bool(hook(token))
+        finally:
+            self._act_no_more(before)
+        if acquired:
+            local.attempt, local.lease = trial.attempt, trial.lease
+        return acquired
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._transport)
@@ -205,36 +230,27 @@ class Lock(KeepingBase, redis.lock.Lock):
     def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         try:
-            outcome = drive(self._transport, waiting.steps())
+            outcome = wait(self._transport, waiting)
             if type(outcome) is Grant:
                 outcome.note(local, waiting.token, waiting.ttl_ms)
                 local.attempt = waiting.attempt or local.attempt
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if local.token == waiting.token:
-                local.token = None
-            self._transport.undo([(self._key, waiting.token)])
+            if self._leaves(waiting, local):
+                self._transport.undo([(self._key, waiting.token)])
             raise
         return outcome
 
-    def _attempt(self, token: bytes, stop_trying_at: float | None) -> bool:
-        """Make one attempt that ends in time; an overridden `do_acquire` ends when it likes."""
-        hook = self.do_acquire
-        if stop_trying_at is None or getattr(hook, "__func__", None) is not Lock.do_acquire:
-            return bool(hook(token))
-        return self._try_acquire(token, max(stop_trying_at - mod_time.monotonic(), 0.0))
-
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        return self._try_acquire(token if type(token) is bytes else self._transport.encode(token))
+        local = self._acting() or self.local
+        token = token if type(token) is bytes else self._transport.encode(token)
+        return self._execute(self._new_attempt(token, token is local.brought, local), local)
 
-    def _try_acquire(self, token: bytes, limit_s: float | None = None) -> bool:
-        ttl_ms = self._ttl_ms
-        local = self.local
-        kind = self._own_kind if token is local.brought else self._attempt_kind
-        local.attempt = attempt = kind(self._key, token, ttl_ms)
+    def _execute(self, attempt: _protocol.Acquire, local: Holding, stop_trying_at: float | None = None) -> bool:
+        limit_s = None if stop_trying_at is None else max(stop_trying_at - mod_time.monotonic(), 0.0)
         self._transport.execute(attempt, limit_s)
         if attempt.result:
-            local.lease = (token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+            self._note(attempt, local)
         return attempt.result
 
     # ---- look ----
@@ -272,22 +288,30 @@ class Lock(KeepingBase, redis.lock.Lock):
         local = self.local
         token = local.token
         if token is None:
-            raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self.name)
+            raise LockError(UNLOCKED, lock_name=self.name)
         tenure = local.tenure
         if tenure is not None and not self._may_release(local, tenure):
             return
+        release = object()
         try:
+            if tenure is not None and not tenure.begin_release(release):
+                raise LockError(UNLOCKED, lock_name=self.name)  # another who shares the lock object releases it
             self.do_release(token)
+            if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
+                local.token = None
         except LockNotOwnedError as error:
-            local.token = None
+            if local.token == token:
+                local.token = None
             if tenure is not None:
                 self._account(local, tenure, False)
-                self._raise_lost("release", tenure, error)
+                self._raise_lost("release", tenure, error, by_release=True)
+            raise
+        except BaseException:
+            if tenure is not None:
+                tenure.release_failed(release)
             raise
         if tenure is not None:
             self._account(local, tenure, True)
-        if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
-            local.token = None
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
@@ -300,19 +324,14 @@ class Lock(KeepingBase, redis.lock.Lock):
 
     def _release(self, expected_token: Any) -> bool:
         token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
-        local = self.local
-        owner, expires_at = local.lease
-        operation = _protocol.Release(
-            self._key, token, expires_at if owner == token else None, local.releasing == token, local.queued == token
-        )
+        local: Holding = self.local
+        operation = self._release_of(token, local)
         try:
             self._transport.execute(operation)
         except BaseException:
-            local.releasing = token if operation.unsettled and operation.valid else None
+            local.note_release(operation)
             raise
-        if operation.unsettled:
-            local.releasing = None
-        return operation.result
+        return local.is_released(operation)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -357,23 +376,26 @@ class Lock(KeepingBase, redis.lock.Lock):
             self._transport.undo([(self._key, tenure.token)])
             raise self._lost_error(verb, tenure)
 
-    def _raise_lost(self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None) -> NoReturn:
-        """Find out why the lock was lost, and tell, unless that has been done."""
+    def _raise_lost(
+        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
+    ) -> NoReturn:
+        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back."""
         self._let_go(tenure)
-        if tenure.loss is None:
+        if tenure.loss is None and (by_release or not tenure.over):
             reason = drive(self._transport, self._finding_out(tenure))
-            if tenure.lose(reason, by_release=tenure.over):
+            if tenure.lose(reason, by_release):
                 self._tell(tenure, reason)
-        raise self._lost_error(verb, tenure) from error
+        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
         add_ms = added_ms(additional_time, replace_ttl)
-        token = self._transport.encode(self.local.token)
+        token = self._token_of(self.local, "extend")
         if self.lua_extend not in (EXTEND, None):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
+            before = self.local.lease
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
             try:
                 self._transport.execute(operation)
@@ -383,7 +405,7 @@ class Lock(KeepingBase, redis.lock.Lock):
                 raise
             extended = operation.result
             if extended:
-                self.local.lease = (token, operation.expires_at)
+                self.local.prolong(token, operation.expires_at, before)
         if not extended:
             raise self._lost("extend")
         return True
@@ -412,10 +434,11 @@ class Lock(KeepingBase, redis.lock.Lock):
         """Reacquire by the caller's token; may be overridden."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
-        token = self._transport.encode(self.local.token)
+        token = self._token_of(self.local, "reacquire")
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
+            before = self.local.lease
             operation = _protocol.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
             try:
                 self._transport.execute(operation)
@@ -425,7 +448,7 @@ class Lock(KeepingBase, redis.lock.Lock):
                 raise
             held = operation.result
             if held:
-                self.local.lease = (token, operation.sent_at + ttl_ms / 1000)
+                self.local.prolong(token, operation.sent_at + ttl_ms / 1000, before)
         if not held:
             raise self._lost("reacquire")
         return True
@@ -460,10 +483,11 @@ class Lock(KeepingBase, redis.lock.Lock):
         The parameters, what is returned and raised are those of `acquire`. What was lost meanwhile is acquired anew,
         and has another fence.
         """
-        if self._is_to_prolong(token):
+        held = self._to_prolong(token)
+        if held is not None:
             with contextlib.suppress(LockNotOwnedError):
                 return self.reacquire()
-            self._drop_lost()
+            self._drop_lost(held)
         return self.acquire(sleep, blocking, blocking_timeout, token)
 
     # ---- with ----

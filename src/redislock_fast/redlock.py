@@ -20,6 +20,7 @@ from redislock_fast._quorum_keeping import KeepingRedlockBase
 from redislock_fast._quorum_renewal import renew
 from redislock_fast._quorums import quorum_of
 from redislock_fast._renewer import Renewer, renewer_of, tell
+from redislock_fast._round import AcquireRound
 from redislock_fast._tenure import Tenure
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._thread_quorum import ThreadQuorum
@@ -111,13 +112,14 @@ class Redlock(KeepingRedlockBase):
             ValueError: `sleep` negative, or a time that is NaN.
         """
         local = self._mine()
-        before = local.round
+        attempts: list[AcquireRound] = []
+        steps = self._acquiring_on_terms(local, sleep, blocking, blocking_timeout, attempts)
         try:
-            acquired: bool = self._quorum.drive(self._acquiring_on_terms(local, sleep, blocking, blocking_timeout))
+            acquired: bool = self._quorum.drive(steps)
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
-            self._undo_unnoticed(local, before)
+            self._undo_unnoticed(local, attempts)
             raise
         return acquired
 
