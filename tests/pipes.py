@@ -64,12 +64,19 @@ class Peer:
         self._parser = hiredis.Reader()
 
     def read(self, count: int = 1) -> list[list[bytes]]:
-        """The next requests."""
+        """The next requests.
+
+        Raises:
+            EOFError: the other end is closed.
+        """
         requests: list[list[bytes]] = []
         while len(requests) < count:
             request = self._parser.gets()
             if request is False:
-                self._parser.feed(self.sock.recv(65536))
+                data = self.sock.recv(65536)
+                if not data:
+                    raise EOFError
+                self._parser.feed(data)
             else:
                 requests.append(request)
         return requests

@@ -59,25 +59,36 @@ def interrupted_at(number: int, work: Callable[[], object]) -> bool:
 
 
 class Server:
-    """Echoes on both ends of the pipes that it makes, in threads, until they are closed."""
+    """Echoes at the other ends of the pipes that it makes, in threads, until they are closed.
+
+    Who closes a socket that another thread is about to read lets that thread read from whichever gets its number.
+    """
 
     def __init__(self) -> None:
         self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
 
     def pipe(self) -> Pipe:
         ours, theirs = socket.socketpair()
         self._ends += [ours, theirs]
-        threading.Thread(target=self._echo, args=(Peer(theirs),), daemon=True).start()
+        thread = threading.Thread(target=self._echo, args=(Peer(theirs),), daemon=True)
+        thread.start()
+        self._threads.append(thread)
         return python_pipe(ours)
 
     def _echo(self, peer: Peer) -> None:
         try:
             while True:
                 peer.echo()
-        except (OSError, ValueError):  # hiredis has been fed nothing: the end
-            peer.sock.close()
+        except (OSError, EOFError):
+            pass
 
     def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):  # it is closed
+                end.shutdown(socket.SHUT_RDWR)
+        while self._threads:
+            self._threads.pop().join(PATIENCE_S)
         while self._ends:
             self._ends.pop().close()
 
