@@ -275,7 +275,7 @@ async def _wait_and_end(
     server: Server, admin: redis.Redis, holder: redislock_fast.Lock | None, cancels: bool
 ) -> asyncio.Task[bool]:
     """The task that waits when the program ends."""
-    client = redis.asyncio.Redis(port=server.port, client_name="waiter")
+    client = redis.asyncio.Redis(port=server.port, client_name="ending")
     task = await waits(Lock(client, "name", **TOLD), admin)
     if holder is not None:
         holder.release()
@@ -289,7 +289,7 @@ def test_program_that_ends_while_a_task_waits(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, loop_kind: str, cancels: bool
 ) -> None:
     run_in_loop(loop_kind, _wait_and_end(server, client, None, cancels))
-    wait_until(lambda: not connections(client, "waiter"), "the connection is closed")
+    wait_until(lambda: not connections(client, "ending"), "the connection is closed")
     holder.release()
     assert client.keys() == []
 
@@ -299,7 +299,7 @@ def test_program_that_ends_at_the_moment_of_the_grant(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, loop_kind: str, cancels: bool
 ) -> None:
     task = run_in_loop(loop_kind, _wait_and_end(server, client, holder, cancels))
-    wait_until(lambda: not connections(client, "waiter"), "the connection is closed")
+    wait_until(lambda: not connections(client, "ending"), "the connection is closed")
     # Where the task was faster than the end of the loop, it holds the lock, and has not released it.
     assert bool(client.exists("name")) == (not task.cancelled())
     assert task.cancelled() or not cancels
@@ -309,11 +309,11 @@ def test_loop_closed_while_a_task_waits(
     valkey: Server, valkey_client: redis.Redis, loop_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program() -> None:
-        client = redis.asyncio.Redis(port=valkey.port, client_name="waiter")
+        client = redis.asyncio.Redis(port=valkey.port, client_name="ending")
         tasks.append(await waits(Lock(client, "name", **TOLD), valkey_client))
 
     async def is_gone() -> None:
-        await eventually(lambda: not connections(valkey_client, "waiter"), "the connection is closed", patience_s=1)
+        await eventually(lambda: not connections(valkey_client, "ending"), "the connection is closed", patience_s=1)
 
     holder = redislock_fast.Lock(valkey_client, "name", **TOLD)
     assert holder.acquire()
