@@ -78,7 +78,7 @@ class BareLock:
     def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
         channel = "bench:" + new_token().decode()
         self._words = _Words(name, channel, lease_s)
-        self._was_granted = False
+        self._was_granted = self._handed_over = False
         self._socket = _connected(client)
         self._socket.sendall(_greeting(channel))
         self._until(channel.encode())
@@ -90,9 +90,10 @@ class BareLock:
 
     def acquire(self, *, blocking: bool = True) -> bool:
         """Take it, or wait for it."""
-        self._socket.sendall(self._words.acquire)
-        if self._socket.recv(_ROOM) == b"+OK\r\n":
-            return True
+        if not (self._handed_over and blocking):  # else others wait, and it would only fail
+            self._socket.sendall(self._words.acquire)
+            if self._socket.recv(_ROOM) == b"+OK\r\n":
+                return True
         if blocking:
             self._socket.sendall(self._words.wait)
             self._until(self._words.token + MARK)
@@ -107,7 +108,7 @@ class BareLock:
                 return
         self._was_granted = False
         self._socket.sendall(self._words.pass_on)
-        self._socket.recv(_ROOM)
+        self._handed_over = self._socket.recv(_ROOM) == b":2\r\n"
 
     def __enter__(self) -> object:
         """Take it."""
@@ -219,7 +220,7 @@ class AsyncBareLock:
         self._client = client
         self._of = (name, lease_s)
         self._link: _Link | None = None
-        self._was_granted = False
+        self._was_granted = self._handed_over = False
 
     async def _connect(self) -> _Link:
         opening = _links.get(self._client)
@@ -234,7 +235,7 @@ class AsyncBareLock:
         """Take it, or wait for it."""
         link = self._link or await self._connect()
         words = self._words
-        if await link.ask(words.acquire) == b"OK":
+        if not (self._handed_over and blocking) and await link.ask(words.acquire) == b"OK":
             return True
         if blocking:
             granted = link.grant(words.token)
@@ -250,4 +251,4 @@ class AsyncBareLock:
         if not self._was_granted and await self._link.ask(self._words.release) == 1:
             return
         self._was_granted = False
-        await self._link.ask(self._words.pass_on)
+        self._handed_over = await self._link.ask(self._words.pass_on) == 2

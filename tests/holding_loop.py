@@ -181,9 +181,13 @@ class Transport:
         """One server has them all."""
         return [list(range(len(keys)))]
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody in this process is known to wait for this lock."""
-        return self._process.is_awaited(key)
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt would probably fail."""
+        return self._process.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        self._process.note_hand_over(key, handed_over)
 
     def is_current(self, seat: Seat) -> bool:
         """Whether requests still leave on the seat's connection."""

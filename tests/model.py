@@ -524,8 +524,7 @@ class Model:
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
         if not is_held_with(value, token):
             return 0
-        self._hand_over(lock, queue, waiters)
-        return 1
+        return 1 if self._hand_over(lock, queue, waiters) is None else 2
 
     def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any) -> Reply:
         assert what in (b"keep", b"pass on")

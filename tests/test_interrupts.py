@@ -224,7 +224,7 @@ def test_waiting_acquire_interrupted_at_any_line(
     world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if at_once:  # as where others of the process wait already
-        monkeypatch.setattr(Room, "is_awaited", lambda *_: True)
+        monkeypatch.setattr(Room, "is_contended", lambda *_: True)
     world.do(world.lock().locked)  # connects
     with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)

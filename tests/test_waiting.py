@@ -102,6 +102,58 @@ def test_who_knows_that_others_wait_makes_no_attempt(
     assert sent.commands[-1] in RELEASE_COMMANDS
 
 
+def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, server: Server, client: redis.Redis) -> None:
+    first = callers.contender(warm(callers, server, client), **LATE)
+    second = callers.contender(callers.client(server.port), **LATE)
+    assert first.call("acquire")
+    answers = queue_up([second], client)
+    with sent_by(client, "waiter") as sent:
+        first.release()
+        assert answers[0].result(PATIENCE_S)
+        answers = queue_up([first], client)
+        second.release()
+        hand_round([first], answers)
+    # A release that hands over, perhaps behind one that does not; a wait; a release.
+    assert sent.commands[-3:] == 3 * ["EVALSHA"]
+    assert "SET" not in sent.commands
+
+
+def test_an_attempt_is_left_out_only_once_and_a_free_lock_taken_nevertheless(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    first = callers.contender(warm(callers, server, client), **LATE)
+    second = callers.contender(callers.client(server.port), **LATE)
+    assert first.call("acquire")
+    answers = queue_up([second], client)
+    first.release()
+    assert answers[0].result(PATIENCE_S)
+    with sent_by(client, "waiter") as sent:
+        assert first.call("acquire", blocking=False) is False
+        second.release()
+        for _ in range(3):
+            assert first.call("acquire")
+            assert first.call("owned")
+            first.release()
+    pair = ["SET", "GET", *RELEASE[server.kind]]
+    no_attempt = ["EVALSHA", "GET", "EVALSHA"]
+    assert sent.commands == [*ATTEMPT[server.kind], *no_attempt, *pair, *pair]
+    assert client.keys() == []
+
+
+def test_who_has_little_time_makes_an_attempt(callers: Callers, server: Server, client: redis.Redis) -> None:
+    first = callers.contender(warm(callers, server, client), **LATE)
+    second = callers.contender(callers.client(server.port), **LATE)
+    assert first.call("acquire")
+    answers = queue_up([second], client)
+    first.release()
+    assert answers[0].result(PATIENCE_S)
+    second.release()
+    with sent_by(client, "waiter") as sent:
+        assert first.call("acquire", blocking_timeout=0.01)
+    assert sent.commands == ["SET"]
+    first.release()
+
+
 def release_after(contender: Contender, _: Future[Any]) -> None:
     """To be called when its acquire is done, by whoever has done it."""
     contender.ask("release")

@@ -112,8 +112,7 @@ class _ReleasesAnybodysLock(Model):
     """A hand-over does not look whose the lock is."""
 
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
-        self._hand_over(lock, queue, waiters)
-        return 1
+        return 1 if self._hand_over(lock, queue, waiters) is None else 2
 
 
 # ---- faults of the machines ----

@@ -395,9 +395,14 @@ class Process:
         """Whether requests still leave on the seat's connection."""
         return self.link is not None and self.link.room is seat.room and not self.link.broken
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody in this process is known to wait for this lock."""
-        return self.link is not None and self.link.room is not None and self.link.room.is_awaited(key)
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt would probably fail."""
+        return self.link is not None and self.link.room is not None and self.link.room.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        if self.link is not None and self.link.room is not None:
+            self.link.room.note_hand_over(key, handed_over)
 
     def tidy(self, operation: Any, loose: list[Link], failed: bool) -> None:
         """Undo what may have been executed: behind it, and in the background."""

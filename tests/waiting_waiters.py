@@ -106,7 +106,7 @@ class Waiter:
         """What `Lock.acquire` does. Returns since when the lease counts, or None, and whether somebody waits."""
         simulation, world = self.simulation, self.simulation.world
         local = SharedHolding()
-        queues = not self.custom and self.process.is_awaited(KEY)
+        queues = not self.custom and self.process.is_contended(KEY, deadline is None)
         by_push = True
         while True:
             left_s = None if deadline is None else max(deadline - world.clock(), 0.0)
@@ -181,4 +181,6 @@ class Waiter:
                     raise
                 yield Sleep(0.02)
             else:
+                if release.handed_over is not None:
+                    self.process.note_hand_over(KEY, release.handed_over)
                 return release

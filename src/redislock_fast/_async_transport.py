@@ -57,8 +57,11 @@ class Transport(Protocol):
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has."""
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether some task of the loop is known to wait for this lock."""
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
 
     def seat(self, key: bytes, token: bytes) -> Seat | None:
         """A seat for a waiter, where it can be had at once; else see `enter`."""
@@ -117,9 +120,13 @@ class AsyncTransport(Encoding):
         """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
         return self.channel().execute_beside(operation, limit_s, slow_s)
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether some task of the loop is known to wait for this lock."""
-        return self.channel().is_awaited(key)
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        return self.channel().is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        self.channel().note_hand_over(key, handed_over)
 
     def seat(self, key: bytes, token: bytes) -> Seat | None:
         """A seat for a waiter, where it can be had at once; see `LoopChannel.seat`."""

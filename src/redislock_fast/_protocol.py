@@ -28,6 +28,7 @@ from redislock_fast._tokens import MARK, is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
 
 __all__ = [
+    "HANDED_OVER",
     "Acquire",
     "Exchange",
     "Extend",
@@ -42,6 +43,9 @@ __all__ = [
     "first_acquire",
     "first_release",
 ]
+
+HANDED_OVER = 2
+"""What a release answers when a waiter has the lock now."""
 
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
 
@@ -285,9 +289,9 @@ class _NativeOrScript(TokenOperation):
 
 
 def first_release(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
-    """The first request of a `Release`, and the reply that means "it was ours"."""
+    """The first request of a `Release`, and the usual reply: "it was ours", and with `queued`, "it is handed over"."""
     if queued:
-        return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), 1
+        return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
     if dialect.release is not None:
         return native_release(dialect, key, token), 1
     return (b"EVALSHA", RELEASE.sha, 1, key, token, b"1"), 1
@@ -307,9 +311,11 @@ class Release(_NativeOrScript):
             is not known.
         queued: whether somebody is known to wait: the first request hands over.
 
-    `valid` says whether the lease was valid when the first attempt left.
+    `valid` says whether the lease was valid when the first attempt left, `handed_over` whether a waiter has the lock
+    now; None where the queue was not looked at.
     """
 
+    handed_over: bool | None = None
     _step = "delete"
 
     def __init__(
@@ -354,7 +360,9 @@ class Release(_NativeOrScript):
             if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
                 self._step = "pass on"
                 return False
-            self.result = reply == 1 or (self.unsettled and self.valid)
+            if self._step == "pass on":
+                self.handed_over = reply == HANDED_OVER
+            self.result = reply > 0 or (self.unsettled and self.valid)
             return True
         if self._step == "pass on" and isinstance(reply, hiredis.ReplyError):
             # Forbidden, or the queue has become of another type, or the slot moves.

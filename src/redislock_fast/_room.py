@@ -46,7 +46,7 @@ LOOK: Final = "look"
 _EXPIRY_S = 0.005
 """A key that ends at some millisecond is certainly gone so much later."""
 
-_MOST_FORBIDDEN = 1000  # to be remembered: more are tried again
+_MOST_KEYS = 1000  # to be remembered: with more, all are forgotten
 
 _ANSWER_S = 1.0
 """A posted wait without a reply for so long is asked again, so that whoever waits learns what is wrong."""
@@ -289,6 +289,7 @@ class Room:
         self._channel = None if dialect.sharded else b"rlf:" + self._listener
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
         self._has_left = False  # the text of the script for leaving has been sent
+        self._handed_over: set[bytes] = set()  # keys of locks that were handed over last when they were released here
         self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
         self.publish = b"spublish" if dialect.sharded else b"publish"
         self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
@@ -304,7 +305,7 @@ class Room:
 
     def forbid(self, key: bytes) -> None:
         """The connection may not use this lock's queue."""
-        if len(self._forbidden) >= _MOST_FORBIDDEN:
+        if len(self._forbidden) >= _MOST_KEYS:
             self._forbidden.clear()
         self._forbidden.add(key)
 
@@ -316,10 +317,30 @@ class Room:
         """It has been tried."""
         self._subscribed[channel] = allowed
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody here is in this lock's queue."""
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt would probably fail. Who joins the queue instead gets a free lock, too, but by a script.
+
+        So it is while somebody here is in the queue, and once behind each hand-over: who releases a lock that others
+        wait for, and is back at once, needs a third fewer commands. Only once: else a lock that nobody else wants any
+        more would be taken by the script for ever. And not for who has little time: that ends while the script's reply
+        is on its way, while an attempt would be waited for.
+        """
         line = self._lines.get(key)
-        return line is not None and bool(line.queue)
+        if line is not None and line.queue:
+            return True
+        if is_patient and key in self._handed_over:
+            self._handed_over.discard(key)
+            return True
+        return False
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """The lock was released, and a waiter has it now, or nobody waited."""
+        if not handed_over:
+            self._handed_over.discard(key)
+        elif key not in self._handed_over and self.channel_of(key) is not None:
+            if len(self._handed_over) >= _MOST_KEYS:
+                self._handed_over.clear()
+            self._handed_over.add(key)
 
     def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, base: Base) -> Seat:
         """A seat for who waits for this lock with this token."""

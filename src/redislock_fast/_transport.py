@@ -41,8 +41,11 @@ class Transport(Protocol):
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, those together that one server has."""
 
-    def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody in this process is known to wait for this lock."""
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
 
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """A seat for a waiter; see `ThreadChannel.enter`."""

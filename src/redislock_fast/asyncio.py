@@ -33,7 +33,7 @@ from redislock_fast._batch import Name, Plan
 from redislock_fast._facade import NOT_ENTERED, RELEASE, UNLOCKED, Backoff, LockerBase
 from redislock_fast._loop_channel import Begun
 from redislock_fast._ownership import Holding, Trial, current_task
-from redislock_fast._protocol import first_acquire, first_release
+from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
 from redislock_fast._room import Grant
 from redislock_fast._task_holding import TaskHoldings
 from redislock_fast._terms import Terms
@@ -119,7 +119,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             return self._acquire_at_once(local, blocking)
         return self._acquire(local, blocking, blocking_timeout, token)
 
-    async def _acquire_at_once(  # noqa: PLR0912  # one coroutine: each more would cost 0.3 us
+    async def _acquire_at_once(  # one coroutine: each more would cost 0.3 us
         self, local: Holding, blocking: bool | None
     ) -> bool:
         """`_acquire` for the usual settings: its first attempt, in as few calls as can be.
@@ -132,18 +132,18 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         if link is None or getattr(self.do_acquire, "__func__", None) is not Lock.do_acquire:
             return await self._acquire(local, blocking, None, None)
         token = self._next_token(None)
-        if link.room is not None and link.room.is_awaited(self._key):
-            if local.token is None and (self.blocking if blocking is None else blocking):
-                waiting = self._waiting(token, None, self.sleep, None)
-                try:
-                    if await self._acquire_by_push(waiting, local) is not POLL:
-                        return True
-                except Exception:
-                    raise
-                except BaseException:
-                    if self._leaves_unnoticed(local, waiting.token, None, None):
-                        self._transport.undo([(self._key, waiting.token)])
-                    raise
+        waits = local.token is None and (self.blocking if blocking is None else blocking)
+        if waits and link.room is not None and link.room.is_contended(self._key, True):
+            waiting = self._waiting(token, None, self.sleep, None)
+            try:
+                if await self._acquire_by_push(waiting, local) is not POLL:
+                    return True
+            except Exception:
+                raise
+            except BaseException:
+                if self._leaves_unnoticed(local, waiting.token, None, None):
+                    self._transport.undo([(self._key, waiting.token)])
+                raise
             return await self._acquire(local, blocking, None, None)
         ttl_ms = self._ttl_ms
         request, ours = first_acquire(link.dialect, self._key, token, ttl_ms)
@@ -201,8 +201,10 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
         trial = self._trial_of(local, token, brought) if overridden else None
         by_push = self._wait == "push" and not overridden
-        # With other tasks of this loop in the queue, an attempt would only fail.
-        queues = by_push and waits and brought is before is None and self._transport.is_awaited(self._key)
+        # Where others wait, an attempt would only fail.
+        queues = by_push and waits and brought is before is None
+        is_patient = blocking_timeout is None or blocking_timeout > sleep
+        queues = queues and self._transport.is_contended(self._key, is_patient)
         tries = not queues and failed is None
         backoff, attempt = None, failed
         try:
@@ -373,6 +375,8 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         try:
             reply = await link.pipe.call(request, link.timeout_s)
             if reply == ours:
+                if reply == HANDED_OVER and link.room is not None:
+                    link.room.note_hand_over(self._key, True)
                 if local.token == token:  # where the token is shared, another task may have acquired meanwhile
                     local.token = None
                 return
@@ -448,6 +452,8 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                     local.releasing = token
                 self._transport.undo([(self._key, token)])
             raise
+        if operation.handed_over is not None:
+            self._transport.note_hand_over(self._key, operation.handed_over)
 
     # ---- in other words ----
 

@@ -101,9 +101,10 @@ class Lock(KeepingBase, redis.lock.Lock):
         """Take the lock.
 
         Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt. To wait by push, it sends `SUBSCRIBE` (once per connection; in a cluster
-        `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class holds `CLIENT TRACKING`,
-        `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of unknown outcome is undone.
+        `GET name`, once per attempt; none where others are known to wait. To wait by push, it sends `SUBSCRIBE` (once
+        per connection; in a cluster `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class
+        holds `CLIENT TRACKING`, `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of
+        unknown outcome is undone.
 
         Args:
             sleep: seconds between two attempts, or two looks, instead of the lock's own setting.
@@ -146,8 +147,10 @@ class Lock(KeepingBase, redis.lock.Lock):
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
         trial = self._trial_of(local, token, brought) if overridden else None
         by_push = self._wait == "push" and not overridden
-        # With others of this process in the queue, an attempt would only fail.
-        queues = by_push and waits and brought is before is None and self._transport.is_awaited(self._key)
+        # Where others wait, an attempt would only fail.
+        queues = by_push and waits and brought is before is None
+        is_patient = blocking_timeout is None or blocking_timeout > sleep
+        queues = queues and self._transport.is_contended(self._key, is_patient)
         backoff = attempt = None
         try:
             while True:
@@ -331,6 +334,8 @@ class Lock(KeepingBase, redis.lock.Lock):
         except BaseException:
             local.note_release(operation)
             raise
+        if operation.handed_over is not None:
+            self._transport.note_hand_over(self._key, operation.handed_over)
         return local.is_released(operation)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
