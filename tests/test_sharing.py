@@ -342,6 +342,26 @@ def test_release_of_what_was_lost_leaves_what_a_task_has_acquired(server: Server
 
 
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
+def test_redlock_whose_acquire_is_not_complete_is_nobodys_to_release(
+    fleet: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = redislock_fast.Redlock(clients_of(fleet), "name", timeout=FAR_S, thread_local=False, auto_renew=True)
+    keep = redislock_fast.Redlock._keep
+    refused: list[BaseException | None] = []
+
+    def overtaken(self: redislock_fast.Redlock, tenure: Any) -> None:
+        refused.append(start(lock.release).exception(PATIENCE_S))
+        keep(self, tenure)
+
+    monkeypatch.setattr(redislock_fast.Redlock, "_keep", overtaken)
+    assert lock.acquire(blocking=False)
+    assert [type(error) for error in refused] == [LockError]
+    assert lock.owned() is True
+    assert lock.valid
+    lock.release()
+
+
+@pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 def test_interrupted_redlock_leaves_what_a_thread_has_acquired(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

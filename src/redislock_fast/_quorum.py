@@ -227,7 +227,7 @@ class RedlockBase:
         blocking_timeout: float | None,
         attempts: list[AcquireRound],
     ) -> Steps:
-        """Attempt until the lock is held or the time is up. Returns whether it is held.
+        """Attempt until the lock is taken or the time is up. Returns the lease, yet to be noted, or None.
 
         `attempts` gets the last one, for `_undo_unnoticed`: the holding may be shared.
         """
@@ -244,9 +244,7 @@ class RedlockBase:
             attempts[:] = [attempt]
             yield Ask(attempt)
             if not attempt.undone:
-                local.quorum = QuorumLease(attempt)
-                local.token = token
-                return True
+                return QuorumLease(attempt)
             silent = 0 if attempt.answered else silent + 1
             # Two that have split the votes must not meet again: each waits for another time.
             pause_s = _dice.uniform(0, sleep)
@@ -256,7 +254,7 @@ class RedlockBase:
             ):
                 raise self._trouble(attempt)
             if is_last:
-                return False
+                return None
             if deadline == math.inf:
                 self._refuse_to_wait_for_itself(local, attempt)
             yield Sleep(pause_s)

@@ -61,18 +61,21 @@ class KeepingRedlockBase(RedlockBase, Keeper):
             attempts: gets the last one.
             task: the task that holds, to be cancelled for a loss; None in threads.
         """
-        acquired: bool = yield from self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
-        if acquired and self._terms is not None:
+        lease: QuorumLease | None = yield from self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
+        if lease is None:
+            return False
+        if self._terms is not None:
             try:
-                self._begin(self._terms, local, task)
+                self._begin(self._terms, local, lease, task)
             except BaseException:  # no thread can be started: the lock is not held
                 self._undo_unnoticed(local, attempts)
                 raise
-        return acquired
+        local.quorum = lease
+        local.token = lease.token
+        return True
 
-    def _begin(self, terms: Terms, local: Holding, task: asyncio.Task[object] | None) -> None:
-        lease = local.quorum
-        assert lease is not None
+    def _begin(self, terms: Terms, local: Holding, lease: QuorumLease, task: asyncio.Task[object] | None) -> None:
+        """Before the lease is noted: who shares the holding must not release what has no tenure yet."""
         before, local.tenure = local.tenure, None
         if before is not None:
             self._end_lost(before, LossReason.DELETED)
