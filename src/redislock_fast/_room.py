@@ -9,7 +9,8 @@ a line, it tells all of them.
 
 Who may touch what: `hear` runs in the thread or loop that reads the connection. Seats are taken and left by anybody,
 under `_mutex`, which a signal handler or finalizer of the same thread may enter again. The times of a line are assigned
-as a whole; a stale one makes somebody ask once more than necessary.
+as a whole; a stale one makes somebody ask once more than necessary. The set of what was handed over is used by atomic
+methods alone, by anybody; a lost note is one attempt more.
 
 Must not know: sockets, threads, event loops, what is sent.
 """
