@@ -193,8 +193,8 @@ def test_cut_during_a_shared_burst_loses_nobodys_result(
                 client.incr("counter")
         return number
 
-    getattr(proxy, fault)("SET", nth=11)
-    getattr(proxy, fault)("SET", nth=25)
+    getattr(proxy, fault)("SET", "EVALSHA", nth=11)  # who has just handed over joins the queue at once
+    getattr(proxy, fault)("SET", "EVALSHA", nth=25)
     workers = [start(lambda number=number: work(number)) for number in range(4)]  # type: ignore[misc]
     assert [0, 1, 2, 3] == [worker.result(20) for worker in workers]
     assert proxy.dropped.is_set()
