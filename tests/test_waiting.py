@@ -93,6 +93,7 @@ def test_who_knows_that_others_wait_makes_no_attempt(
     waiters = callers.contenders(2, warm(callers, server, client), **LATE)
     holder.acquire()
     first_answer = queue_up(waiters[:1], client)
+    waiters[1].call("locked")  # on the same connection, so the reply to the first one's wait has been read
     with sent_by(client, "waiter") as sent:
         second_answer = queue_up(waiters[1:], client)
         holder.release()
