@@ -68,7 +68,9 @@ class Service:
         sentinel = module.Sentinel([("127.0.0.1", server.port) for server in self.sentinels])
         for asked in sentinel.sentinels:
             callers.keep(asked)
-        return callers.keep(sentinel.master_for(SERVICE, retry=retry(ConstantBackoff(0.02), int(PATIENCE_S / 0.02))))
+        return callers.keep(
+            sentinel.master_for(SERVICE, retry=retry(ConstantBackoff(0.02), int(2 * PATIENCE_S / 0.02)))
+        )
 
     def until_replicated(self) -> None:
         """Return once the replica has all that the primary has."""
@@ -142,14 +144,14 @@ def test_service_goes_on_after_a_primary_dies_under_load(callers: Callers, servi
     contenders = [callers.contender(service.client(callers), name, timeout=FAR_S, sleep=0.05) for name in [*guards] * 3]
 
     def use_all() -> list[Any]:
-        return [contender.use(guards[contender.lock.name], blocking_timeout=PATIENCE_S) for contender in contenders]
+        return [contender.use(guards[contender.lock.name], blocking_timeout=2 * PATIENCE_S) for contender in contenders]
 
     rounds = [use_all() for _ in range(3)]
     wait_until(lambda: all(each.entries for each in guards.values()), "the load has begun")
     service.kill_primary()
     service.until_failed_over()
     rounds += [use_all()]
-    assert [answer.result(2 * PATIENCE_S) for answers in rounds for answer in answers] == [True] * 24
+    assert [answer.result(3 * PATIENCE_S) for answers in rounds for answer in answers] == [True] * 24
     assert [each.overlaps for each in guards.values()] == [0, 0]
 
 
