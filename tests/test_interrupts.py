@@ -35,7 +35,10 @@ from tests.test_batch_faults import interrupted_at
 
 FACADE = ("lock.py", "asyncio.py", "_facade.py", "_keeping.py", "_task_holding.py", "_waiting.py", "_room.py")
 CHANNELS = ("_transport.py", "_thread_channel.py", "_async_transport.py", "_loop_channel.py", "_protocol.py")
-RETURNING = (" in _release", " in do_release", " in release", " in _go_on_releasing", " in _release_held")
+RETURNING = tuple(
+    f" in {name}"
+    for name in ("_release", "do_release", "release", "_go_on_releasing", "_release_held", "_release_at_once")
+)
 
 pytestmark = pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 
@@ -271,6 +274,30 @@ def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings:
         if not place:
             assert number > 20
             return
+
+
+@untraced
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: World, fleet: list[Server]) -> None:
+    with redis.Redis(port=fleet[0].port) as client:
+        waiter = redislock_fast.Lock(client, "name", timeout=10, sleep=10, thread_local=False)
+        for number in range(1, 1000):
+            lock = world.lock()
+            world.do(lock.acquire)
+            acquired = start(waiter.acquire)
+            wait_until(lambda: client.exists(queue_keys(b"name")[0]), "another waits")
+            place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
+            if lock.local.token is not None:
+                try:
+                    world.do(lock.release)
+                except LockNotOwnedError:
+                    assert place.endswith(RETURNING)
+            assert acquired.result(PATIENCE_S) is True
+            waiter.release()
+            world.until_free()
+            if not place:
+                assert number > 20
+                return
 
 
 @untraced

@@ -444,6 +444,8 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         token, expires_at = operation.token, operation.expires_at
         try:
             await going_on
+            if operation.handed_over is not None:
+                self._transport.note_hand_over(self._key, operation.handed_over)
         except BaseException as error:
             local.note_release(operation)
             if isinstance(error, asyncio.CancelledError):
@@ -452,8 +454,6 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                     local.releasing = token
                 self._transport.undo([(self._key, token)])
             raise
-        if operation.handed_over is not None:
-            self._transport.note_hand_over(self._key, operation.handed_over)
 
     # ---- in other words ----
 

@@ -331,11 +331,11 @@ class Lock(KeepingBase, redis.lock.Lock):
         operation = self._release_of(token, local)
         try:
             self._transport.execute(operation)
+            if operation.handed_over is not None:
+                self._transport.note_hand_over(self._key, operation.handed_over)
         except BaseException:
             local.note_release(operation)
             raise
-        if operation.handed_over is not None:
-            self._transport.note_hand_over(self._key, operation.handed_over)
         return local.is_released(operation)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
