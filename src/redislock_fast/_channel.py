@@ -23,6 +23,7 @@ from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
 from redislock_fast._protocol import Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
+from redislock_fast._room import Room
 from redislock_fast._standing import Standing
 from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply
 
@@ -100,6 +101,7 @@ class _Link(Protocol):
 
     dialect: Dialect
     ending: Args | None
+    room: Room | None
 
     def close(self) -> None: ...
 
@@ -136,6 +138,19 @@ class Channel(Encoding, Generic[LinkType]):
         if owner is None:
             raise ConnectionError("the client is gone")
         return owner
+
+    # ---- whether others wait ----
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        link = self.link
+        return link is not None and link.room is not None and link.room.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        link = self.link
+        if link is not None and link.room is not None:
+            link.room.note_hand_over(key, handed_over)
 
     # ---- trying again ----
 

@@ -212,17 +212,6 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
             seat.home = self
         return seat
 
-    def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-        node = self._node_of(key)
-        return node is not None and node.is_contended(key, is_patient)
-
-    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
-        node = self._node_of(key)
-        if node is not None:
-            node.note_hand_over(key, handed_over)
-
     def is_current(self, seat: Seat) -> bool:
         """Whether requests for the seat's lock still leave on its connection."""
         node = self._node_of(seat.key)

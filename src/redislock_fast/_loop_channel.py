@@ -301,17 +301,6 @@ class LoopChannel(Channel[AsyncLink]):
         """Whether the loop is being closed: what breaks now is not to be mended."""
         return self._ended.is_set()
 
-    def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-        link = self.link
-        return link is not None and link.room is not None and link.room.is_contended(key, is_patient)
-
-    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
-        link = self.link
-        if link is not None and link.room is not None:
-            link.room.note_hand_over(key, handed_over)
-
     def seat(self, key: bytes, token: bytes) -> Seat | None:
         """A seat for a waiter, where it can be had at once; else see `enter`."""
         link = self.link

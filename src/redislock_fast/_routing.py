@@ -15,6 +15,7 @@ Nothing here waits, sends or receives. Must not know: threads, event loops, the 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,6 +197,21 @@ class ClusterRules(Channel[LinkType]):
     def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
         client = self._owner()
         return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
+
+    @abstractmethod
+    def _node_of(self, key: bytes) -> Channel[LinkType] | None:
+        """The channel to the node that has the key's slot, as far as is known."""
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        node = self._node_of(key)
+        return node is not None and node.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        node = self._node_of(key)
+        if node is not None:
+            node.note_hand_over(key, handed_over)
 
 
 class NodeRules(Channel[LinkType]):

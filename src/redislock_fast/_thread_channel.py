@@ -170,17 +170,6 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 time.sleep(pause_s)
                 now = clock()
 
-    def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-        link = self.link
-        return link is not None and link.room is not None and link.room.is_contended(key, is_patient)
-
-    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
-        link = self.link
-        if link is not None and link.room is not None:
-            link.room.note_hand_over(key, handed_over)
-
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
 
