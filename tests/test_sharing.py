@@ -362,6 +362,27 @@ def test_redlock_whose_acquire_is_not_complete_is_nobodys_to_release(
 
 
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
+@pytest.mark.parametrize("settings", [{}, {"on_lost": print}], ids=["plain", "on terms"])
+def test_redlock_that_two_prolong_at_once_is_valid_no_longer_than_at_its_servers(
+    fleet: list[Server], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    clients = clients_of(fleet)
+    lock = redislock_fast.Redlock(clients, "name", timeout=FAR_S, thread_local=False, **settings)
+    assert lock.acquire(blocking=False)
+    ask = ThreadQuorum.ask
+
+    def overtaken(self: ThreadQuorum, *rounds: Any) -> None:
+        ask(self, *rounds)
+        monkeypatch.setattr(ThreadQuorum, "ask", ask)
+        assert start(lambda: lock.extend(FAR_S, replace_ttl=True)).result(PATIENCE_S)
+
+    monkeypatch.setattr(ThreadQuorum, "ask", overtaken)
+    lock.extend(2 * FAR_S, replace_ttl=True)
+    assert 0 < lock.remaining() <= max(client.pttl("name") for client in clients) / 1000
+    lock.release()
+
+
+@pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 def test_interrupted_redlock_leaves_what_a_thread_has_acquired(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,31 +51,49 @@ _NO_RETRY_MENDS = (Refused, Redirected, AuthenticationError, AuthorizationError)
 class QuorumLease:
     """What a Redlock holds.
 
+    Who may touch what: whoever shares the lock object may prolong the lease, also at once. Its two times are assigned
+    as a whole, so who has begun sees that another has come in between.
+
     Attributes:
         token: under which.
-        valid_until: until when the lease is certainly valid, in the clock's seconds.
-        ends_at: when the servers may end it first.
+        times: the two that follow; another tuple whenever anybody has begun to set the lease, or has done so.
         refusals: by server: False where it certainly does not hold the token, because it was never sent there.
         releasing: the last release that came to no end.
     """
 
     def __init__(self, acquired: AcquireRound) -> None:
         self.token = acquired.token
-        self.valid_until = acquired.valid_until
-        self.ends_at = acquired.ends_at
+        self.times = (acquired.valid_until, acquired.ends_at)
         self.refusals: list[bool | None] = [None if sent else False for sent in acquired.sent]
         self.releasing: ReleaseRound | None = None
 
-    def renew(self, round_: LeaseRound) -> None:
-        """The lease is the round's."""
-        self.valid_until = round_.valid_until
-        self.ends_at = round_.ends_at
+    @property
+    def valid_until(self) -> float:
+        """Until when the lease is certainly valid, in the clock's seconds."""
+        return self.times[0]
 
-    def shorten(self, ttl_ms: int) -> None:
+    @property
+    def ends_at(self) -> float:
+        """When the servers may end it first."""
+        return self.times[1]
+
+    def renew(self, round_: LeaseRound, before: tuple[float, float]) -> None:
+        """Note the lease that a round has set, and `before`, what stood here when it left.
+
+        Where that has changed, another has set the lease, too, and nobody knows which of the two the servers have heard
+        last: only the shorter is certain.
+        """
+        valid_until, ends_at = self.times
+        if self.times is before:
+            self.times = (round_.valid_until, round_.ends_at)
+        else:
+            self.times = (min(valid_until, round_.valid_until), min(ends_at, round_.ends_at))
+
+    def shorten(self, ttl_ms: int) -> tuple[float, float]:
         """Believe in no more of the lease than what a request for another one, from now on, may leave of it."""
         now = clock()
-        self.valid_until = min(self.valid_until, now + valid_s(ttl_ms))
-        self.ends_at = min(self.ends_at, now + ttl_ms / 1000)
+        self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))
+        return times
 
 
 class RedlockBase:
@@ -328,10 +346,10 @@ class RedlockBase:
         limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
         local.round = round_ = ReacquireRound(self._keys, lease.token, ttl_ms, limit_s, list(lease.refusals))
         if clock() < lease.valid_until:
-            lease.shorten(ttl_ms)
+            before = lease.shorten(ttl_ms)
             yield Ask(round_)
             if round_.agreed and clock() < lease.valid_until:
-                lease.renew(round_)
+                lease.renew(round_, before)
                 return True
             if not round_.refused and clock() < lease.valid_until:
                 raise self._trouble(round_)

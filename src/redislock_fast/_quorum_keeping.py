@@ -103,7 +103,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
             self._forget(local, tenure.token)
             raise self._lost_error("release", tenure)
         if tenure.expires_at is not None:
-            lease.ends_at = min(lease.ends_at, tenure.expires_at)
+            lease.times = (lease.valid_until, min(lease.ends_at, tenure.expires_at))
         try:
             yield from super()._releasing(local)
         except LockNotOwnedError as error:
@@ -118,7 +118,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
             raise self._lost_error(verb, tenure)
         try:
             with tenure.prolonged_by_hand(local, ttl_ms):
-                lease.valid_until = tenure.deadline
+                lease.times = (tenure.deadline, lease.ends_at)
                 try:
                     prolonged = yield from self._setting_lease(local, lease, ttl_ms)
                 finally:  # as a lease of the usual ttl that is valid as long

@@ -61,7 +61,7 @@ class QuorumTenure(Tenure):
         """As for a lock on one server. What an extend adds to is the lease that was set last."""
         super().renewed(expires_at, certainly)
         if self.expires_at == expires_at:
-            self.lease.ends_at = expires_at
+            self.lease.times = (self.lease.valid_until, expires_at)
 
 
 def renew(quorum: Any, due: list[Any], losses: list[Loss]) -> Any:
