@@ -179,6 +179,47 @@ async def test_lock_acquired_by_a_task_that_ended_can_be_used_and_released(
         assert not client.exists("name")
 
 
+@pytest.mark.parametrize("contended", [True, False], ids=["contended", "free"])
+@in_loop
+async def test_lock_acquired_long_after_its_task_has_ended_can_be_released(
+    async_lock_class: AsyncLockClass,
+    proxy: Proxy,
+    async_connect: AsyncClients,
+    async_client: redis.asyncio.Redis,
+    client: redis.Redis,
+    contended: bool,
+) -> None:
+    holder = async_lock_class(async_client, "name")
+    lock = async_lock_class(async_connect(proxy.port), "name", sleep=0.01)
+    await lock.locked()
+
+    async def ask() -> asyncio.Task[Any]:
+        acquiring: Any = lock.acquire()
+        return asyncio.create_task(acquiring)
+
+    if contended:
+        await holder.acquire()
+    else:
+        proxy.hold()
+    acquiring = await asyncio.create_task(ask())
+    for _ in range(20):  # enough for what others have left to be tidied up
+        await in_task(_none_of(lock))
+    if contended:
+        await holder.release()
+    else:
+        proxy.resume()
+    assert await acquiring is True
+    await lock.release()
+    assert not client.exists("name")
+
+
+def _none_of(lock: Any) -> Callable[[], Awaitable[None]]:
+    async def look() -> None:
+        assert getattr(lock.local, "token", None) is None
+
+    return look
+
+
 @pytest.mark.parametrize("take", INDIRECTLY)
 @in_loop
 async def test_lock_acquired_and_released_by_tasks_of_their_own(

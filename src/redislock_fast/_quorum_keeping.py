@@ -71,7 +71,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
                 self._undo_unnoticed(local, attempts)
                 raise
         local.quorum = lease
-        local.token = lease.token
+        local.hold(lease.token)
         return True
 
     def _begin(self, terms: Terms, local: Holding, lease: QuorumLease, task: asyncio.Task[object] | None) -> None:

@@ -1,7 +1,9 @@
 """What each task holds: `_ownership.Holding` for asyncio.
 
 Who may touch what: `TaskHoldings` may be used from several loops in several threads: its dict is used by atomic methods
-alone, each entry by its own task while that lives.
+alone, each entry by its own task while that lives, and by the tasks that do what it has asked for. A holding is
+forgotten and then looked at again, while who acquires notes the token and then looks whether it was forgotten: one of
+them sees the other.
 
 Must not know: servers, times of the API.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 from redislock_fast._async_pipe import running_loop
 from redislock_fast._ownership import Holding
@@ -22,9 +24,30 @@ _current_task = asyncio.current_task
 _ref = weakref.ref
 
 
+_Key: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
+
+
 class _TaskHolding(Holding):
-    def __init__(self, task: weakref.ref[asyncio.Task[Any]] | None) -> None:
+    """What one task holds."""
+
+    _forgotten_by: dict[_Key, _TaskHolding] | None = None
+
+    def __init__(self, task: _Key) -> None:
         self._task = task
+
+    def hold(self, token: bytes | None) -> None:
+        """The lock was acquired, perhaps long after the task had ended: it is to be found again, to be released."""
+        super().hold(token)
+        holdings = self._forgotten_by
+        if holdings is not None:
+            self._forgotten_by = None
+            holdings[self._task] = self
+
+    def note_forgotten(self, holdings: dict[_Key, _TaskHolding]) -> None:
+        """It was taken from among these; an acquire that its task has asked for may be under way in another task."""
+        self._forgotten_by = holdings
+        if self.token is not None:
+            self.hold(self.token)
 
     @property
     def forsaken(self) -> bool:
@@ -45,7 +68,7 @@ class TaskHoldings:
 
     def __init__(self) -> None:
         # By weak reference: a dead one equals no other, even where a new task has the old one's address.
-        self._holdings: dict[weakref.ref[asyncio.Task[Any]] | None, _TaskHolding] = {}
+        self._holdings: dict[_Key, _TaskHolding] = {}
         self._tidy_at = 8
 
     def mine(self) -> Holding:
@@ -73,10 +96,12 @@ class TaskHoldings:
 
     def _tidy(self) -> None:
         """Forget tasks that have ended and hold nothing. As often as their number doubles."""
-        for key, holding in list(self._holdings.items()):
+        holdings = self._holdings
+        for key, holding in list(holdings.items()):
             if holding.token is None and holding.forsaken:
-                self._holdings.pop(key, None)
-        self._tidy_at = 2 * len(self._holdings) + 8
+                holdings.pop(key, None)
+                holding.note_forgotten(holdings)
+        self._tidy_at = 2 * len(holdings) + 8
 
     @property
     def token(self) -> bytes | None:

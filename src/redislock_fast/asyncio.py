@@ -154,7 +154,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             reply = await link.pipe.call(request, link.timeout_s)
             if reply == ours:
                 local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                local.token = token
+                local.hold(token)
                 return True
             begun = (link, reply, None)
         except BaseException as interruption:
@@ -167,7 +167,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             await going_on
             if attempt.result:
                 self._note(attempt, local)
-                local.token = token
+                local.hold(token)
                 return True
         except Exception:
             raise
