@@ -24,7 +24,7 @@ from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.async_helpers import async_few, eventually
 from tests.clusters import Cluster, Place
-from tests.helpers import PATIENCE_S, start
+from tests.helpers import PATIENCE_S, in_fork, start
 from tests.test_asyncio_waiting_giving_up import DropAt
 from tests.waiting_helpers import connections
 
@@ -224,3 +224,30 @@ def test_what_a_dropped_task_has_begun_is_undone(place: Place) -> None:
             await eventually(lambda: not home.exists(place.name), "it is undone")
 
     asyncio.run(drop())
+
+
+def test_a_child_leaves_the_connections_of_its_parents_loop_alone(place: Place) -> None:
+    home = place.cluster.admins[place.home]
+
+    async def use(lock: AsyncLock) -> None:
+        assert await lock.acquire()
+        await lock.release()
+
+    async def program() -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.port, client_name=place.name)
+        other = AsyncLock(client, f"{{{place.name}}}:other", timeout=10)
+
+        def child() -> str:
+            asyncio.run(use(other))
+            return "fine"
+
+        async with client:
+            lock = AsyncLock(client, place.name, timeout=60)
+            await lock.acquire()
+            before = connections(home, place.name)
+            assert in_fork(child) == "fine"
+            assert await lock.owned()
+            await eventually(lambda: connections(home, place.name) == before, "the child's have ended")
+            await lock.release()
+
+    asyncio.run(program())

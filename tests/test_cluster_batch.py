@@ -23,7 +23,7 @@ import redis.asyncio.retry
 from redis.retry import Retry
 
 import redislock_fast.asyncio
-from redislock_fast import Locker
+from redislock_fast import Locker, _cluster
 from redislock_fast._async_transport import transport_of as async_transport_of
 from redislock_fast._transport import transport_of
 from tests.async_helpers import async_once, eventually
@@ -396,6 +396,22 @@ def test_a_connection_that_was_closed_while_idle_leaves_no_doubt(callers: Caller
     closed_at = time.monotonic()
     wait_until(lambda: time.monotonic() > closed_at + 0.01, "it has been idle")
     lost = {at[0] for at in names.values()}
+    assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
+
+
+@pytest.mark.parametrize("callers", ["threads"], indirect=True)
+def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
+    callers: Callers, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cluster, "_STALE_AFTER_S", FAR_S)  # nobody looks whether it still stands
+    names = names_at(cluster, 2)
+    client = connect(callers, cluster)
+    batch = acquire_many(callers, client, joined(names))
+    lost = {at[0] for at in names.values()}
+    for number, at in names.items():
+        cluster.admins[number].delete(at[0])
+        node: Any = channel_of(callers, client)._node_of(at[0].encode())
+        node.link.pipe.close()
     assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
 
 

@@ -189,6 +189,20 @@ def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet) -> N
     lock.release()
 
 
+def test_no_thread_to_connect_with_is_a_connection_error(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = make(fleet, limit=SHORT_S)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(redis.ConnectionError, match="can't start new thread"):
+            lock.acquire(blocking=False)
+    assert lock.acquire(blocking_timeout=PATIENCE_S) is True
+    lock.release()
+
+
 def test_waiter_outlives_a_majority_that_comes_back_in_time(fleet: Fleet) -> None:
     lock = make(fleet, limit=SHORT_S, sleep=0.01, thread_local=False)
     with freezing(*fleet[:3]):
