@@ -49,6 +49,7 @@ class Holding:
         tenure: what is known of what is held on terms.
         quorum: what a Redlock holds under the token.
         round: a Redlock's last operation.
+        forgotten_by: where a task's holding stood that was tidied away; who has acquired then calls `hold`.
     """
 
     if not TYPE_CHECKING:  # mypy takes it for a promise that a holding has no attributes
@@ -65,6 +66,7 @@ class Holding:
     tenure: Tenure | None = None
     quorum: QuorumLease | None = None
     round: Round | None = None
+    forgotten_by: dict[Any, Any] | None = None
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""

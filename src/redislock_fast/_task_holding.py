@@ -30,22 +30,20 @@ _Key: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 class _TaskHolding(Holding):
     """What one task holds."""
 
-    _forgotten_by: dict[_Key, _TaskHolding] | None = None
-
     def __init__(self, task: _Key) -> None:
         self._task = task
 
     def hold(self, token: bytes | None) -> None:
         """The lock was acquired, perhaps long after the task had ended: it is to be found again, to be released."""
         super().hold(token)
-        holdings = self._forgotten_by
+        holdings = self.forgotten_by
         if holdings is not None:
-            self._forgotten_by = None
+            self.forgotten_by = None
             holdings[self._task] = self
 
     def note_forgotten(self, holdings: dict[_Key, _TaskHolding]) -> None:
         """It was taken from among these; an acquire that its task has asked for may be under way in another task."""
-        self._forgotten_by = holdings
+        self.forgotten_by = holdings
         if self.token is not None:
             self.hold(self.token)
 
