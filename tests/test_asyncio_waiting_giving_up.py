@@ -20,6 +20,7 @@ import redis.asyncio
 
 import redislock_fast
 from redislock_fast._async_transport import transport_of
+from redislock_fast._loop_channel import Mailbox
 from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
@@ -220,6 +221,32 @@ async def test_another_looks_for_one_that_is_dropped(
     watchman.cancel()
     await asyncio.wait([watchman])
     assert isinstance(watchman.exception(), RuntimeError)  # there is nothing left to cancel
+
+
+@in_loop
+async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
+    server: Server,
+    client: redis.Redis,
+    holder: redislock_fast.Lock,
+    async_connect: AsyncClients,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locks = async_connect(server.port)
+    told: list[object] = []
+    tell = Mailbox.tell
+
+    def noting(mailbox: Mailbox, message: object) -> None:
+        told.append(message)
+        tell(mailbox, message)
+
+    monkeypatch.setattr(Mailbox, "tell", noting)
+    gives_up = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5, blocking_timeout=1), client)
+    watchman = await waits(Lock(locks, "name", timeout=FAR_S, sleep=FAR_S), client)
+    told.clear()
+    assert await gives_up is False
+    assert told == [None]
+    holder.release()
+    assert await watchman is True
 
 
 class SlowLock(Lock):

@@ -147,6 +147,7 @@ class Seat:
         arrival: the server's time of his last arrival in the queue; 0 while only a posted wait has told it.
         asked_at: when a posted wait left whose reply has not come; else 0.
         until: how long he listens before he looks by himself.
+        gives_up_at: when he waits no more, in the clock's seconds.
     """
 
     __slots__ = (
@@ -155,6 +156,7 @@ class Seat:
         "asked_at",
         "base",
         "channel",
+        "gives_up_at",
         "home",
         "key",
         "line",
@@ -180,7 +182,7 @@ class Seat:
         self.since = clock()
         self.arrival = 0
         self.asked_at = 0.0
-        self.until = math.inf
+        self.until = self.gives_up_at = math.inf
 
     @property
     def current(self) -> bool:
@@ -207,6 +209,12 @@ class Seat:
         if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
             return ends_at + _EXPIRY_S
         return due_at
+
+    def rest_s(self) -> float:
+        """For how long he may sleep on, in seconds, now that it was time for him to look: another may do that now."""
+        if self.asked_at or self.line.watchman is self or not self.is_queued:
+            return 0.0
+        return max(self.gives_up_at - clock(), 0.0)
 
     def post(self, request: Args) -> bool:
         """Send a wait. Returns False where the connection is not the current one any more."""

@@ -221,8 +221,9 @@ class Waiting:
     def _listen_s(self, seat: Seat) -> float:
         """For how long to listen, in seconds."""
         until = seat.due_at(self._interval_s) or _NEVER
-        if self._deadline is not None and self._deadline < until:
-            until = self._deadline
+        if self._deadline is not None:
+            seat.gives_up_at = self._deadline
+            until = min(until, self._deadline)
         seat.until = until
         return max(until - clock(), 0.0)
 
