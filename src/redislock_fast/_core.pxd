@@ -28,6 +28,7 @@ from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_type_lock
 
 from redislock_fast._core_resp cimport Buffer, Plain
+from redislock_fast._core_spin cimport Habit
 
 
 cdef enum SlotState:
@@ -78,7 +79,8 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     Slot* slot
     double timeout_s     # below 0: for ever
     double deadline      # CLOCK_MONOTONIC; 0: not looked at the clock yet
-    double began         # CLOCK_MONOTONIC before a lone call that is a sample for _learn; else 0
+    double began         # CLOCK_MONOTONIC before a wait that is a sample for a habit; else 0
+    Habit* habit         # where began is set
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
     bint woken           # it has taken what wake was released for
@@ -114,11 +116,8 @@ cdef class Pipe:
     cdef unsigned long long accepted  # mutex; bytes ever queued
     cdef unsigned long long sent   # likewise; bytes ever sent
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
-    cdef double spin_s             # reader; how long a lone caller's reply takes, spinning for it
-    cdef double block_s            # reader; and blocking at once
-    cdef int calls                 # reader; lone calls, modulo SAMPLE_EVERY
-    cdef bint preferred            # reader; whether spinning was the faster way
-    cdef bint spinning             # reader; which way the current lone call waits
+    cdef Habit alone               # reader; of lone callers
+    cdef bint spinning             # reader; which way it waits now, if by a habit
     cdef int error                 # reader; errno of the last failed turn
     # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: read by
     # anybody, set by the reader or by who queues that request.
@@ -136,8 +135,7 @@ cdef class Pipe:
     cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
     cdef bint _leave(self, Wait* wait) noexcept nogil
-    cdef bint _choose_to_spin(self) noexcept
-    cdef void _learn(self, double took_s) noexcept nogil
+    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept
     cdef bint _take_queue(self, Wait* wait) noexcept nogil
     cdef bint _load(self) noexcept nogil
     cdef void _send_queue(self) noexcept nogil

@@ -57,6 +57,7 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
+from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, redislock_relax
 
 from redislock_fast._process import on_fork
 from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
@@ -100,21 +101,11 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL   /* macOS: Python ignores SIGPIPE for the whole process */
     #define MSG_NOSIGNAL 0
     #endif
-    #if defined(__x86_64__) || defined(__i386__)
-    #define redislock_relax() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define redislock_relax() __asm__ __volatile__("yield")
-    #else
-    #define redislock_relax() ((void)0)
-    #endif
     """
-    void redislock_relax() noexcept nogil
 
 cdef enum:
     INBOX_BYTES = 65536
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
-    SAMPLE_EVERY = 1024       # lone calls, of which the first SAMPLES wait the other way, so that both are known.
-    SAMPLES = 16              # In a row: a CPU that has just slept is slow to answer, however it is then waited for.
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
@@ -152,8 +143,7 @@ cdef class Pipe:
         self.inbox = bytearray(INBOX_BYTES)
         self.landing = PyByteArray_AS_STRING(self.inbox)
         self.heard = monotonic()
-        self.spin_s = self.block_s = 1e-3
-        self.preferred = True
+        self.alone = new_habit()
         self.between = True
         cdef timeval check
         check.tv_sec = 0
@@ -373,8 +363,7 @@ cdef class Pipe:
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet."""
         cdef double now = monotonic()
-        wait.spin = self._choose_to_spin()
-        wait.began = now
+        self._wait_by(&self.alone, wait, now)
         wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
             self._look_for_eof()
@@ -401,8 +390,8 @@ cdef class Pipe:
             self._deliver_plain(got)
             if self.consumed < got:
                 return got
-        if wait.began and wait.slot.state == DONE:
-            self._learn((self.heard - wait.began) / wait.count)
+        if 0 < wait.began < self.heard and wait.slot.state == DONE:
+            learn(wait.habit, self.spinning, (self.heard - wait.began) / wait.count)
         wait.lead = False
         self._hand_over()
         return OUTCOME_COMPLETE
@@ -458,29 +447,11 @@ cdef class Pipe:
             self._hand_over()
         return state == WAITING or state == LEAD
 
-    cdef bint _choose_to_spin(self) noexcept:
-        """Reader, alone: whether to spin for the reply before blocking.
-
-        With a near server and a CPU to spare, the reply comes before a blocking read would have gone to sleep: 1.3
-        times the pairs/s on loopback. With the CPUs busy, spinning takes what the server needs: 0.7 times. A far
-        server makes no difference. So both are tried, and what is measured decides; with a near server and no
-        difference, for spinning, since single samples of blocking profit from the spins around them.
-        """
-        if self.spin_us > 0:
-            self.calls = (self.calls + 1) % SAMPLE_EVERY
-            if self.calls < SAMPLES:
-                self.spinning = not self.preferred
-            else:
-                self.preferred = self.spin_s < 1e-6 * self.spin_us and self.spin_s < 1.1 * self.block_s
-                self.spinning = self.preferred
-        return self.spinning
-
-    cdef void _learn(self, double took_s) noexcept nogil:
-        """Reader, alone: note how long a reply took, or each of many; smoothed over some eight calls."""
-        if self.spinning:
-            self.spin_s += (min(took_s, 4 * self.spin_s) - self.spin_s) / 8
-        else:
-            self.block_s += (min(took_s, 4 * self.block_s) - self.block_s) / 8
+    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept:
+        """Reader, before it waits: choose whether to spin for the reply before blocking."""
+        self.spinning = wait.spin = self.spin_us > 0 and choose(habit, self.spin_us)
+        wait.habit = habit
+        wait.began = now
 
     cdef bint _take_queue(self, Wait* wait) noexcept nogil:
         """Reader: make what is queued what is leaving. Returns False when a message has come for this listener."""
@@ -940,6 +911,7 @@ cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil:
     wait.timeout_s = timeout_s
     wait.deadline = 0
     wait.began = 0
+    wait.habit = NULL
     wait.lead = wait.woken = place == READING or place == ALONE
     wait.sends = False
     wait.spin = False

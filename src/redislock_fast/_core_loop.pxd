@@ -4,6 +4,7 @@ Everything here belongs to the loop's thread, with and without the GIL: no field
 """
 
 from redislock_fast._core_resp cimport Buffer
+from redislock_fast._core_spin cimport Habit
 
 
 cdef enum State:
@@ -28,13 +29,6 @@ cdef class Waiter:
 
     cdef int _schedule(self) except -1
     cdef int _end(self, State state, object outcome) except -1
-
-
-cdef struct Habit:
-    int calls                      # modulo SAMPLE_EVERY
-    bint spins                     # whether spinning was the faster way
-    double spin_s                  # how long a reply takes, spinning for it
-    double block_s                 # and not
 
 
 cdef class LoopPipe:

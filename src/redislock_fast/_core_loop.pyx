@@ -49,6 +49,7 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
+from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, redislock_relax
 
 from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, is_answer, new_reader
 
@@ -59,21 +60,7 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef enum:
     INBOX_BYTES = 65536
     FLUSH_BYTES = 4096  # and what is longer leaves in such pieces
-    SAMPLE_EVERY = 1024  # lone calls, of which the first SAMPLES wait the other way, so that both are known
-    SAMPLES = 16
     ALL = 0x7FFFFFFF
-
-cdef extern from *:
-    """
-    #if defined(__x86_64__) || defined(__i386__)
-    #define redislock_relax() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define redislock_relax() __asm__ __volatile__("yield")
-    #else
-    #define redislock_relax() ((void)0)
-    #endif
-    """
-    void redislock_relax() noexcept nogil
 
 cdef extern from *:
     """
@@ -226,7 +213,7 @@ cdef class LoopPipe:
         self.between = True
         self.timer_at = NEVER
         self.heard = monotonic()
-        self.alone = self.handing = Habit(calls=0, spins=True, spin_s=1e-3, block_s=1e-3)
+        self.alone = self.handing = new_habit()
         self.fd = -1
         sock = transport.get_extra_info("socket")
         if SPIN_US and sock is not None and transport.get_extra_info("ssl_object") is None:
@@ -358,13 +345,10 @@ cdef class LoopPipe:
     # ---- spinning ----
 
     cdef int _await(self, Habit* habit) except -1:
-        """Somebody waits for what is under way: choose how to wait for it, as `_core.Pipe` does."""
+        """Somebody waits for what is under way: choose how to wait for it."""
         if self.fd < 0:
             return 0
-        habit.calls = (habit.calls + 1) % SAMPLE_EVERY
-        if habit.calls >= SAMPLES:
-            habit.spins = habit.spin_s < 1e-6 * <int>SPIN_US and habit.spin_s < 1.1 * habit.block_s
-        self.spinning = habit.spins if habit.calls >= SAMPLES else not habit.spins
+        self.spinning = choose(habit, SPIN_US)
         self.habit = habit
         self.began = monotonic()
         if self.spinning and not self.scheduled:
@@ -394,14 +378,9 @@ cdef class LoopPipe:
             self.buffer_updated(got)
 
     cdef void _learn(self) noexcept:
-        """Note how long a reply took, smoothed over some eight calls; one outlier counts little."""
-        cdef double took_s = self.heard - self.began
-        cdef Habit* habit = self.habit
+        """What was waited for is here."""
+        learn(self.habit, self.spinning, self.heard - self.began)
         self.began = 0
-        if self.spinning:
-            habit.spin_s += (min(took_s, 4 * habit.spin_s) - habit.spin_s) / 8
-        else:
-            habit.block_s += (min(took_s, 4 * habit.block_s) - habit.block_s) / 8
 
     # ---- time ----
 
