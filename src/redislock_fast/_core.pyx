@@ -519,7 +519,7 @@ cdef class Pipe:
                     if left_s <= 0:
                         wait_ms = 0
                     elif left_s < 1e-3 * SIGNAL_CHECK_MS:
-                        wait_ms = <int>(left_s * 1000) + 1  # rounded up: not before the deadline
+                        wait_ms = <int>(left_s * 1000 + 0.999)  # rounded up, but 1.0000001 is 1
                     watch.fd = self.fd
                     watch.events = POLLIN | (POLLOUT if wait.sends else 0)
                     watch.revents = 0
