@@ -70,6 +70,24 @@ def test_messages_that_are_there_come_at_once_while_another_thread_reads(
     assert reply.result(timeout=20) == b"OK"
 
 
+def test_what_is_about_to_come_is_awaited_in_either_way(pair: tuple[Pipe, Peer], box: Mailbox) -> None:
+    pipe, peer = pair
+    for number in range(ROUNDS):  # so often that it is spun for, and blocked for
+        pipe.post((b"X",), box.tell)
+        peer.answer(b":%d\r\n" % number)
+        assert number == box.wait(FOREVER, soon=True)
+
+
+def test_what_is_about_to_come_and_does_not_is_awaited_for_as_long(pair: tuple[Pipe, Peer], box: Mailbox) -> None:
+    pipe, peer = pair
+    for number in range(50):
+        with pytest.raises(NoReply):
+            box.wait(0.0001 * (number % 3), soon=True)
+    pipe.post((b"X",), box.tell)
+    peer.answer(b"+late\r\n")
+    assert b"late" == box.wait(FOREVER, soon=True)
+
+
 def test_a_listener_reads_what_is_pushed(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
     _, peer = pair
     for number in range(10):

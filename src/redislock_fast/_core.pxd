@@ -117,6 +117,7 @@ cdef class Pipe:
     cdef unsigned long long sent   # likewise; bytes ever sent
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
     cdef Habit alone               # reader; of lone callers
+    cdef Habit posting             # reader; of who waits soon behind a post for what that is answered
     cdef bint spinning             # reader; which way it waits now, if by a habit
     cdef int error                 # reader; errno of the last failed turn
     # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: read by
@@ -169,7 +170,7 @@ cdef class Mailbox:
     cdef object messages           # a deque, added to before slot.messages is, taken from after
     cdef Slot slot                 # among the listeners while somebody waits, who is then its owner
 
-    cdef int _wait(self, Place place, double timeout_s) except -1
+    cdef int _wait(self, Place place, double timeout_s, bint soon) except -1
 
 
 cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil

@@ -143,7 +143,7 @@ cdef class Pipe:
         self.inbox = bytearray(INBOX_BYTES)
         self.landing = PyByteArray_AS_STRING(self.inbox)
         self.heard = monotonic()
-        self.alone = new_habit()
+        self.alone = self.posting = new_habit()
         self.between = True
         cdef timeval check
         check.tv_sec = 0
@@ -874,13 +874,13 @@ cdef class Mailbox:
         self.messages.append(message)
         self.pipe._tell(&self.slot)
 
-    def wait(self, double timeout_s):
+    def wait(self, double timeout_s, bint soon=False):
         """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
         cdef Place place = self.pipe._listen(&self.slot)
         if place == BUSY:
             raise RuntimeError("another thread waits for this mailbox")
         if place != REFUSED:
-            self._wait(place, timeout_s)
+            self._wait(place, timeout_s, soon)
         if self.pipe._take_message(&self.slot):
             try:
                 PyErr_CheckSignals()  # or Python would raise that as soon as the caller had the message
@@ -892,9 +892,11 @@ cdef class Mailbox:
             raise Lost(False, "the connection broke")
         raise MemoryError
 
-    cdef int _wait(self, Place place, double timeout_s) except -1:
+    cdef int _wait(self, Place place, double timeout_s, bint soon) except -1:
         cdef Wait wait = new_wait(&self.slot, place, timeout_s)
         cdef bint complete = False
+        if soon and wait.lead:
+            self.pipe._wait_by(&self.pipe.posting, &wait, monotonic())
         try:
             self.pipe._attend(&wait)
             complete = True

@@ -527,7 +527,7 @@ class Mailbox:
         self._messages.append(message)
         self._pipe.told(self._slot)
 
-    def wait(self, timeout_s: float) -> object:
+    def wait(self, timeout_s: float, soon: bool = False) -> object:  # noqa: ARG002  # nothing spins here
         """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
         if not self._waiting.acquire(blocking=False):
             raise RuntimeError("another thread waits for this mailbox")

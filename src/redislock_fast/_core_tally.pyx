@@ -83,7 +83,7 @@ cdef class Tally:
                 if answer.reply is MISSING:
                     began = now
                     try:
-                        mailbox.wait(max(min(slice_s, deadline - began), 0.0))
+                        mailbox.wait(max(min(slice_s, deadline - began), 0.0), soon=True)
                     except (NoReply, Lost):
                         pass
                     now = monotonic()

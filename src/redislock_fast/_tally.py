@@ -108,7 +108,7 @@ class PythonTally:
                 if answer.reply is MISSING:  # else another thread that reads was faster
                     began = now
                     with contextlib.suppress(NoReply, Lost):
-                        mailbox.wait(max(min(slice_s, deadline - began), 0.0))
+                        mailbox.wait(max(min(slice_s, deadline - began), 0.0), soon=True)
                     now = clock()
                     self.waited_s[index] = now - began
             if answer.reply is not MISSING:

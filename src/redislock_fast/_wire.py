@@ -92,11 +92,12 @@ class Mailbox(Protocol):
         looks within a tenth of a second. What `on_push` tells, it is told at once.
         """
 
-    def wait(self, timeout_s: float) -> object:
+    def wait(self, timeout_s: float, soon: bool = False) -> object:
         """Take out the oldest message, waiting for it if there is none. One thread at a time.
 
         Args:
             timeout_s: how long to wait, in seconds; below 0 for ever.
+            soon: whether it is about to come, so that spinning for it may pay.
 
         Raises:
             NoReply: the time is up.
