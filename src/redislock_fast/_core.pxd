@@ -142,7 +142,7 @@ cdef class Pipe:
     cdef void _send_queue(self) noexcept nogil
     cdef Py_ssize_t _send(self) noexcept nogil
     cdef Py_ssize_t _receive(self) noexcept nogil
-    cdef Py_ssize_t _spin(self) noexcept nogil
+    cdef Py_ssize_t _spin(self, Py_ssize_t count) noexcept nogil
     cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil
     cdef int _look_for_eof(self) except -1
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil

