@@ -96,7 +96,7 @@ class TaskHoldings:
         """Forget tasks that have ended and hold nothing. As often as their number doubles."""
         holdings = self._holdings
         for key, holding in list(holdings.items()):
-            if holding.token is None and holding.forsaken:
+            if key is not None and holding.token is None and holding.forsaken:  # the one of no task is one only
                 holdings.pop(key, None)
                 holding.note_forgotten(holdings)
         self._tidy_at = 2 * len(holdings) + 8
