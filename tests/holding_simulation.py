@@ -254,7 +254,8 @@ class Simulation:
         if reason is LossReason.TAKEN:
             return any(token not in (None, stay.token) for token in since)
         if reason is LossReason.DELETED:
-            return None in since
+            # Of two who share a lock object and have both been granted it, one was deleted: whose, nobody can tell.
+            return None in since or (stay.holder.shared is not None and self._faults.deleted_us > 0)
         if reason is LossReason.EXPIRED:
             tenure = stay.tenure()
             return tenure is not None and self.world.clock() >= tenure.deadline
