@@ -83,11 +83,11 @@ class QuorumLease:
         Where that has changed, another has set the lease, too, and nobody knows which of the two the servers have heard
         last: only the shorter is certain.
         """
-        valid_until, ends_at = self.times
-        if self.times is before:
+        times = self.times
+        if times is before:
             self.times = (round_.valid_until, round_.ends_at)
         else:
-            self.times = (min(valid_until, round_.valid_until), min(ends_at, round_.ends_at))
+            self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))
 
     def shorten(self, ttl_ms: int) -> tuple[float, float]:
         """Believe in no more of the lease than what a request for another one, from now on, may leave of it."""
