@@ -136,7 +136,7 @@ cdef class Pipe:
     cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
     cdef bint _leave(self, Wait* wait) noexcept nogil
-    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept
+    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept nogil
     cdef bint _take_queue(self, Wait* wait) noexcept nogil
     cdef bint _load(self) noexcept nogil
     cdef void _send_queue(self) noexcept nogil

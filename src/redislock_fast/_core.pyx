@@ -57,7 +57,7 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
-from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, redislock_relax
+from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, relax
 
 from redislock_fast._process import on_fork
 from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
@@ -107,8 +107,8 @@ cdef enum:
     INBOX_BYTES = 65536
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SIGNAL_CHECK_MS = 100     # a signal that came just before a blocking call does not end it
-    EACH_US = 2               # a request of many takes the server, and more than these are not spun for so long
-    MOST_SPUN_FOR = 128
+    EACH_US = 2               # what each of many requests takes the server
+    MOST_SPUN_FOR = 128       # so many, until all are executed; with more, that would take too much CPU
     STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
 
 cdef object PushNotification = hiredis.PushNotification
@@ -449,7 +449,7 @@ cdef class Pipe:
             self._hand_over()
         return state == WAITING or state == LEAD
 
-    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept:
+    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept nogil:
         """Reader, before it waits: choose whether to spin for the reply before blocking."""
         self.spinning = wait.spin = self.spin_us > 0 and choose(habit, self.spin_us)
         wait.habit = habit
@@ -561,13 +561,11 @@ cdef class Pipe:
         """
         cdef double give_up = monotonic() + 1e-6 * (self.spin_us + (EACH_US * count if count <= MOST_SPUN_FOR else 0))
         cdef Py_ssize_t got
-        cdef int _pause
         while True:
             got = self._receive()
             if got >= 0 or errno != EAGAIN or monotonic() >= give_up:
                 return got
-            for _pause in range(8):
-                redislock_relax()
+            relax()
 
     cdef int _look_for_eof(self) except -1:
         """Reader, before anything was sent after a pause: a connection closed meanwhile executes nothing."""

@@ -49,7 +49,7 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
-from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, redislock_relax
+from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, relax
 
 from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, is_answer, new_reader
 
@@ -359,7 +359,6 @@ cdef class LoopPipe:
     def _spin(self):
         cdef double give_up = monotonic() + 1e-6 * <int>SPIN_US
         cdef Py_ssize_t got = -1
-        cdef int _pause
         self.scheduled = False
         if self.broken or self.head is None or self.head.replies is not None:
             return
@@ -371,8 +370,7 @@ cdef class LoopPipe:
                     got = c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
                     if got >= 0 or (errno != EAGAIN and errno != EINTR) or monotonic() >= give_up:
                         break
-                    for _pause in range(8):
-                        redislock_relax()
+                    relax()
             if got <= 0:  # the transport will see what there is
                 return
             self.buffer_updated(got)

@@ -32,6 +32,13 @@ cdef struct Habit:       # how one kind of waiting is done; belongs to whoever w
     double block_s       # and not
 
 
+cdef inline void relax() noexcept nogil:
+    """Between two looks at a socket."""
+    cdef int _pause
+    for _pause in range(8):
+        redislock_relax()
+
+
 cdef inline Habit new_habit() noexcept nogil:
     return Habit(calls=0, spins=True, spin_s=1e-3, block_s=1e-3)
 
