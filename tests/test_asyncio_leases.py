@@ -197,13 +197,16 @@ async def test_lock_acquired_long_after_its_task_has_ended_can_be_released(
         acquiring: Any = lock.acquire()
         return asyncio.create_task(acquiring)
 
+    async def look() -> None:
+        assert getattr(lock.local, "token", None) is None
+
     if contended:
         await holder.acquire()
     else:
         proxy.hold()
     acquiring = await asyncio.create_task(ask())
     for _ in range(20):  # enough for what others have left to be tidied up
-        await in_task(_none_of(lock))
+        await in_task(look)
     if contended:
         await holder.release()
     else:
@@ -211,13 +214,6 @@ async def test_lock_acquired_long_after_its_task_has_ended_can_be_released(
     assert await acquiring is True
     await lock.release()
     assert not client.exists("name")
-
-
-def _none_of(lock: Any) -> Callable[[], Awaitable[None]]:
-    async def look() -> None:
-        assert getattr(lock.local, "token", None) is None
-
-    return look
 
 
 @pytest.mark.parametrize("take", INDIRECTLY)

@@ -80,8 +80,9 @@ class Alarms:
         self.loop = loop
         self._seats: dict[int, list[Seat]] = {}  # by the time at which they ring
 
-    def ring(self, seat: Seat, mailbox: Mailbox, timeout_s: float) -> None:
+    def ring(self, seat: Seat, timeout_s: float) -> None:
         """Tell the seat's mailbox None when the time has come, if it still waits for that."""
+        mailbox: Any = seat.mailbox
         mailbox.rings_at = self.loop.time() + timeout_s
         at = int(mailbox.rings_at * _ALARMS_PER_S) + 1
         seats = self._seats.get(at)
@@ -99,7 +100,7 @@ class Alarms:
                 if not rest_s:
                     mailbox.tell(None)
                 elif rest_s < _NEVER:
-                    self.ring(seat, mailbox, min(rest_s, _LONG_S))  # or it would keep the seat for as long
+                    self.ring(seat, min(rest_s, _LONG_S))  # or it would keep the seat for as long
 
 
 class Mailbox:
@@ -147,7 +148,7 @@ class Mailbox:
             return self._look()
         self._listener = listener = self._pipe.listener()
         if timeout_s < _LONG_S:
-            self._alarms.ring(seat, self, timeout_s)
+            self._alarms.ring(seat, timeout_s)
             return listener
         return self._wait_long(listener, timeout_s)
 
