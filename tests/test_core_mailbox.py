@@ -259,6 +259,29 @@ def test_a_request_leaves_at_once_though_a_post_is_unanswered(
 
 
 @pytest.mark.usefixtures("listener")
+def test_what_is_queued_leaves_before_what_has_come_is_delivered(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    box = pipe.mailbox()
+    received: list[list[list[bytes]]] = []
+
+    def hear(push: list[Reply]) -> None:  # in the reader, which sends nothing as long as it is here
+        received.append(peer.read())
+        box.tell(push[-1])
+
+    pipe.on_push = hear
+    listening = threads.submit(box.wait, FOREVER)
+    asked = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    pipe.post((b"Y",))  # behind a request under way: for the reader to send
+    peer.answer(message(b"m"))
+    assert b"m" == listening.result(timeout=20)
+    assert received == [[[b"Y"]]]
+    peer.answer(b":1\r\n:2\r\n")
+    assert asked.result(timeout=20) == 1
+
+
 def test_a_request_for_which_there_is_no_room_leaves_all_the_same(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:

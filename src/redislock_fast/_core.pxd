@@ -138,6 +138,7 @@ cdef class Pipe:
     cdef bint _leave(self, Wait* wait) noexcept nogil
     cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept nogil
     cdef bint _take_queue(self, Wait* wait) noexcept nogil
+    cdef void _send_early(self) noexcept nogil
     cdef bint _load(self) noexcept nogil
     cdef void _send_queue(self) noexcept nogil
     cdef Py_ssize_t _send(self) noexcept nogil

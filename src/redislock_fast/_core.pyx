@@ -5,7 +5,7 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
 
 1. A caller queues its request and a slot. If nobody reads, it becomes the reader; else it sleeps on its slot.
 2. The reader sends what is queued, reads what comes and completes the slots in order, whoever owns them. What is
-   queued meanwhile leaves in one write with the next turn: requests that arrive together travel together.
+   queued meanwhile leaves in one write once something has come: requests that arrive together travel together.
 3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
 4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so nobody ever gets another's.
 5. Who waits for a `Mailbox` is a listener: it takes its turn at reading as a caller does, after all callers. While it
@@ -389,6 +389,8 @@ cdef class Pipe:
             got = self._turn(wait)
             if got <= 0:
                 return got
+            if not wait.sends:
+                self._send_early()
             self._deliver_plain(got)
             if self.consumed < got:
                 return got
@@ -465,6 +467,19 @@ cdef class Pipe:
             wait.sends = not self.sending and self._load()
             self.dozing = self._caller() == NULL and not self.sending and not wait.sends
         return True
+
+    cdef void _send_early(self) noexcept nogil:
+        """Reader, with nothing leaving, before it delivers what has come: send what is queued.
+
+        To wake up takes the server as long as to wake somebody here. Pairs/s of threads on loopback: 2 and 4 of them
+        1.16 times, 8 1.09, 16 1.02, 64 0.99; 16 on one lock 1.05. Without room, or after an error, the bytes wait for
+        the next turn.
+        """
+        cdef bint sends
+        with self.mutex:
+            sends = not self.sending and self._load()
+        if sends:
+            self._send()
 
     cdef bint _load(self) noexcept nogil:
         """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""

@@ -379,10 +379,19 @@ class Pipe:
         if got:
             self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
             self._heard_s = time.monotonic()
+            self._send_early()
             self._deliver()
         else:
             self._fail()
         return True
+
+    def _send_early(self) -> None:
+        """Reader, before it delivers what has come: send what is queued, so that the server need not wait for that."""
+        with self._mutex:
+            sends = not self._sending and self._load()
+        if sends:
+            with contextlib.suppress(OSError):  # which the next turn meets
+                self._send()
 
     def _wait(self, slot: _Slot, deadline: float | None, sends: bool) -> None:
         """Wait until the socket is ready."""
