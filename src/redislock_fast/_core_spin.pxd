@@ -20,15 +20,20 @@ cdef extern from *:
     """
     void redislock_relax() noexcept nogil
 
+# The other way is tried so many times in a row that both are known, since a CPU that has just slept is slow to answer,
+# however it is then waited for. It is tried again soon after a change of mind, which some moments' noise may have been
+# the reason for, and half as often each time without.
 cdef enum:
-    SAMPLE_EVERY = 1024  # waits, of which the first SAMPLES are done the other way, so that both are known.
-    SAMPLES = 16         # In a row: a CPU that has just slept is slow to answer, however it is then waited for.
+    SAMPLES = 16
+    SOONEST = 64   # waits from one trial to the next
+    LATEST = 1024
 
 
 cdef struct Habit:       # how one kind of waiting is done; belongs to whoever waits
-    int calls            # modulo SAMPLE_EVERY
+    int calls            # since the last trial began
+    int period           # with so many, the next begins
     bint spins           # whether spinning was the faster way
-    double spin_s        # how long a reply takes, spinning for it
+    double spin_s        # how long a reply takes, spinning for it; 0 as long as that is not known
     double block_s       # and not
 
 
@@ -40,21 +45,34 @@ cdef inline void relax() noexcept nogil:
 
 
 cdef inline Habit new_habit() noexcept nogil:
-    return Habit(calls=0, spins=True, spin_s=1e-3, block_s=1e-3)
+    return Habit(calls=0, period=SOONEST, spins=True, spin_s=0, block_s=0)
 
 
 cdef inline bint choose(Habit* habit, int spin_us) noexcept nogil:
     """Whether to spin for the next reply, for at most so many microseconds."""
-    habit.calls = (habit.calls + 1) % SAMPLE_EVERY
-    if habit.calls < SAMPLES:
+    cdef bint spins
+    habit.calls += 1
+    if habit.calls <= SAMPLES:
         return not habit.spins
-    habit.spins = habit.spin_s < 1e-6 * spin_us and habit.spin_s < 1.1 * habit.block_s
-    return habit.spins
+    spins = habit.spin_s < 1e-6 * spin_us and habit.spin_s < 1.1 * habit.block_s
+    if spins != habit.spins:
+        habit.spins = spins
+        habit.calls = SAMPLES
+        habit.period = SOONEST
+    elif habit.calls >= habit.period:
+        habit.calls = 0
+        habit.period = min(2 * habit.period, LATEST)
+    return spins
 
 
 cdef inline void learn(Habit* habit, bint spun, double took_s) noexcept nogil:
-    """Note how long a reply took, smoothed over some eight calls; one outlier counts little."""
+    """Note how long a reply took."""
     if spun:
-        habit.spin_s += (min(took_s, 4 * habit.spin_s) - habit.spin_s) / 8
+        habit.spin_s = smoothed(habit.spin_s, took_s)
     else:
-        habit.block_s += (min(took_s, 4 * habit.block_s) - habit.block_s) / 8
+        habit.block_s = smoothed(habit.block_s, took_s)
+
+
+cdef inline double smoothed(double before_s, double took_s) noexcept nogil:
+    """Over some eight calls; one outlier counts little."""
+    return before_s + (min(took_s, 4 * before_s) - before_s) / 8 if before_s else took_s
