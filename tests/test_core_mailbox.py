@@ -258,7 +258,6 @@ def test_a_request_leaves_at_once_though_a_post_is_unanswered(
         assert reply.result(timeout=20) == b"%d" % number
 
 
-@pytest.mark.usefixtures("listener")
 def test_what_is_queued_leaves_before_what_has_come_is_delivered(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:
@@ -282,6 +281,7 @@ def test_what_is_queued_leaves_before_what_has_come_is_delivered(
     assert asked.result(timeout=20) == 1
 
 
+@pytest.mark.usefixtures("listener")
 def test_a_request_for_which_there_is_no_room_leaves_all_the_same(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:

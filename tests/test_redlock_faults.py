@@ -11,6 +11,7 @@ import gc
 import signal
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -289,14 +290,23 @@ def test_connections_killed_between_two_operations(fleet: Fleet) -> None:
 
 
 def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(fleet: Fleet) -> None:
-    lock = Redlock(clients_of(fleet, socket_timeout=SHORT_S), "name", timeout=30, limit=LIMIT_S)
+    name = f"pause-{uuid.uuid4().hex}"  # what other tests have left may connect again at any time
+    clients = clients_of(fleet, socket_timeout=SHORT_S, client_name=name)
+    lock = Redlock(clients, "name", timeout=30, limit=LIMIT_S)
     _use(lock)
     wait_until_free(fleet)
+    admins = [redis.Redis(port=server.port) for server in fleet]
+
+    def connected() -> list[list[str]]:
+        return [[client["id"] for client in admin.client_list() if client["name"] == name] for admin in admins]
+
+    before = connected()
+    assert [len(ids) for ids in before] == [1] * len(fleet)
     links = [channel.link for channel in lock._quorum._channels]
     wait_until(lambda: all(link is not None and link.pipe.silence_s > SHORT_S for link in links), "a pause")
     _use(lock)
     _use(lock)
-    assert [channel.link for channel in lock._quorum._channels] == links
+    assert connected() == before
 
 
 def test_servers_restarted_between_two_operations(fleet: Fleet) -> None:
