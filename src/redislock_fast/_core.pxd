@@ -28,7 +28,7 @@ from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_type_lock
 
 from redislock_fast._core_resp cimport Buffer, Plain
-from redislock_fast._core_spin cimport Habit
+from redislock_fast._core_spin cimport Spinner
 
 
 cdef enum SlotState:
@@ -79,13 +79,11 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     Slot* slot
     double timeout_s     # below 0: for ever
     double deadline      # CLOCK_MONOTONIC; 0: not looked at the clock yet
-    double began         # CLOCK_MONOTONIC before a wait that is a sample for a habit; else 0
-    Habit* habit         # where began is set
+    Spinner* spinner     # the pipe's, of this kind of wait
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
     bint woken           # it has taken what wake was released for
-    bint spin            # before the next blocking read
-    Py_ssize_t count     # how many replies it waits for, where began is set
+    Py_ssize_t count     # how many replies it waits for, if nobody else does for any; else 1
 
 
 cdef class Pipe:
@@ -116,9 +114,8 @@ cdef class Pipe:
     cdef unsigned long long accepted  # mutex; bytes ever queued
     cdef unsigned long long sent   # likewise; bytes ever sent
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
-    cdef Habit alone               # reader; of lone callers
-    cdef Habit posting             # reader; of who waits soon behind a post for what that is answered
-    cdef bint spinning             # reader; which way it waits now, if by a habit
+    cdef Spinner calling           # reader; of who waits for a reply, his own or to what he has posted
+    cdef Spinner listening         # reader; of who waits for a message that another is to send
     cdef int error                 # reader; errno of the last failed turn
     # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: read by
     # anybody, set by the reader or by who queues that request.
@@ -136,14 +133,13 @@ cdef class Pipe:
     cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
     cdef bint _leave(self, Wait* wait) noexcept nogil
-    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept nogil
     cdef bint _take_queue(self, Wait* wait) noexcept nogil
     cdef void _send_early(self) noexcept nogil
     cdef bint _load(self) noexcept nogil
     cdef void _send_queue(self) noexcept nogil
     cdef Py_ssize_t _send(self) noexcept nogil
     cdef Py_ssize_t _receive(self) noexcept nogil
-    cdef Py_ssize_t _spin(self, Py_ssize_t count) noexcept nogil
+    cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil
     cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil
     cdef int _look_for_eof(self) except -1
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil
@@ -174,7 +170,7 @@ cdef class Mailbox:
     cdef int _wait(self, Place place, double timeout_s, bint soon) except -1
 
 
-cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil
+cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil
 cdef bint make_wake(Slot* slot) noexcept nogil
 cdef void wake_all(Slot* slot) noexcept nogil
 cdef void free_slot(Slot* slot) noexcept nogil

@@ -57,7 +57,7 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
-from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, relax
+from redislock_fast._core_spin cimport Spinner, may_spin, new_spinner, spin
 
 from redislock_fast._process import on_fork
 from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
@@ -145,7 +145,7 @@ cdef class Pipe:
         self.inbox = bytearray(INBOX_BYTES)
         self.landing = PyByteArray_AS_STRING(self.inbox)
         self.heard = monotonic()
-        self.alone = self.posting = new_habit()
+        self.calling = self.listening = new_spinner()
         self.between = True
         cdef timeval check
         check.tv_sec = 0
@@ -324,7 +324,7 @@ cdef class Pipe:
 
     cdef object _wait(self, Slot* slot, Place place, double timeout_s):
         """Wait for the reply."""
-        cdef Wait wait = new_wait(slot, place, timeout_s)
+        cdef Wait wait = new_wait(slot, place, timeout_s, &self.calling)
         cdef bint complete = False
         try:
             if place == ALONE:
@@ -365,7 +365,6 @@ cdef class Pipe:
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet."""
         cdef double now = monotonic()
-        self._wait_by(&self.alone, wait, now)
         wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
             self._look_for_eof()
@@ -394,8 +393,6 @@ cdef class Pipe:
             self._deliver_plain(got)
             if self.consumed < got:
                 return got
-        if 0 < wait.began < self.heard and wait.slot.state == DONE:
-            learn(wait.habit, self.spinning, (self.heard - wait.began) / wait.count)
         wait.lead = False
         self._hand_over()
         return OUTCOME_COMPLETE
@@ -450,12 +447,6 @@ cdef class Pipe:
         if wait.lead:
             self._hand_over()
         return state == WAITING or state == LEAD
-
-    cdef void _wait_by(self, Habit* habit, Wait* wait, double now) noexcept nogil:
-        """Reader, before it waits: choose whether to spin for the reply before blocking."""
-        self.spinning = wait.spin = self.spin_us > 0 and choose(habit, self.spin_us)
-        wait.habit = habit
-        wait.began = now
 
     cdef bint _take_queue(self, Wait* wait) noexcept nogil:
         """Reader: make what is queued what is leaving. Returns False when a message has come for this listener."""
@@ -517,8 +508,7 @@ cdef class Pipe:
                     self.error = errno
                     return OUTCOME_ERROR
                 wait.sends = self.left < self.leaving.used
-            got = self._spin(wait.count) if wait.spin else -1
-            wait.spin = wait.spin and wait.count > 1  # many replies come in several pieces
+            got = self._spin(wait)
             if got < 0:
                 if wait.timeout_s >= 0:
                     now = monotonic()
@@ -568,19 +558,18 @@ cdef class Pipe:
     cdef inline Py_ssize_t _receive(self) noexcept nogil:
         return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
 
-    cdef Py_ssize_t _spin(self, Py_ssize_t count) noexcept nogil:
-        """Reader: receive without blocking, for a while; -1 with errno when nothing came.
+    cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
+        """Reader: receive without blocking, for a while; -1 when nothing came, or that would not pay.
 
         As long as some hundred requests take, whose replies come all at once when the last is executed: a batch of 100
         in 0.87 of the time, for 1.04 to 1.1 of the CPU. Beyond, that would be too much CPU: 1.5 with 200.
         """
-        cdef double give_up = monotonic() + 1e-6 * (self.spin_us + (EACH_US * count if count <= MOST_SPUN_FOR else 0))
-        cdef Py_ssize_t got
-        while True:
-            got = self._receive()
-            if got >= 0 or errno != EAGAIN or monotonic() >= give_up:
-                return got
-            relax()
+        cdef double spin_us = self.spin_us
+        if spin_us == 0 or 0 <= wait.timeout_s < 1e-3 or not may_spin(wait.spinner):
+            return -1
+        if 1 < wait.count <= MOST_SPUN_FOR:
+            spin_us += EACH_US * wait.count
+        return spin(wait.spinner, self.fd, self.landing, INBOX_BYTES, monotonic() + 1e-6 * spin_us)
 
     cdef int _look_for_eof(self) except -1:
         """Reader, before anything was sent after a pause: a connection closed meanwhile executes nothing."""
@@ -912,10 +901,9 @@ cdef class Mailbox:
         raise MemoryError
 
     cdef int _wait(self, Place place, double timeout_s, bint soon) except -1:
-        cdef Wait wait = new_wait(&self.slot, place, timeout_s)
+        cdef Spinner* spinner = &self.pipe.calling if soon else &self.pipe.listening
+        cdef Wait wait = new_wait(&self.slot, place, timeout_s, spinner)
         cdef bint complete = False
-        if soon and wait.lead:
-            self.pipe._wait_by(&self.pipe.posting, &wait, monotonic())
         try:
             self.pipe._attend(&wait)
             complete = True
@@ -926,16 +914,14 @@ cdef class Mailbox:
         return 0
 
 
-cdef Wait new_wait(Slot* slot, Place place, double timeout_s) noexcept nogil:
+cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil:
     cdef Wait wait
     wait.slot = slot
     wait.timeout_s = timeout_s
     wait.deadline = 0
-    wait.began = 0
-    wait.habit = NULL
+    wait.spinner = spinner
     wait.lead = wait.woken = place == READING or place == ALONE
     wait.sends = False
-    wait.spin = False
     wait.count = 1
     return wait
 

@@ -4,7 +4,7 @@ Everything here belongs to the loop's thread, with and without the GIL: no field
 """
 
 from redislock_fast._core_resp cimport Buffer
-from redislock_fast._core_spin cimport Habit
+from redislock_fast._core_spin cimport Spinner
 
 
 cdef enum State:
@@ -62,11 +62,9 @@ cdef class LoopPipe:
     cdef bint paused               # the transport has enough to send
     cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
     cdef bint scheduled            # a spin is
-    cdef bint spinning             # how the next reply is waited for
-    cdef double began              # when what is awaited so has left; 0 for nothing
-    cdef Habit alone               # of lone callers
-    cdef Habit handing             # of those who hand a lock on
-    cdef Habit* habit              # whose it was last
+    cdef Spinner calling           # of lone callers
+    cdef Spinner handing           # of those who hand a lock on
+    cdef Spinner* awaited          # whose next reply or message is to be spun for; NULL for nobody's
     cdef object timer
     cdef double timer_at           # when it rings; NEVER without
     cdef double heard              # when the last byte came
@@ -74,8 +72,7 @@ cdef class LoopPipe:
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
     cdef int _watch(self, double deadline) except -1
     cdef int _write(self) except -1
-    cdef int _await(self, Habit* habit) except -1
-    cdef void _learn(self) noexcept
+    cdef int _await(self, Spinner* spinner) except -1
     cdef int _deliver(self, Py_ssize_t received) except -1
     cdef int _take(self, object push) except -1
     cdef int _complete(self, object reply) except -1

@@ -8,9 +8,9 @@ Clever in six places, for the hot path alone (figures: `python -m bench throughp
   call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
 - A task that is stepped so is told its loop without the system call (before Python 3.12) by which asyncio finds out
   whether it is in a forked child: a sixth of the CPU of a pair.
-- A lone caller's reply is waited for by spinning, in the iteration of the loop after its request, for as long as
-  `_core.pyx` does and where that is measured to be faster: twice the pairs/s of one task, whose CPU would else go to
-  sleep twice a pair. Whatever else is ready runs first, in every iteration.
+- A lone caller's reply is waited for by spinning, in the iteration of the loop after its request, as `_core.pyx` does
+  it and where `_core_spin.pxd` finds that it pays: twice the pairs/s of one task, whose CPU would else go to sleep
+  twice a pair. Whatever else is ready runs first, in every iteration.
 - What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second. One
   write for all of it was 0.7 of the pairs/s with 100 tasks, and 0.6 with 10.
 - Who was told of a lock is stepped before the rest of the buffer is parsed, and what he sends leaves at once: mostly
@@ -28,7 +28,6 @@ from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 from cpython.mem cimport PyMem_RawFree
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.math cimport INFINITY
 
 import asyncio
@@ -49,13 +48,9 @@ from redislock_fast._core_resp cimport (
     write_request,
     write_requests,
 )
-from redislock_fast._core_spin cimport Habit, choose, learn, new_habit, relax
+from redislock_fast._core_spin cimport Spinner, may_spin, new_spinner, spin
 
 from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, is_answer, new_reader
-
-cdef extern from "<sys/socket.h>" nogil:
-    const int MSG_DONTWAIT
-    Py_ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags) noexcept
 
 cdef enum:
     INBOX_BYTES = 65536
@@ -213,7 +208,7 @@ cdef class LoopPipe:
         self.between = True
         self.timer_at = NEVER
         self.heard = monotonic()
-        self.alone = self.handing = new_habit()
+        self.calling = self.handing = new_spinner()
         self.fd = -1
         sock = transport.get_extra_info("socket")
         if SPIN_US and sock is not None and transport.get_extra_info("ssl_object") is None:
@@ -339,46 +334,35 @@ cdef class LoopPipe:
             self.queued_count = 0
             self.transport.write(data)
             if self.head is self.tail:
-                self._await(&self.alone)
+                self._await(&self.calling)
         return 0
 
     # ---- spinning ----
 
-    cdef int _await(self, Habit* habit) except -1:
-        """Somebody waits for what is under way: choose how to wait for it."""
-        if self.fd < 0:
+    cdef int _await(self, Spinner* spinner) except -1:
+        """Somebody waits for what is under way: spin for it in the next iteration of the loop, where that pays."""
+        if self.fd < 0 or not may_spin(spinner):
             return 0
-        self.spinning = choose(habit, SPIN_US)
-        self.habit = habit
-        self.began = monotonic()
-        if self.spinning and not self.scheduled:
+        self.awaited = spinner
+        if not self.scheduled:
             self.scheduled = True
             self.loop.call_soon(self._spin)
         return 0
 
     def _spin(self):
         cdef double give_up = monotonic() + 1e-6 * <int>SPIN_US
-        cdef Py_ssize_t got = -1
+        cdef Py_ssize_t got
         self.scheduled = False
         if self.broken or self.head is None or self.head.replies is not None:
             return
-        if self.head is not self.tail and self.habit is &self.alone:
+        if self.head is not self.tail and self.awaited is &self.calling:
             return
-        while self.began > 0 and not self.scheduled and not self.broken:  # else it is here, or the next spin is to see
+        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin is to see
             with nogil:
-                while True:
-                    got = c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
-                    if got >= 0 or (errno != EAGAIN and errno != EINTR) or monotonic() >= give_up:
-                        break
-                    relax()
+                got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, give_up)
             if got <= 0:  # the transport will see what there is
                 return
             self.buffer_updated(got)
-
-    cdef void _learn(self) noexcept:
-        """What was waited for is here."""
-        learn(self.habit, self.spinning, self.heard - self.began)
-        self.began = 0
 
     # ---- time ----
 
@@ -417,8 +401,8 @@ cdef class LoopPipe:
         if self.broken:
             return
         self.heard = monotonic()
-        if self.began > 0 and self.habit is &self.alone:
-            self._learn()
+        if self.awaited is &self.calling:
+            self.awaited = NULL
         self.direct = current_task(self.loop) is None
         self.receiving = True
         try:
@@ -534,8 +518,8 @@ cdef class LoopPipe:
     cdef int _step_told(self) except -1:
         """Let the tasks run that were told something, before the rest is even parsed."""
         cdef Waiter waiter
-        if self.began > 0 and self.habit is &self.handing:
-            self._learn()
+        if self.awaited is &self.handing:
+            self.awaited = NULL
         self.receiving = False
         self.delivering = True
         self.half = ALL

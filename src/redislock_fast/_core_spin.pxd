@@ -1,78 +1,83 @@
-"""Spinning for a reply instead of sleeping until it comes, in both compiled pipes: whether that pays is measured.
+"""Spinning for a reply instead of sleeping until it comes, in both compiled pipes, and when not to.
 
-With a near server and a CPU to spare, the reply comes before a blocking read would have gone to sleep: 1.3 times the
-pairs/s on loopback. With the CPUs busy, spinning takes what the server needs: 0.7 times. A far server makes no
-difference. So both are tried, and what is measured decides; with a near server and no difference, for spinning, since
-single samples of blocking profit from the spins around them.
+A CPU that falls asleep between a request and its reply takes 30 to 60 us to wake up, where a near server needs 20 for
+the reply. So who reads looks again and again for a while. Between two looks he gives the CPU to whoever is ready for
+it: a thread that a reply has just woken, the server, another who spins. For the figures see docs/design.md; without
+giving way, it was no faster than blocking where several threads call, and kept several processes from their replies.
 
-Must not know: sockets, pipes.
+A busy program that is given the CPU keeps it for milliseconds. And a reply from afar, or a message that nobody may send
+for long, comes after the spin. Where that is so, spinning is left off, and tried again ever more seldom.
+
+Must not know: replies, pipes.
 """
 
-cdef extern from *:
-    """
-    #if defined(__x86_64__) || defined(__i386__)
-    #define redislock_relax() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define redislock_relax() __asm__ __volatile__("yield")
-    #else
-    #define redislock_relax() ((void)0)
-    #endif
-    """
-    void redislock_relax() noexcept nogil
+from libc.errno cimport EAGAIN, errno
 
-# The other way is tried so many times in a row that both are known, since a CPU that has just slept is slow to answer,
-# however it is then waited for. It is tried again soon after a change of mind, which some moments' noise may have been
-# the reason for, and half as often each time without.
+from redislock_fast._core_clock cimport monotonic
+
+cdef extern from "<sys/socket.h>" nogil:
+    const int MSG_DONTWAIT
+    ssize_t c_recv "recv"(int fd, void* buffer, size_t size, int flags)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield() noexcept
+
+# What a spin that went wrong costs, some 3 ms behind a busy program, must be little to what is gained between two of
+# them, some 10 us a wait: so the more of them follow one another, the more waits are blocked for in between.
 cdef enum:
-    SAMPLES = 16
-    SOONEST = 64   # waits from one trial to the next
-    LATEST = 1024
+    LATE_US = 1000   # a busy program keeps the CPU for longer; threads that were woken need some 50 us each
+    FUTILE = 8       # so many spins without a reply, less those with one, are as bad
+    FEWEST = 64      # so many waits are blocked for then, the next time twice as many
+    MOST = 16384     # up to that
+    PROBATION = 8    # half as many again after so many times as many spins without harm
 
 
-cdef struct Habit:       # how one kind of waiting is done; belongs to whoever waits
-    int calls            # since the last trial began
-    int period           # with so many, the next begins
-    bint spins           # whether spinning was the faster way
-    double spin_s        # how long a reply takes, spinning for it; 0 as long as that is not known
-    double block_s       # and not
+cdef struct Spinner:     # one kind of wait; belongs to whoever receives
+    int blocks           # so many of the next waits are not to be spun for
+    int penalty          # so many it will be
+    int spins            # since it was last changed
+    int futile           # spins without a reply, less those with one, but not below 0
 
 
-cdef inline void relax() noexcept nogil:
-    """Between two looks at a socket."""
-    cdef int _pause
-    for _pause in range(8):
-        redislock_relax()
+cdef inline Spinner new_spinner() noexcept nogil:
+    return Spinner(blocks=0, penalty=FEWEST, spins=0, futile=0)
 
 
-cdef inline Habit new_habit() noexcept nogil:
-    return Habit(calls=0, period=SOONEST, spins=True, spin_s=0, block_s=0)
+cdef inline bint may_spin(Spinner* spinner) noexcept nogil:
+    """Whether to spin for what is waited for next."""
+    if spinner.blocks == 0:
+        return True
+    spinner.blocks -= 1
+    return False
 
 
-cdef inline bint choose(Habit* habit, int spin_us) noexcept nogil:
-    """Whether to spin for the next reply, for at most so many microseconds."""
-    cdef bint spins
-    habit.calls += 1
-    if habit.calls <= SAMPLES:
-        return not habit.spins
-    spins = habit.spin_s < 1e-6 * spin_us and habit.spin_s < 1.1 * habit.block_s
-    if spins != habit.spins:
-        habit.spins = spins
-        habit.calls = SAMPLES
-        habit.period = SOONEST
-    elif habit.calls >= habit.period:
-        habit.calls = 0
-        habit.period = min(2 * habit.period, LATEST)
-    return spins
+cdef inline Py_ssize_t spin(Spinner* spinner, int fd, char* into, Py_ssize_t size, double give_up) noexcept nogil:
+    """Receive without blocking until CLOCK_MONOTONIC reaches so much; -1 with errno when nothing came."""
+    cdef bint late = False
+    cdef double now
+    cdef Py_ssize_t got
+    while True:
+        got = c_recv(fd, into, size, MSG_DONTWAIT)
+        now = monotonic()
+        if got >= 0 or errno != EAGAIN or late or now >= give_up:
+            break
+        sched_yield()
+        late = monotonic() - now > 1e-6 * LATE_US
+    judge(spinner, late, got >= 0)
+    return got
 
 
-cdef inline void learn(Habit* habit, bint spun, double took_s) noexcept nogil:
-    """Note how long a reply took."""
-    if spun:
-        habit.spin_s = smoothed(habit.spin_s, took_s)
-    else:
-        habit.block_s = smoothed(habit.block_s, took_s)
-
-
-cdef inline double smoothed(double before_s, double took_s) noexcept nogil:
-    """Over some eight calls; one outlier counts little."""
-    return before_s + (min(took_s, 4 * before_s) - before_s) / 8 if before_s else took_s
+cdef inline void judge(Spinner* spinner, bint late, bint received) noexcept nogil:
+    """Note how a spin has ended."""
+    spinner.spins += 1
+    if not received:
+        spinner.futile += 1
+    elif spinner.futile > 0:
+        spinner.futile -= 1
+    if late or spinner.futile == FUTILE:
+        spinner.blocks = spinner.penalty
+        spinner.penalty = min(2 * spinner.penalty, MOST)
+        spinner.spins = spinner.futile = 0
+    elif spinner.spins == PROBATION * spinner.penalty:
+        spinner.penalty = max(spinner.penalty // 2, FEWEST)
+        spinner.spins = 0

@@ -56,8 +56,8 @@ OnReply: TypeAlias = Callable[[Reply], None]
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 SPIN_US = 100 if _usable_cpus > 1 else 0
-"""How long a lone caller spins before it blocks, where that is measured to be faster: a near server's reply comes
-within 30 us or so. With one CPU, spinning would only keep the server from answering."""
+"""How long who reads spins before it blocks, where that pays: a near server's reply comes within 30 us or so. With one
+CPU, there is none to be kept awake."""
 
 NOT_ENOUGH = object()
 """What the reader answers when its buffer ends within a reply."""
