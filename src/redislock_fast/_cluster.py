@@ -39,7 +39,7 @@ from redislock_fast._routing import (
     next_node,
     slot_node,
 )
-from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._thread_channel import Begun, ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 
@@ -192,7 +192,13 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         if node is not None and not self.is_entered:
             node.begin(errand)
 
-    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
+    def run(
+        self,
+        operation: Exchange,
+        limit_s: float | None,
+        loose: list[Link],
+        begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
+    ) -> None:
         """Drive an operation at whichever node has its slot; see `ThreadChannel.run`."""
         if self._undone:
             self._undo_before(operation, limit_s)

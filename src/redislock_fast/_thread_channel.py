@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from redis.exceptions import (
     AuthenticationError,
@@ -52,7 +52,12 @@ from redislock_fast._standing import Standing
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 
-__all__ = ["BlockingEncoding", "ThreadChannel"]
+__all__ = ["NOT_ASKED", "Begun", "BlockingEncoding", "ThreadChannel"]
+
+NOT_ASKED: Final = object()
+
+Begun: TypeAlias = tuple[Link, Any, BaseException | None]
+"""A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
 
 _EXIT_LIMIT_S = 1.0
 """How long a program that ends waits for what is being undone: its threads end with it."""
@@ -86,13 +91,32 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """The keys' indexes, those together that one server has: here, all."""
         return [range(len(keys))]
 
-    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
+    def ask(self, link: Link, request: Args) -> object:
+        """Send one request and wait for its reply.
+
+        Returns:
+            The reply; NOT_ASKED where the calling thread is inside already.
+
+        Raises:
+            BaseException: whatever it is, `execute` is told of it.
+        """
+        thread = get_ident()
+        if thread in self.inside:
+            return NOT_ASKED
+        self.inside.add(thread)
+        try:
+            return link.pipe.call(request, self._timeout_s)
+        finally:
+            self.inside.discard(thread)
+
+    def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine.
+            operation: a fresh state machine, or one whose first request the caller has sent himself, by `ask`.
             limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; None: the pool's
                 `socket_timeout` and retry policy alone decide, as for any command of redis-py.
+            begun: what came of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -101,12 +125,14 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """
         loose: list[Link] = []
         try:
-            self.run(operation, limit_s, loose)
+            self.run(operation, limit_s, loose, begun)
         except BaseException as error:
             self.tidy(operation, loose, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
+        finally:
+            del begun  # an error keeps this frame, which must keep neither it nor a connection
         if operation.unsettled:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
@@ -115,8 +141,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         for operation in operations:
             self.execute(operation, limit_s)
 
-    def run(  # noqa: PLR0912  # the hot path: calls cost more than branches
-        self, operation: Exchange, limit_s: float | None, loose: list[Link]
+    def run(  # noqa: PLR0912, PLR0915  # the hot path: calls cost more than branches
+        self, operation: Exchange, limit_s: float | None, loose: list[Link], begun: Begun | None = None
     ) -> None:
         """`execute` without its undoing and without its translation of errors.
 
@@ -136,6 +162,17 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             link = self.link
             try:
                 self.inside.add(thread)
+                if begun is not None:
+                    link, reply, interruption = begun
+                    begun = None
+                    if interruption is not None:
+                        try:
+                            raise interruption
+                        finally:
+                            del interruption  # as `error` below
+                    if operation.feed(reply, link.dialect):
+                        return
+                    now = clock()
                 if link is None:
                     link = self.connect(deadline)
                     now = clock()

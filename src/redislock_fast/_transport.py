@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from redislock_fast._channel import Registry, is_cluster
 from redislock_fast._cluster import ClusterChannel
+from redislock_fast._connect import Link
 from redislock_fast._many import Many
 from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
 from redislock_fast._steps import ENTERED, Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Sleep, Split, Steps
-from redislock_fast._thread_channel import ThreadChannel
+from redislock_fast._thread_channel import Begun, ThreadChannel
+from redislock_fast._wire import Args
 
 if TYPE_CHECKING:
     from redislock_fast._waiting import Waiting
@@ -24,9 +26,18 @@ __all__ = ["Transport", "drive", "transport_of", "wait"]
 
 
 class Transport(Protocol):
-    """What the facade needs of a channel."""
+    """What the facade needs of a channel.
 
-    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
+    Attributes:
+        link: the connection, for `ask`; None where there is none yet, or more than one.
+    """
+
+    link: Link | None
+
+    def ask(self, link: Link, request: Args) -> object:
+        """Send the first request of an operation; see `ThreadChannel.ask`."""
+
+    def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
         """Drive an operation to its end; see `ThreadChannel.execute`."""
 
     def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
@@ -120,7 +131,7 @@ def wait(transport: Transport, waiting: Waiting) -> Any:
             if timeout_s is not None:
                 home: Any = seat.home
                 heard = home.listen(seat, timeout_s)
-                grant = waiting.granted(seat, heard)
+                grant = waiting.granted(heard)
                 if grant is not None:
                     seat.leave()
                     return grant

@@ -101,9 +101,9 @@ class Waiting:
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         return self._listen_s(seat) if seat.post(request) else None
 
-    def granted(self, seat: Seat, message: object) -> Grant | None:
-        """The first message, if it is a grant that needs no second look."""
-        return message if self._is_ours(message, seat) and self._is_fresh(message) else None
+    def granted(self, message: object) -> Grant | None:
+        """The first message, if it is a grant that needs no second look: no place was lost yet, so it is ours."""
+        return message if type(message) is Grant and self._is_fresh(message) else None
 
     def steps(self, begun: tuple[Seat | None, object] | None = None) -> Steps:
         """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.

@@ -24,10 +24,12 @@ from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLO
 from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding, Trial
+from redislock_fast._protocol import HANDED_OVER, first_release
 from redislock_fast._renewer import Renewer, renewer_of, tell
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
+from redislock_fast._thread_channel import NOT_ASKED, Begun
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of, wait
@@ -236,7 +238,8 @@ class Lock(KeepingBase, redis.lock.Lock):
             outcome = wait(self._transport, waiting)
             if type(outcome) is Grant:
                 outcome.note(local, waiting.token, waiting.ttl_ms)
-                local.attempt = waiting.attempt or local.attempt
+                if waiting.attempt is not None:
+                    local.attempt = waiting.attempt
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
             if self._leaves(waiting, local):
                 self._transport.undo([(self._key, waiting.token)])
@@ -293,6 +296,8 @@ class Lock(KeepingBase, redis.lock.Lock):
         if token is None:
             raise LockError(UNLOCKED, lock_name=self.name)
         tenure = local.tenure
+        if tenure is None and self._release_at_once(local, token):
+            return
         if tenure is not None and not self._may_release(local, tenure):
             return
         release = object()
@@ -316,6 +321,55 @@ class Lock(KeepingBase, redis.lock.Lock):
         if tenure is not None:
             self._account(local, tenure, True)
 
+    def _release_at_once(self, local: Holding, token: bytes) -> bool:
+        """`do_release` for the usual settings: its first request, in as few calls as can be.
+
+        A usual day needs no state machine. That saves 10 of the 45 us that a process needs until the request leaves
+        when it has slept while others had the caches, and one of those waits for it; in 0.95 of the time for a lone
+        pair. What has come of the request is else told to a machine, which goes on from there.
+
+        Returns:
+            Whether it was released; False where these settings are not the usual ones.
+        """
+        channel = self._transport
+        link = channel.link
+        if (
+            link is None
+            or type(token) is not bytes
+            or local.releasing is not None
+            or self.lua_release is not RELEASE
+            or getattr(self.do_release, "__func__", None) is not Lock.do_release
+        ):
+            return False
+        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
+        begun: Begun
+        sent_at = clock()
+        try:
+            reply = channel.ask(link, request)
+            if reply is NOT_ASKED:
+                return False
+            if reply == ours:
+                if reply == HANDED_OVER:
+                    channel.note_hand_over(self._key, True)
+                if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
+                    local.token = None
+                return True
+            begun = (link, reply, None)
+        except BaseException as interruption:
+            begun = (link, None, interruption)
+        operation = self._release_of(token, local)
+        operation.resume(request, sent_at)
+        del link  # an error keeps this frame, which must keep neither it nor a connection
+        try:
+            released = self._go_on_releasing(operation, local, begun)
+        finally:
+            del begun
+        if local.token == token:
+            local.token = None
+        if not released:
+            raise self._lost("release")
+        return True
+
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
         if self.lua_release is RELEASE or self.lua_release is None:
@@ -328,14 +382,18 @@ class Lock(KeepingBase, redis.lock.Lock):
     def _release(self, expected_token: Any) -> bool:
         token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
         local: Holding = self.local
-        operation = self._release_of(token, local)
+        return self._go_on_releasing(self._release_of(token, local), local, None)
+
+    def _go_on_releasing(self, operation: _protocol.Release, local: Holding, begun: Begun | None) -> bool:
         try:
-            self._transport.execute(operation)
+            self._transport.execute(operation, begun=begun)
             if operation.handed_over is not None:
                 self._transport.note_hand_over(self._key, operation.handed_over)
         except BaseException:
             local.note_release(operation)
             raise
+        finally:
+            del begun
         return local.is_released(operation)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
