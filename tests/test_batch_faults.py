@@ -376,7 +376,8 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
             nonlocal count, place, reached
             if event != "line":
                 return on_line
-            leaves = frame.f_lineno < reached and _line(frame).startswith("with ")
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            leaves = frame.f_lineno < reached and line.lstrip().startswith("with ")
             reached = frame.f_lineno
             count += not leaves
             if count == number and not leaves:
@@ -401,8 +402,10 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     return place
 
 
-def _line(frame: Any) -> str:
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+def line_of(place: str) -> str:
+    """The text of the line that `interrupted_at` has returned."""
+    name, _, number = place.partition(" ")[0].partition(":")
+    return linecache.getline(str(Path(redislock_fast.__file__).parent / name), int(number or 0)).strip()
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")

@@ -103,8 +103,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         thread = get_ident()
         if thread in self.inside:
             return NOT_ASKED
-        self.inside.add(thread)
         try:
+            self.inside.add(thread)
             return link.pipe.call(request, self._timeout_s)
         finally:
             self.inside.discard(thread)
@@ -149,7 +149,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         Every link on which a request left without an answer is added to `loose`.
         """
         thread = get_ident()
-        if thread in self.inside:
+        if begun is None and thread in self.inside:  # who has asked was not
             self.run_beside(operation, limit_s, loose)
             return
         now = clock()
@@ -238,8 +238,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
         thread = get_ident()
         was_inside = thread in self.inside
-        self.inside.add(thread)
         try:
+            self.inside.add(thread)
             link.pipe.post(args, on_reply)
         finally:
             if not was_inside:
@@ -263,8 +263,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """`listen`, for any mailbox of the channel's connection."""
         thread = get_ident()
         was_inside = thread in self.inside
-        self.inside.add(thread)
         try:
+            self.inside.add(thread)
             return mailbox.wait(min(timeout_s, FOREVER_S))
         except NoReply:
             return None
