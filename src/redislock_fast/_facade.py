@@ -312,6 +312,13 @@ class LockBase:
             local.token = None
         return noted or taken
 
+    def _undo_unnoticed(
+        self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
+    ) -> None:
+        """Undo an acquire that was interrupted, where `_leaves_unnoticed` says so."""
+        if self._leaves_unnoticed(local, token, before, brought, attempt):
+            self._transport.undo([(self._key, token)])
+
     @staticmethod
     def _leaves(waiting: Waiting, local: Holding) -> bool:
         """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.

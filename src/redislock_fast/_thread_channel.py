@@ -55,6 +55,7 @@ from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
 __all__ = ["NOT_ASKED", "Begun", "BlockingEncoding", "ThreadChannel"]
 
 NOT_ASKED: Final = object()
+"""Instead of a reply, where nothing was sent."""
 
 Begun: TypeAlias = tuple[Link, Any, BaseException | None]
 """A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""

@@ -119,7 +119,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             return self._acquire_at_once(local, blocking)
         return self._acquire(local, blocking, blocking_timeout, token)
 
-    async def _acquire_at_once(  # noqa: PLR0912  # one coroutine: each more would cost 0.3 us
+    async def _acquire_at_once(  # one coroutine: each more would cost 0.3 us
         self, local: Holding, blocking: bool | None
     ) -> bool:
         """`_acquire` for the usual settings: its first attempt, in as few calls as can be.
@@ -141,8 +141,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             except Exception:
                 raise
             except BaseException:
-                if self._leaves_unnoticed(local, waiting.token, None, None):
-                    self._transport.undo([(self._key, waiting.token)])
+                self._undo_unnoticed(local, waiting.token, None, None)
                 raise
             return await self._acquire(local, blocking, None, None)
         ttl_ms = self._ttl_ms
@@ -174,8 +173,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         except Exception:
             raise
         except BaseException:
-            if self._leaves_unnoticed(local, token, before, None, attempt):
-                self._transport.undo([(self._key, token)])
+            self._undo_unnoticed(local, token, before, None, attempt)
             raise
         return await self._acquire(local, blocking, None, None, attempt)
 
@@ -256,8 +254,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                 self._transport.undo_dropped(loop, [(self._key, token)])
             raise
         except BaseException:  # an interrupt, or a cancel while an overridden do_acquire that has the lock does more
-            if self._leaves_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt):
-                self._transport.undo([(self._key, token)])
+            self._undo_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt)
             raise
 
     async def _acquire_on_terms(

@@ -138,7 +138,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             return self._acquire_at_once(self.local, blocking)
         return self._acquire(self.local, sleep, blocking, blocking_timeout, token)
 
-    def _acquire_at_once(self, local: Holding, blocking: bool | None) -> bool:  # noqa: PLR0912  # as `_acquire`
+    def _acquire_at_once(self, local: Holding, blocking: bool | None) -> bool:
         """`_acquire` for the usual settings: its first attempt, in as few calls as can be; see `_release_at_once`."""
         channel = self._transport
         link = channel.link  # nothing that is yet to be undone concerns a new token
@@ -155,8 +155,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             except Exception:
                 raise
             except BaseException:
-                if self._leaves_unnoticed(local, waiting.token, None, None):
-                    channel.undo([(self._key, waiting.token)])
+                self._undo_unnoticed(local, waiting.token, None, None)
                 raise
             return self._acquire(local, None, blocking, None, None)
         ttl_ms = self._ttl_ms
@@ -185,8 +184,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         except Exception:
             raise
         except BaseException:
-            if self._leaves_unnoticed(local, token, before, None, attempt):
-                channel.undo([(self._key, token)])
+            self._undo_unnoticed(local, token, before, None, attempt)
             raise
         finally:
             del begun
@@ -256,8 +254,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the server's reply and the return
-            if self._leaves_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt):
-                self._transport.undo([(self._key, token)])
+            self._undo_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt)
             raise
 
     def _acquire_on_terms(
