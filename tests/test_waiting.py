@@ -119,6 +119,26 @@ def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, serve
     assert "SET" not in sent.commands
 
 
+def test_who_was_handed_the_lock_and_hands_it_over_makes_no_attempt_when_he_is_back(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    first = callers.contender(warm(callers, server, client), **LATE)
+    second = callers.contender(callers.client(server.port), **LATE)
+    assert second.call("acquire")
+    answers = queue_up([first], client)
+    second.release()
+    assert answers[0].result(PATIENCE_S)
+    answers = queue_up([second], client)
+    with sent_by(client, "waiter") as sent:
+        first.release()
+        assert answers[0].result(PATIENCE_S)
+        answers = queue_up([first], client)
+        second.release()
+        hand_round([first], answers)
+    # The first one's release, wait and release.
+    assert sent.commands == 3 * ["EVALSHA"]
+
+
 def test_an_attempt_is_left_out_only_once_and_a_free_lock_taken_nevertheless(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
