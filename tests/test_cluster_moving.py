@@ -58,14 +58,15 @@ def test_a_held_lock_is_used_while_its_slot_moves(
 
 def test_a_lock_is_taken_and_excludes_while_its_slot_moves(callers: Callers, fast: Any, place: Place) -> None:
     ours, others = (callers.contender(fast, place.name, timeout=FAR_S) for _ in range(2))
-    original = redis.lock.Lock(redis.RedisCluster(host="127.0.0.1", port=place.cluster.port), place.name, timeout=10)
     place.begin_move()
-    for _ in range(2):
-        assert ours.call("acquire", blocking=False)
-        assert (place.keys_at(place.home), place.keys_at(place.away)) == (0, 1)
-        assert not others.call("acquire", blocking=False)
-        assert not original.acquire(blocking=False)
-        ours.release()
+    with redis.RedisCluster(host="127.0.0.1", port=place.cluster.port) as client:
+        original = redis.lock.Lock(client, place.name, timeout=10)
+        for _ in range(2):
+            assert ours.call("acquire", blocking=False)
+            assert (place.keys_at(place.home), place.keys_at(place.away)) == (0, 1)
+            assert not others.call("acquire", blocking=False)
+            assert not original.acquire(blocking=False)
+            ours.release()
     assert ours.call("acquire", blocking=False)
     place.end_move()
     assert not others.call("acquire", blocking=False)

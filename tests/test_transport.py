@@ -6,6 +6,7 @@ counted by the name that the client gives them. Must not know: requests of singl
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import secrets
 import threading
@@ -103,9 +104,10 @@ def test_every_kind_of_client_has_a_transport(valkey: Server) -> None:
         redis.Redis(port=valkey.port, single_connection_client=True),
         Derived(port=valkey.port),
     ]
-    for client in clients:
-        with client, Lock(client, "name", timeout=10, blocking=False):
-            assert client.exists("name")
+    with contextlib.closing(pool):
+        for client in clients:
+            with client, Lock(client, "name", timeout=10, blocking=False):
+                assert client.exists("name")
 
 
 def test_what_cannot_hold_a_lock_is_refused(valkey_client: redis.Redis) -> None:
@@ -122,8 +124,8 @@ def test_what_cannot_hold_a_lock_is_refused(valkey_client: redis.Redis) -> None:
 
 
 def test_the_blocking_pools_connections_stay_the_users(valkey: Server) -> None:
-    pool = BlockingConnectionPool(port=valkey.port, max_connections=1, timeout=0.01)
-    with redis.Redis(connection_pool=pool) as client:
+    blocking_pool = BlockingConnectionPool(port=valkey.port, max_connections=1, timeout=0.01)
+    with contextlib.closing(blocking_pool) as pool, redis.Redis(connection_pool=pool) as client:
         taken = pool.get_connection()
         with Lock(client, "name", timeout=10):
             pool.release(taken)
