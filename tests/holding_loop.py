@@ -201,7 +201,7 @@ class Transport:
         """A seat for a waiter, where it can be had at once."""
         link = self._process.link
         room = None if link is None else link.room
-        if link is None or room is None or not room.knows(room.channel_for(key)):
+        if link is None or room is None:
             return None
         return room.take(key, token, Mailbox(self._process, link), link, self)
 
@@ -215,9 +215,10 @@ class Transport:
             room = link.room
             if room is None:
                 return None
+            seat = self.seat(key, token)
+            if seat is not None:
+                return seat
             channel = room.channel_for(key)
-            if room.knows(channel):
-                return self.seat(key, token)
             subscribing = Subscribe(key, room.subscribe, channel)
             await self._run(subscribing, limit_s, tidies=False)
             if self._process.link is link:

@@ -17,7 +17,7 @@ import hiredis
 import pytest
 import redis
 
-from redislock_fast._wire import Lost, NoReply, Pipe, Reply
+from redislock_fast._wire import NOT_ASKED, Lost, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.pipes import FOREVER, Peer
 
@@ -27,6 +27,39 @@ def test_a_lone_caller_gets_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPo
     reply = threads.submit(pipe.call, (b"ECHO", b"a"), FOREVER)
     peer.echo()
     assert reply.result() == b"a"
+
+
+def test_who_asks_is_inside_until_he_has_his_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    inside: set[int] = set()
+    reply = threads.submit(pipe.ask, (b"ECHO", b"a"), FOREVER, inside)
+    (request,) = peer.read()
+    assert len(inside) == 1
+    assert threading.get_ident() not in inside
+    peer.answer(b"+%b\r\n" % request[-1])
+    assert reply.result() == b"a"
+    assert inside == set()
+
+
+def test_who_is_inside_asks_nothing(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    inside = {threading.get_ident()}
+    assert pipe.ask((b"ECHO", b"a"), FOREVER, inside) is NOT_ASKED
+    assert inside == {threading.get_ident()}
+    reply = threads.submit(pipe.call, (b"ECHO", b"b"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"b"  # the first that was sent
+
+
+def test_who_asks_in_vain_is_inside_no_more(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    inside: set[int] = set()
+    with pytest.raises(NoReply):
+        pipe.ask((b"X",), 0.0, inside)
+    pipe.close()
+    with pytest.raises(Lost):
+        pipe.ask((b"X",), FOREVER, inside)
+    assert inside == set()
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,10 @@ def _take_and_count_from_now(self: Waiting, message: object) -> Grant | None:
     return message._replace(since=vars(_waiting)["clock"]()) if isinstance(message, Grant) else None
 
 
-def _take_as_it_is(self: Waiting, grant: Grant) -> bool:
+def _take_as_it_is(self: Waiting, grant: Grant) -> Steps:
     """However long it has lain there, a grant is good."""
-    return True
+    yield from ()
+    return grant
 
 
 def _take_whatever_comes(self: Waiting, message: object) -> Grant | None:
@@ -197,7 +198,7 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(
     [
         (Room, "hear", _hear_for_anybody, "calm", "never was|later than it was granted"),
         (Waiting, "granted", _take_and_count_from_now, "calm", "believes"),
-        (Waiting, "_is_fresh", _take_as_it_is, "rough", "not been renewed"),
+        (Waiting, "_if_fresh", _take_as_it_is, "rough", "not been renewed"),
         (Waiting, "granted", _take_whatever_comes, "rough", "not been renewed"),
         (Seat, "due_at", _never_due, "rough", "wait too long"),
         (Seat, "note", _note_by_the_clock, "calm", "believes"),

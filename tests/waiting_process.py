@@ -300,8 +300,9 @@ class Task:
             subscribing: Any = self._execution._operation
             if isinstance(subscribing, Subscribe) and subscribing._words[1] == channel:
                 room.note_subscription(channel, subscribing.result)
-        if room.knows(channel):
-            return room.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
+        seat = room.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
+        if seat is not None:
+            return seat
         self._execute(Subscribe(step.key, room.subscribe, channel), step.limit_s, False)
         return ...
 

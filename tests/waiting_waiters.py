@@ -150,7 +150,7 @@ class Waiter:
                     heard = yield Listen(seat, timeout_s)
                     grant = waiting.granted(heard)
                     if grant is not None:
-                        seat.leave()
+                        seat.room.leave(seat)
                         return grant
         except BaseException as error:
             heard = error

@@ -227,7 +227,7 @@ async def wait(transport: Transport, waiting: Waiting) -> Any:
                 heard = await home.listen(seat, timeout_s)
                 grant = waiting.granted(heard)
                 if grant is not None:
-                    seat.leave()
+                    seat.room.leave(seat)
                     return grant
     except BaseException as error:
         heard = error

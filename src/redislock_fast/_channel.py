@@ -122,7 +122,7 @@ class Channel(Encoding, Generic[LinkType]):
         settings = self._settings_of(owner)
         self._retry = RetryPolicy(settings.get("retry"))
         timeout_s = settings.get("socket_timeout")
-        self._timeout_s = -1.0 if timeout_s is None else float(timeout_s)
+        self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.link: LinkType | None = None
         self._undone: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
@@ -157,7 +157,7 @@ class Channel(Encoding, Generic[LinkType]):
     def _bounded_s(self, left_s: float) -> float:
         """How long to wait for a reply when the caller's time ends in so many seconds."""
         bounded_s = max(left_s, 0.0) + GRACE_S
-        return bounded_s if self._timeout_s < 0 else min(self._timeout_s, bounded_s)
+        return bounded_s if self.timeout_s < 0 else min(self.timeout_s, bounded_s)
 
     def _drop(self, link: LinkType | None) -> None:
         if link is not None:
@@ -176,7 +176,7 @@ class Channel(Encoding, Generic[LinkType]):
         A caller's own limit says nothing about the connection; silence for the pool's timeout does. It is left, not
         closed: an undoing must go behind what it undoes, and the last to leave lets it close.
         """
-        if 0 <= self._timeout_s <= link.pipe.silence_s:
+        if 0 <= self.timeout_s <= link.pipe.silence_s:
             self._give_up(link)
 
     def leave_if_broken(self) -> None:

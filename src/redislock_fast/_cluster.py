@@ -86,7 +86,7 @@ class _Node(NodeRules[Link], ThreadChannel):
         """Wait for the replies to an errand's first request. Returns whether they settle it; as `run` otherwise."""
         operation, left_s = errand.operation, errand.route.left_s()
         try:
-            replies: Any = self.hear(mailbox, self._timeout_s if left_s is None else self._bounded_s(left_s))
+            replies: Any = self.hear(mailbox, self.timeout_s if left_s is None else self._bounded_s(left_s))
             if replies is None:
                 raise NoReply("no reply in time")
             if replies is BROKEN:
@@ -222,11 +222,6 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         """Whether requests for the seat's lock still leave on its connection."""
         node = self._node_of(seat.key)
         return node is not None and node.is_current(seat)
-
-    def listen(self, seat: Seat, timeout_s: float) -> object:
-        """The next message for a seat; see `ThreadChannel.listen`."""
-        node: Any = seat.base
-        return node.listen(seat, timeout_s)
 
     def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of an undoing
         """Send a request for whose reply nobody waits, to where ASK may have led."""

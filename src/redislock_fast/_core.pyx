@@ -60,7 +60,7 @@ from redislock_fast._core_resp cimport (
 from redislock_fast._core_spin cimport Spinner, may_spin, new_spinner, spin
 
 from redislock_fast._process import on_fork
-from redislock_fast._wire import NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
+from redislock_fast._wire import NOT_ASKED, NOT_ENOUGH, Lost, NoReply, is_answer, new_reader
 
 cdef extern from "pythread.h":
     ctypedef long long PY_TIMEOUT_T
@@ -181,6 +181,20 @@ cdef class Pipe:
         cdef Place place
         cdef Slot* slot = self._queue(args, None, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
+
+    def ask(self, tuple args not None, double timeout_s, set inside not None):
+        """`call`, by a thread that is inside meanwhile; NOT_ASKED where it is already."""
+        cdef Place place
+        cdef Slot* slot
+        cdef object thread = PyThread_get_thread_ident()
+        if thread in inside:
+            return NOT_ASKED
+        inside.add(thread)
+        try:
+            slot = self._queue(args, None, WAITING, None, &place)
+            return self._wait(slot, place, timeout_s)
+        finally:
+            inside.discard(thread)
 
     def call_many(self, requests, double timeout_s):
         """Send requests in one piece and wait for all their replies."""

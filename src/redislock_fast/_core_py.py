@@ -29,7 +29,19 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
+from redislock_fast._wire import (
+    NOT_ASKED,
+    NOT_ENOUGH,
+    Args,
+    Bulk,
+    Lost,
+    NoReply,
+    OnPush,
+    OnReply,
+    Reply,
+    is_answer,
+    new_reader,
+)
 
 __all__ = ["Mailbox", "Pipe", "encode"]
 
@@ -160,6 +172,17 @@ class Pipe:
         slot = _Slot(_State.WAITING)
         self._run(slot, timeout_s, encode(args))
         return slot.replies[0]
+
+    def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
+        """`call`, by a thread that is inside meanwhile; NOT_ASKED where it is already."""
+        thread = threading.get_ident()
+        if thread in inside:
+            return NOT_ASKED
+        try:
+            inside.add(thread)
+            return self.call(args, timeout_s)
+        finally:
+            inside.discard(thread)
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies."""

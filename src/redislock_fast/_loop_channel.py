@@ -232,7 +232,7 @@ class LoopChannel(Channel[AsyncLink]):
                     if link is None:
                         link = await self._connect(deadline)
                         now = clock()
-                    timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
+                    timeout_s = self.timeout_s if deadline is None else self._bounded_s(deadline - now)
                     dialect = link.dialect
                     call: Any = link.pipe.call_many if operation.many else link.pipe.call
                     while not operation.feed(await call(operation.request(dialect, now), timeout_s), dialect):
@@ -296,7 +296,7 @@ class LoopChannel(Channel[AsyncLink]):
         else:
             spare = type(self)(self._live_owner())
             self._beside.add(spare)
-        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s  # noqa: SLF001  # a channel like this
+        spare.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         loose: list[AsyncLink] = []
         try:
             await spare.execute(operation, limit_s, loose)
@@ -317,7 +317,7 @@ class LoopChannel(Channel[AsyncLink]):
         """A seat for a waiter, where it can be had at once; else see `enter`."""
         link = self.link
         room = None if link is None else link.room
-        if link is None or room is None or not room.knows(room.channel_for(key)):
+        if link is None or room is None:
             return None
         return room.take(key, token, Mailbox(link.pipe, self._alarms), link, self)
 

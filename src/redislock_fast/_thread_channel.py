@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from redis.exceptions import (
     AuthenticationError,
@@ -50,12 +50,9 @@ from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._standing import Standing
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Lost, Mailbox, NoReply, OnReply
+from redislock_fast._wire import Args, Lost, NoReply, OnReply
 
-__all__ = ["NOT_ASKED", "Begun", "BlockingEncoding", "ThreadChannel"]
-
-NOT_ASKED: Final = object()
-"""Instead of a reply, where nothing was sent."""
+__all__ = ["Begun", "BlockingEncoding", "ThreadChannel"]
 
 Begun: TypeAlias = tuple[Link, Any, BaseException | None]
 """A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
@@ -92,29 +89,11 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """The keys' indexes, those together that one server has: here, all."""
         return [range(len(keys))]
 
-    def ask(self, link: Link, request: Args) -> object:
-        """Send one request and wait for its reply.
-
-        Returns:
-            The reply; NOT_ASKED where the calling thread is inside already.
-
-        Raises:
-            BaseException: whatever it is, `execute` is told of it.
-        """
-        thread = get_ident()
-        if thread in self.inside:
-            return NOT_ASKED
-        try:
-            self.inside.add(thread)
-            return link.pipe.call(request, self._timeout_s)
-        finally:
-            self.inside.discard(thread)
-
     def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent himself, by `ask`.
+            operation: a fresh state machine, or one whose first request the caller has sent himself, by `Pipe.ask`.
             limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; None: the pool's
                 `socket_timeout` and retry policy alone decide, as for any command of redis-py.
             begun: what came of that request.
@@ -177,7 +156,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 if link is None:
                     link = self.connect(deadline)
                     now = clock()
-                timeout_s = self._timeout_s if deadline is None else self._bounded_s(deadline - now)
+                timeout_s = self.timeout_s if deadline is None else self._bounded_s(deadline - now)
                 dialect = link.dialect
                 call: Any = link.pipe.call_many if operation.many else link.pipe.call
                 while not operation.feed(call(operation.request(dialect, now), timeout_s), dialect):
@@ -227,9 +206,10 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             room = link.room
             if room is None or get_ident() in self.inside:
                 return None
+            seat = room.take(key, token, link.pipe.mailbox(), link, self)
+            if seat is not None:
+                return seat
             channel = room.channel_for(key)
-            if room.knows(channel):
-                return room.take(key, token, link.pipe.mailbox(), link, self)
             subscribing = Subscribe(key, room.subscribe, channel)
             self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
             if self.link is link:
@@ -251,17 +231,12 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         link = self.link
         return link is not None and link.room is seat.room and not link.pipe.broken
 
-    def listen(self, seat: Seat, timeout_s: float) -> object:
-        """Wait for the next message for a seat, in the pipe, as any caller waits for a reply.
+    def hear(self, mailbox: Any, timeout_s: float) -> object:
+        """Wait for the next message in a mailbox of the channel's connection, as any caller waits for a reply.
 
         Returns:
             The message; None when none has come within so many seconds; BROKEN when none can come any more.
         """
-        mailbox: Any = seat.mailbox
-        return self.hear(mailbox, timeout_s)
-
-    def hear(self, mailbox: Mailbox, timeout_s: float) -> object:
-        """`listen`, for any mailbox of the channel's connection."""
         thread = get_ident()
         was_inside = thread in self.inside
         try:
@@ -311,7 +286,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             spare = self._spares.pop()
         except IndexError:
             spare = self.apart()
-        spare._timeout_s = self._timeout_s if self._timeout_s < 0 else self._timeout_s + slow_s  # noqa: SLF001  # a channel like this
+        spare.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         try:
             spare.run(operation, limit_s, loose)
         except BaseException:

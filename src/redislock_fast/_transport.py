@@ -17,7 +17,6 @@ from redislock_fast._protocol import Operation
 from redislock_fast._room import Seat
 from redislock_fast._steps import ENTERED, Enter, Execute, ExecuteAll, ExecuteBeside, Listen, Sleep, Split, Steps
 from redislock_fast._thread_channel import Begun, ThreadChannel
-from redislock_fast._wire import Args
 
 if TYPE_CHECKING:
     from redislock_fast._waiting import Waiting
@@ -29,13 +28,14 @@ class Transport(Protocol):
     """What the facade needs of a channel.
 
     Attributes:
-        link: the connection, for `ask`; None where there is none yet, or more than one.
+        link: the connection, for `Pipe.ask`; None where there is none yet, or more than one.
+        timeout_s: how long the pool's settings let a reply take, in seconds; below 0 for ever.
+        inside: the identifiers of the threads that drive an operation.
     """
 
     link: Link | None
-
-    def ask(self, link: Link, request: Args) -> object:
-        """Send the first request of an operation; see `ThreadChannel.ask`."""
+    timeout_s: float
+    inside: set[int]
 
     def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
         """Drive an operation to its end; see `ThreadChannel.execute`."""
@@ -60,6 +60,9 @@ class Transport(Protocol):
 
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """A seat for a waiter; see `ThreadChannel.enter`."""
+
+    def hear(self, mailbox: Any, timeout_s: float) -> object:
+        """The next message in a seat's mailbox; see `ThreadChannel.hear`."""
 
     def encode(self, value: object) -> bytes:
         """A token as bytes, as the client's own encoder has it."""
@@ -99,8 +102,7 @@ def drive(transport: Transport, steps: Steps) -> Any:
             answer: Any = None
             try:
                 if type(step) is Listen:
-                    home: Any = step.seat.home
-                    answer = home.listen(step.seat, step.timeout_s)
+                    answer = transport.hear(step.seat.mailbox, step.timeout_s)
                 elif type(step) is Execute:
                     transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
@@ -123,17 +125,17 @@ def drive(transport: Transport, steps: Steps) -> Any:
 
 def wait(transport: Transport, waiting: Waiting) -> Any:
     """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
-    seat = transport.enter(waiting.key, waiting.token, waiting.limit_s())
+    limit_s = None if waiting.deadline is None else waiting.limit_s()
+    seat = transport.enter(waiting.key, waiting.token, limit_s)
     heard: object = ENTERED
     try:
         if seat is not None:
             timeout_s = waiting.join(seat)
             if timeout_s is not None:
-                home: Any = seat.home
-                heard = home.listen(seat, timeout_s)
+                heard = transport.hear(seat.mailbox, timeout_s)
                 grant = waiting.granted(heard)
                 if grant is not None:
-                    seat.leave()
+                    seat.room.leave(seat)
                     return grant
     except BaseException as error:
         heard = error

@@ -14,6 +14,7 @@ Must not know: sockets, threads, event loops.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Final, TypeGuard
 
 from redislock_fast._protocol import Acquire, Reacquire
@@ -22,6 +23,7 @@ from redislock_fast._room import BROKEN, RECKON, Grant, Seat
 from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._times import clock
 from redislock_fast._tokens import is_held_with, new_token
+from redislock_fast._wire import Lost
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -47,6 +49,14 @@ _AWAKE_MS = 1000
 _KEPT_MS = 3_600_000  # what everybody has left behind goes after an hour
 
 
+@lru_cache(128)
+def _patience(interval_s: float) -> tuple[float, int, int]:
+    """How often a waiter looks, and for how long he counts as awake and the queue is kept."""
+    interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
+    awake_ms = int(1000 * _AWAKE_INTERVALS * min(interval_s, _LONGEST_S)) + _AWAKE_MS
+    return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)
+
+
 class Waiting:
     """Waiting for a lock that another holds.
 
@@ -62,10 +72,24 @@ class Waiting:
 
     Attributes:
         ttl_ms: as above.
+        deadline: as above.
         attempt: the last one to take it where nobody handed it over.
         token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
             said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
     """
+
+    __slots__ = (
+        "_awake_ms",
+        "_interval_s",
+        "_kept_ms",
+        "_kind",
+        "attempt",
+        "deadline",
+        "key",
+        "queues",
+        "token",
+        "ttl_ms",
+    )
 
     def __init__(
         self,
@@ -83,10 +107,8 @@ class Waiting:
         self.queues = queues
         self.key = key
         self.ttl_ms = ttl_ms
-        self._interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
-        self._deadline = deadline
-        self._awake_ms = int(1000 * _AWAKE_INTERVALS * min(self._interval_s, _LONGEST_S)) + _AWAKE_MS
-        self._kept_ms = max(_KEPT_MS, 2 * self._awake_ms)
+        self.deadline = deadline
+        self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
     def join(self, seat: Seat) -> float | None:
         """Join the queue, without waiting for the reply: that saves a wake-up.
@@ -99,11 +121,27 @@ class Waiting:
             return None
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        return self._listen_s(seat) if seat.post(request) else None
+        seat.asked_at = asked_at = clock()
+        try:
+            seat.base.post(seat.link, request, seat.answer)
+        except Lost:
+            return None
+        until = seat.line.looked_at + self._interval_s  # as `_listen_s` has it for who has just asked
+        if until <= asked_at:
+            until = asked_at + self._interval_s
+        if self.deadline is not None:
+            seat.gives_up_at = self.deadline
+            until = min(until, self.deadline)
+        seat.until = until
+        return max(until - asked_at, 0.0)
 
     def granted(self, message: object) -> Grant | None:
         """The first message, if it is a grant that needs no second look: no place was lost yet, so it is ours."""
-        return message if type(message) is Grant and self._is_fresh(message) else None
+        if type(message) is Grant:
+            ttl_ms = self.ttl_ms
+            if ttl_ms is None or clock() - message.since <= ttl_ms * _SPENT / 1000:
+                return message
+        return None
 
     def steps(self, begun: tuple[Seat | None, object] | None = None) -> Steps:
         """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.
@@ -143,12 +181,12 @@ class Waiting:
                 seat.withdraw()
                 raise
             finally:
-                seat.leave()
+                seat.room.leave(seat)
                 heard = None  # an error would keep this frame, and this frame the error
 
     def limit_s(self) -> float | None:
         """How long to wait at most from now on, in seconds."""
-        return None if self._deadline is None else max(self._deadline - clock(), 0.0)
+        return None if self.deadline is None else max(self.deadline - clock(), 0.0)
 
     # ---- in the queue ----
 
@@ -221,9 +259,9 @@ class Waiting:
     def _listen_s(self, seat: Seat) -> float:
         """For how long to listen, in seconds."""
         until = seat.due_at(self._interval_s) or _NEVER
-        if self._deadline is not None:
-            seat.gives_up_at = self._deadline
-            until = min(until, self._deadline)
+        if self.deadline is not None:
+            seat.gives_up_at = self.deadline
+            until = min(until, self.deadline)
         seat.until = until
         return max(until - clock(), 0.0)
 
@@ -239,7 +277,7 @@ class Waiting:
                 return (yield from self._if_fresh(message)) or _LOOK
             if message is None:
                 now = clock()
-                if self._deadline is not None and now >= self._deadline:
+                if self.deadline is not None and now >= self.deadline:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
                 if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
                     seat.line.looked_at = now
@@ -257,12 +295,9 @@ class Waiting:
         yield Execute(leave, limit_s)
         return (yield from self._if_fresh(Grant(leave.word, seat.since))) if leave.result else None
 
-    def _is_fresh(self, grant: Grant) -> bool:
-        return self.ttl_ms is None or clock() - grant.since <= self.ttl_ms * _SPENT / 1000
-
     def _if_fresh(self, grant: Grant) -> Steps:
         """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
-        if self._is_fresh(grant):
+        if self.granted(grant):
             return grant
         reacquire = Reacquire(self.key, self.token, self.ttl_ms, queued=True)
         yield Execute(reacquire, self.limit_s())
@@ -309,10 +344,10 @@ class Waiting:
             if not seat.current:
                 return BROKEN
             until = clock() + self._interval_s
-            if self._deadline is not None and self._deadline < until:
-                until = self._deadline
+            if self.deadline is not None and self.deadline < until:
+                until = self.deadline
             message = yield Listen(seat, max(until - clock(), 0.0))
             if message is BROKEN:
                 return BROKEN
-            if message is None and until is self._deadline:
+            if message is None and until is self.deadline:
                 return TIME_UP

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
 __all__ = [
     "MISSING",
+    "NOT_ASKED",
     "NOT_ENOUGH",
     "SPIN_US",
     "Args",
@@ -43,6 +44,9 @@ class Bulk(NamedTuple):
         """The commands one by one."""
         return [(*self.before, word, *self.after) for word in self.words]
 
+
+NOT_ASKED: Final = object()
+"""Instead of a reply, where nothing was sent."""
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
@@ -142,6 +146,18 @@ class Pipe(Protocol):
             NoReply: the time is up; the reply will be read and dropped when it comes.
             TypeError: a word that is not bytes, str or int. Nothing was sent.
             KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
+        """
+
+    def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
+        """`call`, by a thread that is inside of something meanwhile.
+
+        Args:
+            args: as for `call`.
+            timeout_s: likewise.
+            inside: the identifiers of the threads that are.
+
+        Returns:
+            The reply; NOT_ASKED where the thread is inside already: then it is in a signal handler or a finalizer.
         """
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:

@@ -24,16 +24,17 @@ from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLO
 from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding, Trial
-from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
+from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release, pass_on_words
 from redislock_fast._renewer import Renewer, renewer_of, tell
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
-from redislock_fast._thread_channel import NOT_ASKED, Begun
+from redislock_fast._thread_channel import Begun
 from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of, wait
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
+from redislock_fast._wire import NOT_ASKED, Reply
 
 __all__ = ["Lock"]
 
@@ -163,7 +164,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         begun: Begun | None
         sent_at = clock()
         try:
-            reply = channel.ask(link, request)
+            reply = link.pipe.ask(request, channel.timeout_s, channel.inside)
             if reply == ours:
                 local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
                 local.hold(token)
@@ -405,16 +406,20 @@ class Lock(KeepingBase, redis.lock.Lock):
             or getattr(self.do_release, "__func__", None) is not Lock.do_release
         ):
             return False
-        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
+        ours: Reply = HANDED_OVER
+        if local.queued == token:
+            request = (*pass_on_words(self._key), token)
+        else:
+            request, ours = first_release(link.dialect, self._key, token)
         begun: Begun
         sent_at = clock()
         try:
-            reply = channel.ask(link, request)
+            reply = link.pipe.ask(request, channel.timeout_s, channel.inside)
             if reply is NOT_ASKED:
                 return False
             if reply == ours:
-                if reply == HANDED_OVER:
-                    channel.note_hand_over(self._key, True)
+                if reply == HANDED_OVER and link.room is not None:
+                    link.room.note_hand_over(self._key, True)
                 if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
                     local.token = None
                 return True
