@@ -1,8 +1,9 @@
 """A lock's bytes on bare sockets: what no lock in Python that sends them can beat on the machine at hand.
 
-The requests are ready-made, and hardly anything is read in the replies: no timeouts, no retries, no second look, no
-lease, one token for ever. Whatever a lock does beyond that, it pays for. Threads have a connection each, so none waits
-for another; the tasks of a client share one, and what they send in one turn of the loop leaves together.
+The requests are ready-made, and hardly anything is read in the replies: no timeouts, no retries, no second look; but
+for `BareHolding`, no lease and one token for ever. Whatever a lock does beyond, it pays for. Threads have a connection
+each, so none waits for another; the tasks of a client share one, and what they send in one turn of the loop
+leaves together.
 
 Must not know: who measures it.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     import redis
     import redis.asyncio
 
-__all__ = ["AsyncBareLock", "BareBatch", "BareLock"]
+__all__ = ["AsyncBareLock", "BareBatch", "BareHolding", "BareLock"]
 
 _KEPT_MS = 3_600_000
 _ROOM = 65536
@@ -117,6 +120,61 @@ class BareLock:
     def __exit__(self, *error: object) -> None:
         """Give it back."""
         self.release()
+
+
+class _Holding(threading.local):
+    """What a thread holds."""
+
+    token: bytes | None = None
+    queued: bytes | None = None
+    lease: tuple[bytes, float] | None = None
+
+
+class BareHolding(BareLock):
+    """The same with what redis-py's interface asks for: a new token each time, which each thread's holding keeps.
+
+    The arguments are those of `BareLock`.
+    """
+
+    def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
+        super().__init__(client, name, lease_s)
+        self.local = _Holding()
+        self._lease_s = lease_s
+        words = self._words
+        requests = (words.acquire, words.wait, words.release, words.pass_on)
+        self._acquire, self._wait, self._release, self._pass_on = (one.split(words.token) for one in requests)
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take it, or wait for it."""
+        local = self.local
+        token = new_token()
+        sent_at = time.monotonic()
+        if not (self._handed_over and blocking):
+            self._socket.sendall(token.join(self._acquire))
+            if self._socket.recv(_ROOM) == b"+OK\r\n":
+                local.lease = (token, sent_at + self._lease_s)
+                local.token = token
+                return True
+        if blocking:
+            self._socket.sendall(token.join(self._wait))
+            self._until(token + MARK)
+            local.lease = (token, sent_at + self._lease_s)
+            local.queued = local.token = token
+        return blocking
+
+    def release(self) -> None:
+        """Give it back, or hand it over."""
+        local = self.local
+        token = local.token
+        assert token is not None
+        if local.queued != token:
+            self._socket.sendall(token.join(self._release))
+            if self._socket.recv(_ROOM) == b":1\r\n":
+                local.token = None
+                return
+        self._socket.sendall(token.join(self._pass_on))
+        self._handed_over = self._socket.recv(_ROOM) == b":2\r\n"
+        local.token = None
 
 
 class BareBatch:

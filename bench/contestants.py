@@ -117,6 +117,7 @@ OURS_POLLING = "redislock_fast-poll"
 PYTHON_REDIS_LOCK = "python-redis-lock"
 PEERS = (PYTHON_REDIS_LOCK, "pottery")
 BARE_SOCKETS = "bare-sockets"
+BARE_HOLDINGS = "bare-holdings"
 
 
 def _redis_py(terms: Terms) -> Contestant:
@@ -253,6 +254,15 @@ def _bare_sockets(terms: Terms) -> Contestant:
     return Contestant(BARE_SOCKETS, "-", make, str, make_async, make_batch)
 
 
+def _bare_holdings(terms: Terms) -> Contestant:
+    from bench.bare import BareHolding  # noqa: PLC0415 - it needs the package
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        return BareHolding(client, name, terms.lease_s)
+
+    return Contestant(BARE_HOLDINGS, "-", make, str)
+
+
 _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
@@ -260,6 +270,7 @@ _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),
     BARE_SOCKETS: ("redislock_fast", _bare_sockets),
+    BARE_HOLDINGS: ("redislock_fast", _bare_holdings),
 }
 
 
