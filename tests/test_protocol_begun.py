@@ -11,15 +11,7 @@ import hiredis
 import pytest
 
 from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._protocol import (
-    HANDED_OVER,
-    Acquire,
-    Operation,
-    Release,
-    first_acquire,
-    first_release,
-    pass_on_words,
-)
+from redislock_fast._protocol import Acquire, Operation, Release, first_acquire, first_release
 from redislock_fast._tokens import MARKER
 from redislock_fast._wire import Args, Reply
 from tests.model import SERVERS, Model
@@ -88,11 +80,6 @@ def test_acquire_goes_on_from_a_first_request(server: str, ttl_ms: int | None, t
     assert begun == asked
 
 
-def first_of_release(dialect: Dialect, token: bytes, queued: bool) -> tuple[Args, Reply]:
-    """The first request of a release, and its usual reply."""
-    return ((*pass_on_words(KEY), token), HANDED_OVER) if queued else first_release(dialect, KEY, token)
-
-
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("expires_at", [None, SENT_AT - 1, SENT_AT + 1], ids=["unknown", "expired", "valid"])
 @pytest.mark.parametrize("queued", [False, True])
@@ -103,7 +90,7 @@ def test_release_goes_on_from_a_first_request(
 ) -> None:
     begun, asked = begun_and_asked(
         server,
-        lambda dialect: first_of_release(dialect, token, queued),
+        lambda dialect: first_release(dialect, KEY, token, queued),
         lambda: Release(KEY, token, expires_at, queued=queued),
         reply,
     )
@@ -116,8 +103,8 @@ def test_usual_reply_is_the_one_that_a_machine_takes_for_success(server: str, to
     dialect = Dialect(Model(SERVERS[server]).execute(PROBE))
     for operation, (request, ours) in (
         (Acquire(KEY, token, 1500), first_acquire(dialect, KEY, token, 1500)),
-        (Release(KEY, token, None), first_of_release(dialect, token, queued=False)),
-        (Release(KEY, token, None, queued=True), first_of_release(dialect, token, queued=True)),
+        (Release(KEY, token, None), first_release(dialect, KEY, token, queued=False)),
+        (Release(KEY, token, None, queued=True), first_release(dialect, KEY, token, queued=True)),
     ):
         operation.resume(request, SENT_AT)
         assert (True, True) == (operation.feed(ours, dialect), operation.result)

@@ -29,6 +29,7 @@ from tests.waiting_helpers import (
     Callers,
     Contender,
     Peer,
+    Sent,
     Tasks,
     Threads,
     connections,
@@ -103,17 +104,25 @@ def test_who_knows_that_others_wait_makes_no_attempt(
     assert sent.commands[-1] in RELEASE_COMMANDS
 
 
-def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, server: Server, client: redis.Redis) -> None:
-    first = callers.contender(warm(callers, server, client), **LATE)
-    second = callers.contender(callers.client(server.port), **LATE)
-    assert first.call("acquire")
-    answers = queue_up([second], client)
+def handing_on_and_coming_back(
+    first: Contender, second: Contender, answers: list[Future[Any]], client: redis.Redis
+) -> Sent:
+    """What the first sends who hands the lock to the second, waits for it, is handed it back and releases it."""
     with sent_by(client, "waiter") as sent:
         first.release()
         assert answers[0].result(PATIENCE_S)
         answers = queue_up([first], client)
         second.release()
         hand_round([first], answers)
+    return sent
+
+
+def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, server: Server, client: redis.Redis) -> None:
+    first = callers.contender(warm(callers, server, client), **LATE)
+    second = callers.contender(callers.client(server.port), **LATE)
+    assert first.call("acquire")
+    answers = queue_up([second], client)
+    sent = handing_on_and_coming_back(first, second, answers, client)
     # A release that hands over, perhaps behind one that does not; a wait; a release.
     assert sent.commands[-3:] == 3 * ["EVALSHA"]
     assert "SET" not in sent.commands
@@ -129,12 +138,7 @@ def test_who_was_handed_the_lock_and_hands_it_over_makes_no_attempt_when_he_is_b
     second.release()
     assert answers[0].result(PATIENCE_S)
     answers = queue_up([second], client)
-    with sent_by(client, "waiter") as sent:
-        first.release()
-        assert answers[0].result(PATIENCE_S)
-        answers = queue_up([first], client)
-        second.release()
-        hand_round([first], answers)
+    sent = handing_on_and_coming_back(first, second, answers, client)
     # The first one's release, wait and release.
     assert sent.commands == 3 * ["EVALSHA"]
 

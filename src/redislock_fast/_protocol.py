@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from functools import lru_cache
 from typing import Any, Protocol
 
 import hiredis
@@ -43,7 +42,6 @@ __all__ = [
     "TokenOperation",
     "first_acquire",
     "first_release",
-    "pass_on_words",
 ]
 
 HANDED_OVER = 2
@@ -290,14 +288,10 @@ class _NativeOrScript(TokenOperation):
         """Note that this connection does not take the command."""
 
 
-@lru_cache(1024)
-def pass_on_words(key: bytes) -> Args:
-    """The first request of a `Release` behind whom somebody waits, but for the token. The usual reply: HANDED_OVER."""
-    return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key))
-
-
-def first_release(dialect: Dialect, key: bytes, token: bytes) -> tuple[Args, Reply]:
-    """The first request of another `Release`, and the usual reply, that the lock was ours."""
+def first_release(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
+    """The first request of a `Release`, and the usual reply: "it was ours", and with `queued`, "it is handed over"."""
+    if queued:
+        return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
     if dialect.release is not None:
         return native_release(dialect, key, token), 1
     return (b"EVALSHA", RELEASE.sha, 1, key, token, b"1"), 1
@@ -347,7 +341,7 @@ class Release(_NativeOrScript):
         return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
 
     def resume(self, request: Args, sent_at: float) -> None:
-        """Stand where the first request, which `first_release` or `pass_on_words` has given, has left."""
+        """Stand where the first request, which `first_release` has given, has left."""
         self.valid = self.expires_at is None or sent_at < self.expires_at
         if self._step == "delete":
             self._native = request[0] != b"EVALSHA"

@@ -125,8 +125,7 @@ def drive(transport: Transport, steps: Steps) -> Any:
 
 def wait(transport: Transport, waiting: Waiting) -> Any:
     """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
-    limit_s = None if waiting.deadline is None else waiting.limit_s()
-    seat = transport.enter(waiting.key, waiting.token, limit_s)
+    seat = transport.enter(waiting.key, waiting.token, waiting.limit_s())
     heard: object = ENTERED
     try:
         if seat is not None:

@@ -72,7 +72,6 @@ class Waiting:
 
     Attributes:
         ttl_ms: as above.
-        deadline: as above.
         attempt: the last one to take it where nobody handed it over.
         token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
             said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
@@ -80,11 +79,11 @@ class Waiting:
 
     __slots__ = (
         "_awake_ms",
+        "_deadline",
         "_interval_s",
         "_kept_ms",
         "_kind",
         "attempt",
-        "deadline",
         "key",
         "queues",
         "token",
@@ -107,7 +106,7 @@ class Waiting:
         self.queues = queues
         self.key = key
         self.ttl_ms = ttl_ms
-        self.deadline = deadline
+        self._deadline = deadline
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
     def join(self, seat: Seat) -> float | None:
@@ -121,19 +120,12 @@ class Waiting:
             return None
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        seat.asked_at = asked_at = clock()
+        seat.asked_at = clock()
         try:
             seat.base.post(seat.link, request, seat.answer)
         except Lost:
             return None
-        until = seat.line.looked_at + self._interval_s  # as `_listen_s` has it for who has just asked
-        if until <= asked_at:
-            until = asked_at + self._interval_s
-        if self.deadline is not None:
-            seat.gives_up_at = self.deadline
-            until = min(until, self.deadline)
-        seat.until = until
-        return max(until - asked_at, 0.0)
+        return self._listen_s(seat)
 
     def granted(self, message: object) -> Grant | None:
         """The first message, if it is a grant that needs no second look: no place was lost yet, so it is ours."""
@@ -186,7 +178,7 @@ class Waiting:
 
     def limit_s(self) -> float | None:
         """How long to wait at most from now on, in seconds."""
-        return None if self.deadline is None else max(self.deadline - clock(), 0.0)
+        return None if self._deadline is None else max(self._deadline - clock(), 0.0)
 
     # ---- in the queue ----
 
@@ -259,9 +251,9 @@ class Waiting:
     def _listen_s(self, seat: Seat) -> float:
         """For how long to listen, in seconds."""
         until = seat.due_at(self._interval_s) or _NEVER
-        if self.deadline is not None:
-            seat.gives_up_at = self.deadline
-            until = min(until, self.deadline)
+        if self._deadline is not None:
+            seat.gives_up_at = self._deadline
+            until = min(until, self._deadline)
         seat.until = until
         return max(until - clock(), 0.0)
 
@@ -277,7 +269,7 @@ class Waiting:
                 return (yield from self._if_fresh(message)) or _LOOK
             if message is None:
                 now = clock()
-                if self.deadline is not None and now >= self.deadline:
+                if self._deadline is not None and now >= self._deadline:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
                 if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
                     seat.line.looked_at = now
@@ -344,10 +336,10 @@ class Waiting:
             if not seat.current:
                 return BROKEN
             until = clock() + self._interval_s
-            if self.deadline is not None and self.deadline < until:
-                until = self.deadline
+            if self._deadline is not None and self._deadline < until:
+                until = self._deadline
             message = yield Listen(seat, max(until - clock(), 0.0))
             if message is BROKEN:
                 return BROKEN
-            if message is None and until is self.deadline:
+            if message is None and until is self._deadline:
                 return TIME_UP

@@ -33,14 +33,13 @@ from redislock_fast._batch import Name, Plan
 from redislock_fast._facade import NOT_ENTERED, RELEASE, UNLOCKED, Backoff, LockerBase
 from redislock_fast._loop_channel import Begun
 from redislock_fast._ownership import Holding, Trial, current_task
-from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release, pass_on_words
+from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
 from redislock_fast._room import Grant
 from redislock_fast._task_holding import TaskHoldings
 from redislock_fast._terms import Terms
 from redislock_fast._times import clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
-from redislock_fast._wire import Reply
 
 __all__ = ["Batch", "Lock", "Locker", "Redlock"]
 
@@ -369,11 +368,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         ):
             await self._release_held(local)
             return
-        ours: Reply = HANDED_OVER
-        if local.queued == token:
-            request = (*pass_on_words(self._key), token)
-        else:
-            request, ours = first_release(link.dialect, self._key, token)
+        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
         begun: Begun
         sent_at = clock()
         try:

@@ -24,7 +24,7 @@ from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLO
 from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding, Trial
-from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release, pass_on_words
+from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
 from redislock_fast._renewer import Renewer, renewer_of, tell
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
@@ -34,7 +34,7 @@ from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of, wait
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
-from redislock_fast._wire import NOT_ASKED, Reply
+from redislock_fast._wire import NOT_ASKED
 
 __all__ = ["Lock"]
 
@@ -406,11 +406,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             or getattr(self.do_release, "__func__", None) is not Lock.do_release
         ):
             return False
-        ours: Reply = HANDED_OVER
-        if local.queued == token:
-            request = (*pass_on_words(self._key), token)
-        else:
-            request, ours = first_release(link.dialect, self._key, token)
+        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
         begun: Begun
         sent_at = clock()
         try:
