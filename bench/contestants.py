@@ -118,6 +118,8 @@ PYTHON_REDIS_LOCK = "python-redis-lock"
 PEERS = (PYTHON_REDIS_LOCK, "pottery")
 BARE_SOCKETS = "bare-sockets"
 BARE_HOLDINGS = "bare-holdings"
+BARE = (BARE_SOCKETS, BARE_HOLDINGS)
+"""What these miss, no lock in Python that sends the same bytes can reach on the machine."""
 
 
 def _redis_py(terms: Terms) -> Contestant:

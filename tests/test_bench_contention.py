@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
 pytest.importorskip("bench.contention", reason="the bench is no part of the package")
 
 from bench.contention.figures import cdf, figures, gaps_s, jain, longest_without_s, percentile, summary, violations
-from bench.contention.goals import Goal
+from bench.contention.goals import Goal, goals_of
 from bench.contention.records import Hold, Span, Window, holds_of
 from bench.contention.watch import _count
 from bench.contention.workload import Workload
@@ -142,3 +143,13 @@ def test_keys_are_picked_alike_for_each_contestant_and_by_rank_in_zipf() -> None
 )
 def test_a_goal_says_whether_it_is_met(figure: float | None, sign: str, verdict: str) -> None:
     assert Goal("", figure, sign, 2).verdict == verdict
+
+
+def test_a_goal_has_the_figures_of_bare_sockets_beside_ours() -> None:
+    gaps_ms = {"redislock_fast": 0.3, "python-redis-lock": 0.6, "bare-sockets": 0.15}
+    workload = {**asdict(Workload(8)), "jain": 1.0, "commands": 2.0}
+    rows = [{"contestant": who, "gap_p50_ms": gap_ms, **workload} for who, gap_ms in gaps_ms.items()]
+    goals = {goal.about: (goal.figure, goal.bare) for goal in goals_of(rows)}
+    assert goals["8 processes: gap p50, ms"] == (0.3, (0.15, None))
+    assert goals["8 processes: gap p50 : python-redis-lock's"] == (0.5, (0.25, None))
+    assert goals["64 processes: gap p50, ms"] == (None, (None, None))

@@ -23,7 +23,7 @@ from bench.contention.presets import NAMES, PRESETS, Plan, Race, plan_of
 from bench.contention.records import Window
 from bench.contention.window import WARM_UP_S, open_idle, open_window
 from bench.contention.workload import DISTRIBUTIONS, HOT, Workload
-from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Terms
+from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Terms
 from bench.tables import print_rows
 
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
@@ -127,11 +127,17 @@ class _Bench:
         print_rows(self._title(), tables.SPEED, rows, {})
         print_rows("fairness and costs", tables.SHARES, rows, self._absent)
         if self._preset == "goals":
-            goals = goals_of(rows)
             cells = [
-                (goal.about, goal.verdict, _shown(goal.figure), f"{goal.sign} {_shown(goal.bound)}") for goal in goals
+                (
+                    goal.about,
+                    goal.verdict,
+                    _shown(goal.figure),
+                    f"{goal.sign} {_shown(goal.bound)}",
+                    *map(_shown, goal.bare),
+                )
+                for goal in goals_of(rows)
             ]
-            report.table("goals", ("figure", "", "is", "is to be"), cells, words=2)
+            report.table("goals", ("figure", "", "is", "is to be", *BARE), cells, words=2)
         violations = sum(row["violations"] for row in rows)
         if violations:
             report.say(f"CHECK FAILED: two holders at a time, {violations} times")

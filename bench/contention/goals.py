@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.contestants import OURS, PYTHON_REDIS_LOCK, REDIS_PY
+from bench.contestants import BARE, OURS, PYTHON_REDIS_LOCK, REDIS_PY
 
 _GAP_P50_BOUNDS_MS = {8: 0.12, 32: 0.13, 64: 0.15}
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
@@ -27,12 +27,14 @@ class Goal:
         figure: what it is; None where it was not measured.
         sign: one of "<", "<=" and ">=".
         bound: what it is to be.
+        bare: the figures of `contestants.BARE`, likewise.
     """
 
     about: str
     figure: float | None
     sign: str
     bound: float
+    bare: Sequence[float | None] = ()
 
     @property
     def verdict(self) -> str:
@@ -44,35 +46,46 @@ class Goal:
 
 def goals_of(rows: Rows) -> list[Goal]:
     """All promises, with the figures of these rows."""
+
+    def goal(about: str, figure_of: Callable[[str], float | None], sign: str, bound: float) -> Goal:
+        return Goal(about, figure_of(OURS), sign, bound, tuple(map(figure_of, BARE)))
+
+    def figures(figure: str, **where: int) -> Callable[[str], float | None]:
+        return lambda name: _figure(rows, name, figure, where)
+
     goals = []
     for processes, bound_ms in _GAP_P50_BOUNDS_MS.items():
         row = f"{processes} processes"
-        ours, peer = (_figure(rows, name, "gap_p50_ms", processes=processes) for name in (OURS, PYTHON_REDIS_LOCK))
+        gaps = figures("gap_p50_ms", processes=processes)
         goals += [
-            Goal(f"{row}: gap p50, ms", ours, "<", bound_ms),
-            Goal(f"{row}: gap p50 : python-redis-lock's", _ratio(ours, peer), "<", 1 / 3),
-            Goal(f"{row}: Jain", _figure(rows, OURS, "jain", processes=processes), ">=", 0.99),
-            Goal(f"{row}: client commands", _figure(rows, OURS, "commands", processes=processes), "<=", 3),
+            goal(f"{row}: gap p50, ms", gaps, "<", bound_ms),
+            goal(f"{row}: gap p50 : python-redis-lock's", _divided_by(gaps, PYTHON_REDIS_LOCK), "<", 1 / 3),
+            goal(f"{row}: Jain", figures("jain", processes=processes), ">=", 0.99),
+            goal(f"{row}: client commands", figures("commands", processes=processes), "<=", 3),
         ]
-    waits = [_figure(rows, name, "wait_p99_ms", processes=32) for name in (REDIS_PY, OURS)]
+    waits = figures("wait_p99_ms", processes=32)
     goals += [
-        Goal("32 processes: gap p99, ms", _figure(rows, OURS, "gap_p99_ms", processes=32), "<", 0.5),
-        Goal("32 processes: redis-py's wait p99 : ours", _ratio(*waits), ">=", 30),
+        goal("32 processes: gap p99, ms", figures("gap_p99_ms", processes=32), "<", 0.5),
+        goal("32 processes: redis-py's wait p99 : ours", lambda name: _ratio(waits(REDIS_PY), waits(name)), ">=", 30),
     ]
     crews: list[tuple[dict[str, int], str, float]] = [
         ({"threads": 16}, "16 threads", 1.5),
         ({"tasks": 1000}, "1,000 tasks", 15),
     ]
     for crew, row, times in crews:
-        rates = [_figure(rows, name, "acquisitions_per_s", **crew) for name in (OURS, REDIS_PY)]
+        rates = _divided_by(figures("acquisitions_per_s", **crew), REDIS_PY)
         goals += [
-            Goal(f"{row}: acquisitions/s : redis-py's", _ratio(*rates), ">=", times),
-            Goal(f"{row}: Jain", _figure(rows, OURS, "jain", **crew), ">=", 0.99),
+            goal(f"{row}: acquisitions/s : redis-py's", rates, ">=", times),
+            goal(f"{row}: Jain", figures("jain", **crew), ">=", 0.99),
         ]
     return goals
 
 
-def _figure(rows: Rows, contestant: str, figure: str, **where: int) -> float | None:
+def _divided_by(figures: Callable[[str], float | None], peer: str) -> Callable[[str], float | None]:
+    return lambda name: _ratio(figures(name), figures(peer))
+
+
+def _figure(rows: Rows, contestant: str, figure: str, where: Mapping[str, int]) -> float | None:
     for row in rows:
         if row["contestant"] == contestant and all(row[name] == value for name, value in where.items()):
             value: float | None = row[figure]

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.contention.workload import HOT, Workload
-from bench.contestants import BARE_HOLDINGS, BARE_SOCKETS, OURS, OURS_POLLING, PEERS, PYTHON_REDIS_LOCK, REDIS_PY
+from bench.contestants import BARE, BARE_SOCKETS, OURS, OURS_POLLING, PEERS, PYTHON_REDIS_LOCK, REDIS_PY
 
-NAMES = (REDIS_PY, OURS, OURS_POLLING, *PEERS, BARE_SOCKETS, BARE_HOLDINGS)
+NAMES = (REDIS_PY, OURS, OURS_POLLING, *PEERS, *BARE)
 """Who can take part."""
 
 _PROCESSES = (2, 8, 32, 64)
@@ -38,12 +38,11 @@ class Plan:
 
 
 _BOTH = (REDIS_PY, OURS)
-_BOUNDS = (BARE_SOCKETS, BARE_HOLDINGS)
 _GOALS = Plan(
     "the figures that the project has promised, each beside its bound",
     (
-        *(Race(Workload(processes), (*_BOTH, PYTHON_REDIS_LOCK, *_BOUNDS)) for processes in (8, 32, 64)),
-        Race(Workload(1, threads=16, hold_ms=0, think_ms=0), (*_BOTH, BARE_SOCKETS)),
+        *(Race(Workload(processes), (*_BOTH, PYTHON_REDIS_LOCK, *BARE)) for processes in (8, 32, 64)),
+        Race(Workload(1, threads=16, hold_ms=0, think_ms=0), (*_BOTH, *BARE)),
         Race(Workload(1, tasks=1000, hold_ms=0, think_ms=0), (*_BOTH, BARE_SOCKETS)),
     ),
 )
