@@ -219,6 +219,28 @@ def test_waiters_share_a_connection_and_one_look_an_interval(
     wait_until(lambda: not client.exists("name"), "the last one has released")
 
 
+def test_who_is_back_after_a_long_wait_puts_his_look_off_for_as_long(
+    callers: Callers, server: Server, client: redis.Redis, holder: Lock
+) -> None:
+    interval_s = 0.4
+    waiter = callers.contender(warm(callers, server, client), timeout=FAR_S, sleep=interval_s)
+    newcomer = callers.contender(warm(callers, server, client, "newcomer"), timeout=FAR_S, sleep=interval_s)
+
+    def contend(contenders: list[Contender], looks: int) -> None:
+        holder.acquire()
+        before = calls_of_scripts(client)
+        answers = queue_up(contenders, client)
+        wait_until(lambda: calls_of_scripts(client) >= before + len(contenders) + looks, f"{looks} looks")
+        holder.release()
+        hand_round(contenders, answers)
+
+    contend([waiter], looks=2)
+    with sent_by(client, "newcomer") as newcomers, sent_by(client, "waiter") as waiters:
+        contend([waiter, newcomer], looks=1)
+    # The wait and the release of each, and the newcomer's look, though he came later.
+    assert [sent.commands.count("EVALSHA") for sent in (waiters, newcomers)] == [2, 3]
+
+
 # Order
 
 

@@ -125,18 +125,18 @@ def _hear_for_anybody(self: Room, push: list[Reply]) -> None:
             seat.mailbox.tell(Grant(seat.token + b"+", seat.since, b"1"))
 
 
-def _take_and_count_from_now(self: Waiting, message: object) -> Grant | None:
+def _take_and_count_from_now(self: Waiting, seat: Seat, message: object) -> Grant | None:
     """The lease counts from the moment at which the message is read."""
     return message._replace(since=vars(_waiting)["clock"]()) if isinstance(message, Grant) else None
 
 
-def _take_as_it_is(self: Waiting, grant: Grant) -> Steps:
+def _take_as_it_is(self: Waiting, seat: Seat, grant: Grant) -> Steps:
     """However long it has lain there, a grant is good."""
     yield from ()
     return grant
 
 
-def _take_whatever_comes(self: Waiting, message: object) -> Grant | None:
+def _take_whatever_comes(self: Waiting, seat: Seat, message: object) -> Grant | None:
     """The first message is believed, however long it has lain there."""
     return message if isinstance(message, Grant) else None
 

@@ -148,7 +148,7 @@ class Waiter:
                 timeout_s = waiting.join(seat)
                 if timeout_s is not None:
                     heard = yield Listen(seat, timeout_s)
-                    grant = waiting.granted(heard)
+                    grant = waiting.granted(seat, heard)
                     if grant is not None:
                         seat.room.leave(seat)
                         return grant

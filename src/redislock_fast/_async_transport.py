@@ -225,7 +225,7 @@ async def wait(transport: Transport, waiting: Waiting) -> Any:
             if timeout_s is not None:
                 home: Any = seat.home
                 heard = await home.listen(seat, timeout_s)
-                grant = waiting.granted(heard)
+                grant = waiting.granted(seat, heard)
                 if grant is not None:
                     seat.room.leave(seat)
                     return grant

@@ -9,8 +9,8 @@ a line, it tells all of them.
 
 Who may touch what: `hear` runs in the thread or loop that reads the connection. Seats are taken and left by anybody,
 under `_mutex`, which a signal handler or finalizer of the same thread may enter again. The times of a line are assigned
-as a whole; a stale one makes somebody ask once more than necessary. The set of what was handed over is used by atomic
-methods alone, by anybody; a lost note is one attempt more.
+as a whole; a stale one makes somebody ask once more than necessary. The set of what was handed over, and the
+dict of how long was waited, are used by atomic methods alone, by anybody; a lost note is an attempt or a look more.
 
 Must not know: sockets, threads, event loops, what is sent.
 """
@@ -46,6 +46,9 @@ LOOK: Final = "look"
 
 _EXPIRY_S = 0.005
 """A key that ends at some millisecond is certainly gone so much later."""
+
+_MOST_SPARE = 4
+"""By how many intervals the first look is put off at most: what is wrong is found so much later then."""
 
 _MOST_KEYS = 1000  # to be remembered: with more, all are forgotten
 
@@ -118,17 +121,19 @@ class Line:
         watchman: who of these looks.
         since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
         looked_at: when somebody last looked.
+        spare_s: how much longer than an interval nobody need look, in seconds; 0 once somebody has.
         ends_at: when the holder's lease ends, as far as is known.
     """
 
-    __slots__ = ("ends_at", "looked_at", "queue", "seats", "since", "watchman")
+    __slots__ = ("ends_at", "looked_at", "queue", "seats", "since", "spare_s", "watchman")
 
-    def __init__(self) -> None:
+    def __init__(self, spare_s: float) -> None:
         self.seats: dict[bytes, Seat] = {}
         self.queue: dict[bytes, Seat] = {}
         self.watchman: Seat | None = None
         self.since = 0.0
         self.looked_at = clock()
+        self.spare_s = spare_s
         self.ends_at: float | None = None
 
 
@@ -148,6 +153,8 @@ class Seat:
         arrival: the server's time of his last arrival in the queue; 0 while only a posted wait has told it.
         asked_at: when a posted wait left whose reply has not come; else 0.
         until: how long he listens before he looks by himself.
+        taken_at: when he came, in the clock's seconds.
+        waited_s: how long it took until he was told that the lock is his, in seconds; 0 if he found that by looking.
         gives_up_at: when he waits no more, in the clock's seconds.
     """
 
@@ -164,8 +171,10 @@ class Seat:
         "mailbox",
         "room",
         "since",
+        "taken_at",
         "token",
         "until",
+        "waited_s",
     )
 
     def __init__(
@@ -188,7 +197,8 @@ class Seat:
         self.line = line
         self.mailbox = mailbox
         self.channel = channel
-        self.since = clock()
+        self.since = self.taken_at = clock()
+        self.waited_s: float | None = None
         self.arrival = 0
         self.asked_at = 0.0
         self.until = self.gives_up_at = math.inf
@@ -206,12 +216,13 @@ class Seat:
     def due_at(self, interval_s: float) -> float | None:
         """When to look whether all is well; None while another of the line does it."""
         line = self.line
-        due_at = line.looked_at + interval_s
+        due_at = line.looked_at + interval_s + min(line.spare_s, _MOST_SPARE * interval_s)
         if self.asked_at:
             now = clock()
+            unanswered_at = self.asked_at + interval_s + _ANSWER_S
             if due_at <= now:
                 due_at = self.asked_at + interval_s
-            return due_at if due_at > now else self.asked_at + interval_s + _ANSWER_S
+            return min(due_at, unanswered_at) if due_at > now else unanswered_at
         if line.watchman is not self:
             return None
         ends_at = line.ends_at
@@ -293,6 +304,7 @@ class Room:
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
         self._has_left = False  # the text of the script for leaving has been sent
         self._handed_over: set[bytes] = set()  # keys of locks that were handed over last when they were released here
+        self._waits: dict[bytes, float] = {}  # by key: what the last waiter's `waited_s` was
         self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
         self.publish = b"spublish" if dialect.sharded else b"publish"
         self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
@@ -351,7 +363,7 @@ class Room:
         with self._mutex:
             line = self._lines.get(key)
             if line is None:
-                line = self._lines[key] = Line()
+                line = self._lines[key] = Line(self._waits.get(key, 0.0))
             seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, base, channel if allowed else None)
             self._by_token.setdefault(token, seat)
         return seat
@@ -370,6 +382,10 @@ class Room:
             heir = self._succeed(seat) if line.seats and token in line.queue else None
         if heir is not None:
             heir.mailbox.tell(LOOK)
+        if seat.waited_s is not None:
+            if len(self._waits) >= _MOST_KEYS:
+                self._waits.clear()
+            self._waits[seat.key] = seat.waited_s
 
     def enqueue(self, seat: Seat) -> None:
         """The seat is in the queue, unless it has been left meanwhile."""

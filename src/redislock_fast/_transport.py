@@ -132,7 +132,7 @@ def wait(transport: Transport, waiting: Waiting) -> Any:
             timeout_s = waiting.join(seat)
             if timeout_s is not None:
                 heard = transport.hear(seat.mailbox, timeout_s)
-                grant = waiting.granted(heard)
+                grant = waiting.granted(seat, heard)
                 if grant is not None:
                     seat.room.leave(seat)
                     return grant

@@ -1,9 +1,9 @@
 """How a waiter gets a contended lock: a procedure of steps, and what those come to on a usual day.
 
 He stands in the lock's queue and is told when the lock is handed to him. Lost messages, dead holders, deleted keys and
-flushed servers are found by looking: one waiter of each line repeats his request once an interval, and when the
-holder's ttl has ended. What the server denies makes him fall back, first to watching the key and trying
-when it changes, then to polling.
+flushed servers are found by looking: one waiter of each line repeats his request once an interval (the first time
+later, where the last wait was long), and when the holder's ttl has ended. What the server denies makes him fall back,
+first to watching the key and trying when it changes, then to polling.
 
 On a usual day there are no steps: `join`, listen, `granted`. That takes half as many calls. Whatever else happens is
 told to the steps, which go on from there.
@@ -127,11 +127,13 @@ class Waiting:
             return None
         return self._listen_s(seat)
 
-    def granted(self, message: object) -> Grant | None:
+    def granted(self, seat: Seat, message: object) -> Grant | None:
         """The first message, if it is a grant that needs no second look: no place was lost yet, so it is ours."""
         if type(message) is Grant:
+            now = clock()
             ttl_ms = self.ttl_ms
-            if ttl_ms is None or clock() - message.since <= ttl_ms * _SPENT / 1000:
+            if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:
+                seat.waited_s = now - seat.taken_at
                 return message
         return None
 
@@ -219,7 +221,7 @@ class Waiting:
                 return BROKEN
             seat.asked_at = 0.0  # what was posted before has been executed before
             if wait.result:
-                grant = yield from self._if_fresh(Grant(wait.word, seat.since))
+                grant = yield from self._found(seat, wait.word)
                 if grant:
                     return grant
                 continue
@@ -266,13 +268,14 @@ class Waiting:
         """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
         while True:
             if self._is_ours(message, seat):
-                return (yield from self._if_fresh(message)) or _LOOK
+                return (yield from self._if_fresh(seat, message)) or _LOOK
             if message is None:
                 now = clock()
                 if self._deadline is not None and now >= self._deadline:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
                 if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
                     seat.line.looked_at = now
+                    seat.line.spare_s = 0.0
                     return _DUE
             elif message is not RECKON and type(message) is not Grant:
                 return BROKEN if message is BROKEN else _LOOK
@@ -285,11 +288,17 @@ class Waiting:
         """
         leave = Leave(self.key, self.token, keep=not seat.asked_at)
         yield Execute(leave, limit_s)
-        return (yield from self._if_fresh(Grant(leave.word, seat.since))) if leave.result else None
+        return (yield from self._found(seat, leave.word)) if leave.result else None
 
-    def _if_fresh(self, grant: Grant) -> Steps:
+    def _found(self, seat: Seat, word: bytes) -> Steps:
+        """The lock is ours, of which no message has told: the grant; None when the lock is lost."""
+        grant = yield from self._if_fresh(seat, Grant(word, seat.since))
+        seat.waited_s = 0.0
+        return grant
+
+    def _if_fresh(self, seat: Seat, grant: Grant) -> Steps:
         """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
-        if self.granted(grant):
+        if self.granted(seat, grant):
             return grant
         reacquire = Reacquire(self.key, self.token, self.ttl_ms, queued=True)
         yield Execute(reacquire, self.limit_s())
@@ -330,7 +339,7 @@ class Waiting:
                     self.token = new_token()
                 continue
             if self.queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left
-                grant = yield from self._if_fresh(Grant(watch.word, seat.since))
+                grant = yield from self._found(seat, watch.word)
                 if grant:
                     return grant
             if not seat.current:
