@@ -6,6 +6,7 @@ Orders are made certain by the length of the queue. Must not know: the scripts, 
 
 from __future__ import annotations
 
+import gc
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import Lock, Locker
+from redislock_fast._room import Seat
+from redislock_fast._waiting import Waiting
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, start, wait_until
@@ -239,6 +242,26 @@ def test_who_is_back_after_a_long_wait_puts_his_look_off_for_as_long(
         contend([waiter, newcomer], looks=1)
     # The wait and the release of each, and the newcomer's look, though he came later.
     assert [sent.commands.count("EVALSHA") for sent in (waiters, newcomers)] == [2, 3]
+
+
+def test_waiting_leaves_nothing_to_the_garbage_collector(callers: Callers, server: Server, client: redis.Redis) -> None:
+    name = "of no other test"  # whose garbage may be found here
+    holder = Lock(client, name, **LATE)
+    waiters = callers.contenders(3, warm(callers, server, client), name, **LATE)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for contenders in (waiters, waiters[:1]):
+            holder.acquire()
+            answers = queue_up(contenders, client)
+            holder.release()
+            hand_round(contenders, answers)
+        gc.collect()
+        left = [type(found) for found in gc.garbage if isinstance(found, Seat | Waiting) and found.key == name.encode()]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left == []
 
 
 # Order

@@ -379,7 +379,11 @@ class Room:
                 del line.seats[token]
                 if not line.seats and self._lines.get(seat.key) is line:
                     del self._lines[seat.key]
-            heir = self._succeed(seat) if line.seats and token in line.queue else None
+            if line.seats:
+                heir = self._succeed(seat) if token in line.queue else None
+            else:  # or he and his line would keep each other, and be collected in the middle of an acquire
+                line.queue.clear()
+                line.watchman = heir = None
         if heir is not None:
             heir.mailbox.tell(LOOK)
         if seat.waited_s is not None:
