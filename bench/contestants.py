@@ -119,7 +119,7 @@ PEERS = (PYTHON_REDIS_LOCK, "pottery")
 BARE_SOCKETS = "bare-sockets"
 BARE_HOLDINGS = "bare-holdings"
 BARE = (BARE_SOCKETS, BARE_HOLDINGS)
-"""What these miss, no lock in Python that sends the same bytes can reach on the machine."""
+"""Those of `bench.bare`: the same bytes, and hardly anything else."""
 
 
 def _redis_py(terms: Terms) -> Contestant:

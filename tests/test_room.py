@@ -43,10 +43,10 @@ def room() -> Room:
     return room
 
 
-def take(room: Room, after_s: float = 0.0) -> Seat:
+def take(room: Room, after_s: float = 0.0, key: bytes = KEY) -> Seat:
     """A seat that was taken so many seconds ago, and joined the queue."""
     channel = Channel()
-    seat = room.take(KEY, new_token(), channel, channel, channel)
+    seat = room.take(key, new_token(), channel, channel, channel)
     assert seat is not None
     seat.taken_at -= after_s
     room.enqueue(seat)
@@ -79,6 +79,13 @@ def test_the_first_look_is_put_off_by_the_last_wait_and_four_intervals_at_most(
 
 def test_who_has_not_waited_before_looks_after_an_interval(room: Room) -> None:
     assert looks_after_s(take(room)) == pytest.approx(INTERVAL_S)
+
+
+def test_waits_for_a_thousand_locks_are_remembered_and_with_more_all_forgotten(room: Room) -> None:
+    for number in range(1000):
+        be_granted(take(room, after_s=0.2, key=b"%d" % number))
+    assert looks_after_s(take(room, key=b"0")) == pytest.approx(0.3, abs=0.01)
+    assert looks_after_s(take(room, key=b"1")) == pytest.approx(INTERVAL_S)
 
 
 def test_who_gives_up_changes_nothing(room: Room) -> None:

@@ -83,6 +83,11 @@ _WORD = slice(TOKEN_BYTES + 1)
 _ARRIVAL = slice(TOKEN_BYTES + 1, None)
 
 
+def _forget_if_many(of_keys: set[bytes] | dict[bytes, float]) -> None:
+    if len(of_keys) >= _MOST_KEYS:
+        of_keys.clear()
+
+
 class Mailbox(Protocol):
     """How one waiter is told."""
 
@@ -320,8 +325,7 @@ class Room:
 
     def forbid(self, key: bytes) -> None:
         """The connection may not use this lock's queue."""
-        if len(self._forbidden) >= _MOST_KEYS:
-            self._forbidden.clear()
+        _forget_if_many(self._forbidden)
         self._forbidden.add(key)
 
     def note_subscription(self, channel: bytes, allowed: bool) -> None:
@@ -349,8 +353,7 @@ class Room:
         if not handed_over:
             self._handed_over.discard(key)
         elif key not in self._handed_over and self.channel_of(key) is not None:
-            if len(self._handed_over) >= _MOST_KEYS:
-                self._handed_over.clear()
+            _forget_if_many(self._handed_over)
             self._handed_over.add(key)
 
     def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, base: Base) -> Seat | None:
@@ -364,6 +367,7 @@ class Room:
             line = self._lines.get(key)
             if line is None:
                 line = self._lines[key] = Line(self._waits.get(key, 0.0))
+                _forget_if_many(self._waits)
             seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, base, channel if allowed else None)
             self._by_token.setdefault(token, seat)
         return seat
@@ -387,8 +391,6 @@ class Room:
         if heir is not None:
             heir.mailbox.tell(LOOK)
         if seat.waited_s is not None:
-            if len(self._waits) >= _MOST_KEYS:
-                self._waits.clear()
             self._waits[seat.key] = seat.waited_s
 
     def enqueue(self, seat: Seat) -> None:
