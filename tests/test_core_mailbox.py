@@ -74,6 +74,7 @@ def test_what_is_about_to_come_is_awaited_in_either_way(pair: tuple[Pipe, Peer],
     pipe, peer = pair
     for number in range(ROUNDS):  # so often that it is spun for, and blocked for
         pipe.post((b"X",), box.tell)
+        peer.read()
         peer.answer(b":%d\r\n" % number)
         assert number == box.wait(FOREVER, soon=True)
 

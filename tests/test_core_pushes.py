@@ -63,7 +63,7 @@ def test_a_subscription_is_answered_by_a_push(
     pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, kind: bytes
 ) -> None:
     pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (kind, b"c"), FOREVER)
+    subscribing = threads.submit(pipe.call, (kind.upper(), b"c"), FOREVER)
     peer.read()
     behind = threads.submit(pipe.call, (b"X",), FOREVER)
     peer.answer(message(b"a") + b">3\r\n+%b\r\n+c\r\n:1\r\n" % kind)

@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -242,6 +243,61 @@ def test_fork_while_other_threads_use_the_client(client: redis.Redis) -> None:
     finally:
         finished.set()
     assert all(worker.result(10) for worker in workers)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
+    frozen: tuple[Server, Proxy], connect: Connect, waits: bool
+) -> None:
+    server, proxy = frozen
+    client = connect(proxy.port, socket_timeout=60)
+    operator = connect(server.port)
+    holder = redislock_fast.Lock(client, "name", timeout=60, thread_local=False)
+    holder.acquire()
+    told, tell = os.pipe()
+    child = -1
+
+    def fork(number: int, frame: object) -> None:
+        nonlocal child
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is under test
+            child = os.fork()
+
+    def fork_then_let_the_parent_acquire() -> bytes:
+        if waits:
+            wait_until(lambda: operator.zcard("{name}:rlf:queue"), "a waiter is in the queue")
+        else:
+            proxy.wait_for_request("SET", 2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        outcome = os.read(told, 1000)
+        server.signal(signal.SIGCONT)
+        if waits:
+            holder.release()
+        return outcome
+
+    if not waits:
+        holder.release()
+        server.signal(signal.SIGSTOP)
+    lock = redislock_fast.Lock(client, "name", timeout=60)
+    before = signal.signal(signal.SIGUSR1, fork)
+    parent = start(fork_then_let_the_parent_acquire)
+    outcome: object = None
+    try:
+        outcome = lock.acquire()
+    except BaseException as error:
+        outcome = type(error).__mro__[1].__name__
+    finally:
+        if child == 0:
+            undoers = [thread.name for thread in threading.enumerate() if "undo" in thread.name]
+            os.write(tell, repr((outcome, undoers)).encode())
+            os._exit(0)
+        signal.signal(signal.SIGUSR1, before)
+    os.waitpid(child, 0)
+    assert b"('RuntimeError', [])" == parent.result(20)
+    assert outcome is True
+    assert lock.owned()
+    os.close(told)
+    os.close(tell)
 
 
 # The interpreter's end

@@ -6,6 +6,7 @@ Nothing here waits, sends or receives. Must not know: threads, event loops, the 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from redislock_fast._protocol import Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
 from redislock_fast._room import Room
 from redislock_fast._standing import Standing
-from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply
+from redislock_fast._wire import Args, Forked, Lost, NoReply, OnReply, Reply
 
 __all__ = [
     "FOREVER_S",
@@ -237,6 +238,8 @@ class Channel(Encoding, Generic[LinkType]):
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
+        if isinstance(sys.exc_info()[1], Forked):  # what fails by that in the child goes on in the parent
+            return
         self._undone += entries
         self._start_undoing()
 

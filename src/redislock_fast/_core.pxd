@@ -6,21 +6,25 @@ thread that called. The rules are the same with and without the GIL: nothing her
 plain replies and handing over are done without it. So under the mutex nothing of Python's is touched: its holder never
 waits for the GIL.
 
-A reader may be a listener: it waits for a message, not for a reply, and so perhaps for ever. Then who queues a request
-must send it himself, or nobody would. So the right to send is not the right to read:
+The right to send is not the right to read. A reader that blocks cannot send what callers queue meanwhile, and its
+reply may be a round trip away, or never come where it waits for a message. So callers send for themselves then:
 
-- A "sender" is a thread for which Pipe.sending was set: it sends until nothing is queued, and is not the reader. While
-  there is one, leaving, left and sent are its own, and the reader only receives.
-- Pipe.dozing tells who queues a request to become a sender. It implies, under the mutex, that somebody reads, nobody
-  sends, nothing is queued or leaving, and no caller's request is under way. Posts may be: who releases a lock must not
-  wait for the reply to what another has posted to wait for it. The reader sets it by what it sees in one section before
-  it blocks, or hands reading on to a listener, and the sender as its last act, since the reply may have come, and the
-  reader have blocked, before that. Who queues a request clears it, and so does the reader at each turn and before it
-  hands on, so it is never left standing.
+- Pipe.callers_send tells that the reader blocks, or is about to, and that callers send for themselves. It implies,
+  under the mutex, that a thread reads, and that nothing is queued or leaving unless a sender is at work on it. The
+  reader sets it in the section in which it finds nothing to send before it blocks, or hands reading on to a listener;
+  it clears it at each turn and before it hands on.
+- A "sender" is a thread for which Pipe.sending was set: a caller that queues a request while callers send and no sender
+  is at work. It sends until nothing is queued, and is not the reader. While there is one, leaving, left and sent are
+  its own, and the reader only receives. A sender that finds no room clears callers_send: the reader sends the rest.
+- Where the server is near (Pipe.far is not set) and a caller's request is under way, its reply is about to come: callers
+  leave sending to the reader, and so their requests leave together.
 
-So every byte that is queued has somebody who sends it: a sender, who ends in the section in which it sees the queue
-empty; else the reader, before it blocks again. What keeps the reader blocked meanwhile is a request under way, whose
-reply wakes it, or, after a sender found no room, SIGNAL_CHECK_MS. Only with no reader do bytes wait for the next one.
+So every byte that is queued has a thread that sends it: a sender, which ends in the section in which it sees the queue
+empty; else the reader, after its next reply, or before it blocks. After a sender found no room, the reader looks within
+SIGNAL_CHECK_MS. Only with no reader do bytes wait for the next one.
+
+A forked child has one thread, and may have copied the mutex in its locked state. It never takes the mutex: Pipe.forked
+is looked at first.
 """
 
 cimport cython
@@ -66,7 +70,9 @@ cdef struct Slot:
     PyObject* replies          # likewise: the list of what has come of many replies; NULL where one is wanted
     PyObject* on_reply         # fixed once queued; who is given what a post is answered; NULL for nobody
     Py_ssize_t wanted          # reader, once queued: how many replies are still to come, the last one not counted
+    PyObject* subscription     # fixed once queued; the request, where that may be a (S)SUBSCRIBE; else NULL
     unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
+    unsigned long long ends    # mutex; the offset behind its last byte
     SlotState state            # mutex; the reader reads its own slot's without, since it alone changes that
     Plain plain                # as reply
     # Made under the mutex when the slot is queued; the owner's from then on, NULL while it reads. Who takes the state
@@ -78,7 +84,8 @@ cdef struct Slot:
 cdef struct Wait:        # one caller's way through the pipe, on its own stack
     Slot* slot
     double timeout_s     # below 0: for ever
-    double deadline      # CLOCK_MONOTONIC; 0: not looked at the clock yet
+    double deadline      # CLOCK_MONOTONIC, where there is a timeout
+    double signals_at    # CLOCK_MONOTONIC; when the reader next lets signal handlers run; 0 before its first delivery
     Spinner* spinner     # the pipe's, of this kind of wait
     bint lead            # it is the reader
     bint sends           # and has bytes to send: else it looks at neither leaving nor left, which may be a sender's
@@ -96,6 +103,7 @@ cdef class Pipe:
     cdef char* landing             # fixed; the inbox's bytes (it is never resized)
     cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
     cdef Py_ssize_t consumed       # reader; and how many of them were plain replies
+    cdef unsigned long long answerable  # reader; bytes that had left when it last received
     cdef bint between              # reader; the parser holds no part of a reply
     cdef Slot* filling             # reader; the oldest, while more of its many replies are to come; else NULL
     cdef Slot* head                # mutex; the oldest request without a reply
@@ -106,13 +114,19 @@ cdef class Pipe:
     cdef Slot* ready_tail          # mutex
     cdef bint reading              # mutex; somebody is the reader
     cdef bint sending              # mutex; somebody is a sender
-    cdef bint dozing               # mutex; see above
+    cdef bint callers_send         # mutex; see above
     cdef bint dead                 # mutex; read without it as a hint
-    cdef Buffer queued             # mutex; requests that nobody has begun to send
+    cdef bint forked               # set once, in a forked child
+    cdef object __weakref__
+    cdef Buffer queued             # mutex, its size read without as a hint; requests that nobody has begun to send
     cdef Buffer leaving            # sender, else reader; requests that are being sent
     cdef Py_ssize_t left           # likewise; how much of leaving is sent
     cdef unsigned long long accepted  # mutex; bytes ever queued
-    cdef unsigned long long sent   # likewise; bytes ever sent
+    cdef unsigned long long offered   # mutex; bytes that were ever made leaving
+    cdef bint far                  # mutex; no reply has ever come within FAR_US
+    cdef unsigned long long timed  # mutex; while far: the end of the request whose reply is timed; 0 for none
+    cdef double timed_at           # mutex; CLOCK_MONOTONIC of when that was queued
+    cdef unsigned long long sent   # sender, else reader; bytes ever sent
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
     cdef Spinner calling           # reader; of who waits for a reply, his own or to what he has posted
     cdef Spinner listening         # reader; of who waits for a message that another is to send
@@ -129,12 +143,16 @@ cdef class Pipe:
     cdef Place _listen(self, Slot* slot) noexcept nogil
     cdef object _wait(self, Slot* slot, Place place, double timeout_s)
     cdef int _attend(self, Wait* wait) except -1
+    cdef int _check_forked(self) except -1
     cdef int _begin(self, Wait* wait) except -1
     cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
     cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
     cdef bint _leave(self, Wait* wait) noexcept nogil
+    cdef Py_ssize_t _look_at_clock(self, Wait* wait) noexcept nogil
     cdef bint _take_queue(self, Wait* wait) noexcept nogil
-    cdef void _send_early(self) noexcept nogil
+    cdef bint _may_block(self, Wait* wait) noexcept nogil
+    cdef bint _is_idle(self) noexcept nogil
+    cdef void _send_early(self, bint sends) noexcept nogil
     cdef bint _load(self) noexcept nogil
     cdef void _send_queue(self) noexcept nogil
     cdef Py_ssize_t _send(self) noexcept nogil
@@ -144,8 +162,11 @@ cdef class Pipe:
     cdef int _look_for_eof(self) except -1
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil
     cdef int _deliver_rest(self) except -1
+    cdef int _take_push(self, object push) except -1
     cdef int _complete(self, object reply) except -1
-    cdef Slot* _oldest(self) noexcept nogil
+    cdef inline bint _has_left(self, Slot* slot) noexcept nogil
+    cdef object _parse(self)
+    cdef Slot* _oldest(self) except? NULL
     cdef Slot* _unlink_oldest(self) noexcept nogil
     cdef Slot* _unlink(self) noexcept nogil
     cdef void _make_ready(self, Slot* slot) noexcept nogil

@@ -39,6 +39,7 @@ from redislock_fast._core_resp cimport (
     NOT_PLAIN,
     Plain,
     append_run,
+    is_answer,
     message_push,
     plain_object,
     plain_reply,
@@ -57,7 +58,6 @@ from redislock_fast._wire import (
     UNSENT_SILENCE_S,
     Lost,
     NoReply,
-    is_answer,
     is_answer_to,
     new_reader,
 )

@@ -2,7 +2,7 @@
 
 It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
 have patched, because it touches the socket only through the socket object's methods. The five rules at the top of
-`_core.pyx` hold here word for word, and so does what `_core.pxd` says of senders and of dozing. One thing is weaker:
+`_core.pyx` hold here word for word, and so does what `_core.pxd` says of senders. One thing is weaker:
 Python may raise KeyboardInterrupt between any two steps. While a caller waits, that is harmless; in the few
 microseconds outside of its waits nobody can know what was done, so there it breaks the connection, and every caller is
 told.
@@ -29,17 +29,22 @@ from typing import Any
 
 import hiredis
 
+from redislock_fast._process import forget_in_child
 from redislock_fast._wire import (
     NOT_ASKED,
     NOT_ENOUGH,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
     Args,
     Bulk,
+    Forked,
     Lost,
     NoReply,
     OnPush,
     OnReply,
     Reply,
     is_answer,
+    is_answer_to,
     new_reader,
 )
 
@@ -47,7 +52,8 @@ __all__ = ["Mailbox", "Pipe", "encode"]
 
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
-_SLICE_S = 0.1
+_SLICE_S = 0.05
+_FAR_S = 0.00015
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -99,7 +105,19 @@ class _State(Enum):
 
 
 class _Slot:
-    __slots__ = ("begins", "many", "messages", "on_reply", "replies", "state", "waits", "wake", "wanted")
+    __slots__ = (
+        "begins",
+        "ends",
+        "many",
+        "messages",
+        "on_reply",
+        "replies",
+        "state",
+        "subscription",
+        "waits",
+        "wake",
+        "wanted",
+    )
 
     def __init__(self, state: _State, wanted: int = 1, messages: Sequence[object] = ()) -> None:
         self.state = state  # mutex
@@ -107,8 +125,10 @@ class _Slot:
         self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.messages = messages  # of the mailbox that is waited for
         self.on_reply: OnReply | None = None  # fixed once queued; who is given what a post is answered
-        self.many = False  # likewise; whether that is the list of all replies
+        self.many = False  # fixed once queued; whether there are many requests
+        self.subscription: Args | None = None  # fixed once queued; a request that is no part of many
         self.begins = 0  # mutex
+        self.ends = 0  # mutex
         self.waits = False  # its owner; True where an exception out of nowhere does no harm
         self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
 
@@ -149,13 +169,26 @@ class Pipe:
         self._listeners: dict[_Slot, None] = {}  # mutex; mailboxes that are waited for, the oldest wait first
         self._reading = False  # mutex
         self._sending = False  # mutex
-        self._dozing = False  # mutex
+        self._callers_send = False  # mutex
+        self._far = True  # mutex
+        self._timed = 0  # mutex; while far: the end of the request whose reply is timed; 0 for none
+        self._timed_at_s = 0.0  # mutex
         self._dead = False  # mutex; read without it as a hint
-        self._queued = bytearray()  # mutex; requests that nobody has begun to send
+        self._forked = False  # set once, in a forked child
+        self._queued = bytearray()  # mutex, its size read without as a hint; requests that nobody has begun to send
         self._leaving = b""  # sender, else reader; what is being sent
         self._accepted = 0  # mutex; bytes ever queued
-        self._sent = 0  # likewise; bytes ever sent
+        self._offered = 0  # mutex; bytes that were ever made leaving
+        self._answerable = 0  # reader; bytes that had left when it last received
+        self._sent = 0  # sender, else reader; bytes ever sent
         self._heard_s = time.monotonic()  # reader; read by anybody as a hint
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: refuse every call. Other threads of the parent may have held the locks at the fork."""
+        self._forked = self._dead = True
+        self._mutex = threading.RLock()
+        self._touching = threading.RLock()
 
     @property
     def broken(self) -> bool:
@@ -170,6 +203,7 @@ class Pipe:
     def call(self, args: Args, timeout_s: float) -> Reply:
         """Send one request and wait for its reply."""
         slot = _Slot(_State.WAITING)
+        slot.subscription = args
         self._run(slot, timeout_s, encode(args))
         return slot.replies[0]
 
@@ -188,6 +222,7 @@ class Pipe:
         """Send requests in one piece and wait for all their replies."""
         request, count = _joined(requests)
         slot = _Slot(_State.WAITING, count)
+        slot.many = True
         self._run(slot, timeout_s, request)
         return slot.replies
 
@@ -199,15 +234,20 @@ class Pipe:
             else:
                 self._follow(slot, deadline)
         except (Lost, NoReply):
+            self._check_forked()
+            raise
+        except Forked:
             raise
         except BaseException:
-            if not slot.waits:
+            if not slot.waits and not self._forked:
                 self._break()
             raise
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
         """Send one request behind all that were sent before; nobody waits for its reply."""
-        self._post(_Slot(_State.ABANDONED), encode(args), on_reply)
+        slot = _Slot(_State.ABANDONED)
+        slot.subscription = args
+        self._post(slot, encode(args), on_reply)
 
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
         """Send requests in one piece; nobody waits for their replies."""
@@ -252,6 +292,9 @@ class Pipe:
     def _queue(self, request: bytes, slot: _Slot) -> bool:
         """Queue a request. Returns whether the caller is to read."""
         sends = False
+        if len(self._queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
+            self.close()
+            raise Lost(False, "the server is silent, and too much waits to be sent")
         with self._mutex:
             if self._dead:
                 raise Lost(False, "the connection is closed")
@@ -263,11 +306,14 @@ class Pipe:
             else:
                 if slot.state is _State.WAITING:
                     slot.make_wake()
-                if self._dozing:
-                    self._dozing = False
+                if self._callers_send and not self._sending:
                     self._sending = sends = True
             slot.begins = self._accepted
             self._accepted += len(request)
+            slot.ends = self._accepted
+            if self._far and not self._timed and not slot.many:
+                self._timed = slot.ends
+                self._timed_at_s = time.monotonic()
             self._queued += request
             self._slots.append(slot)
         if sends:
@@ -312,18 +358,21 @@ class Pipe:
             while slot.state is not _State.DONE:
                 if slot.state in (_State.LOST, _State.UNSENT):
                     raise Lost(slot.state is _State.LOST, "the connection broke")
-                sends = self._take_queue()
-                if sends:
+                if self._take_queue():
                     self._send()
-                if not self._receive():
-                    self._wait(slot, deadline, sends and self._leaving != b"")
+                if self._receive():
+                    if deadline is not None and self._heard_s >= deadline and slot.state is _State.WAITING:
+                        raise NoReply("replies came in time, but not this one")
+                else:
+                    self._wait(slot, deadline)
         except OSError as error:
             self._fail()
             raise Lost(slot.state is not _State.UNSENT, str(error)) from error
         finally:
             harmless, slot.waits = slot.waits, False
-            self._give_up(slot)
-            self._hand_over()
+            if not self._forked:
+                self._give_up(slot)
+                self._hand_over()
             slot.waits = harmless
 
     def _follow(self, slot: _Slot, deadline: float | None) -> None:
@@ -332,6 +381,7 @@ class Pipe:
         try:
             slot.waits = True
             while not slot.wake.acquire(timeout=_sleep_s(deadline)):
+                self._check_forked()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise NoReply("no reply in time")
             slot.waits = False
@@ -341,13 +391,18 @@ class Pipe:
                     slot.state = _State.DONE if slot.messages else _State.WAITING
         finally:
             harmless, slot.waits = slot.waits, False
-            if not lead and self._give_up(slot) is _State.LEAD:
+            if not lead and not self._forked and self._give_up(slot) is _State.LEAD:
                 self._hand_over()
             slot.waits = harmless
         if lead:
             self._lead(slot, deadline)
         elif slot.state is not _State.DONE:
             raise Lost(slot.state is _State.LOST, "the connection broke")
+
+    def _check_forked(self) -> None:
+        """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
+        if self._forked:
+            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
 
     def _alone(self, slot: _Slot) -> bool:
         with self._mutex:
@@ -356,15 +411,26 @@ class Pipe:
     def _take_queue(self) -> bool:
         """Reader: make what is queued what is leaving. Returns whether there is any, for the reader to send."""
         with self._mutex:
+            self._callers_send = False
+            return not self._sending and self._load()
+
+    def _may_block(self) -> bool:
+        """Reader: let callers send for themselves. Returns False when something is to be sent first."""
+        with self._mutex:
             sends = not self._sending and self._load()
-            self._dozing = _oldest_waiting(self._slots) is None and not self._sending and not sends
-            return sends
+            self._callers_send = not sends and self._is_idle()
+            return not sends
+
+    def _is_idle(self) -> bool:
+        """Under the mutex: whether to wait for the next reply would take long."""
+        return self._far or _oldest_waiting(self._slots) is None
 
     def _load(self) -> bool:
         """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
         if not self._leaving and self._queued:
             self._leaving = bytes(self._queued)
             self._queued.clear()
+            self._offered = self._accepted
         return self._leaving != b""
 
     def _send_queue(self) -> None:
@@ -374,7 +440,7 @@ class Pipe:
             with self._mutex:
                 if stuck or self._dead or not self._load():
                     self._sending = False
-                    self._dozing = self._reading and _oldest_waiting(self._slots) is None and not stuck
+                    self._callers_send = self._callers_send and not stuck and self._is_idle()
                     return
             try:
                 stuck = not self._send()
@@ -392,7 +458,7 @@ class Pipe:
         self._sent += gone
         return True
 
-    def _receive(self) -> bool:
+    def _receive(self, sends_early: bool = True) -> bool:
         """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
         try:
             with self._touching:
@@ -402,27 +468,37 @@ class Pipe:
         if got:
             self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
             self._heard_s = time.monotonic()
-            self._send_early()
+            self._send_early(sends_early)
             self._deliver()
+            self._note_round_trip()
         else:
             self._fail()
         return True
 
-    def _send_early(self) -> None:
-        """Reader, before it delivers what has come: send what is queued, so that the server need not wait for that."""
+    def _send_early(self, sends: bool) -> None:
+        """Reader, before it delivers what has come: note what can be answered by that, and send what is queued."""
         with self._mutex:
-            sends = not self._sending and self._load()
+            self._answerable = self._offered if self._sending else self._sent  # a sender counts what it sends later
+            sends = sends and not self._sending and self._load()
         if sends:
             with contextlib.suppress(OSError):  # which the next turn meets
                 self._send()
 
-    def _wait(self, slot: _Slot, deadline: float | None, sends: bool) -> None:
-        """Wait until the socket is ready."""
+    def _note_round_trip(self) -> None:
+        """Reader: a server that has answered within `_FAR_S` is near."""
+        with self._mutex:
+            if self._timed and (not self._slots or self._slots[0].begins >= self._timed):
+                self._far = self._heard_s - self._timed_at_s > _FAR_S
+                self._timed = 0
+
+    def _wait(self, slot: _Slot, deadline: float | None) -> None:
+        """Reader: wait until the socket is ready, unless something is to be sent first."""
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise NoReply("nothing came in time")
-        # In slices, so that what others queue meanwhile is not kept waiting for this reply.
+        # In slices, so that what a sender found no room for is not kept waiting for this reply.
         left_s = _SLICE_S if left_s is None else min(left_s, _SLICE_S)
+        sends = not self._may_block()
         slot.waits = True
         try:
             if hasattr(select, "poll"):
@@ -432,38 +508,60 @@ class Pipe:
             else:
                 select.select([self._sock], [self._sock] if sends else [], [], left_s)
         except ValueError as error:  # who was interrupted has closed it
+            self._check_forked()
             raise OSError(str(error)) from error
+        self._check_forked()
         slot.waits = False
 
     def _look_for_eof(self) -> None:
         """Before anything is sent after a pause: a connection closed meanwhile executes nothing."""
         try:
-            self._receive()
+            self._receive(sends_early=False)
         except OSError:
             self._fail()
 
     def _deliver(self) -> None:
         try:
             while True:
-                reply = self._parser.gets()
+                reply = self._parse()
                 if reply is NOT_ENOUGH:
                     return
-                if type(reply) is not hiredis.PushNotification or is_answer(reply):
+                if type(reply) is not hiredis.PushNotification:
                     self._complete(reply)
-                elif self.on_push is not None:
-                    self.on_push(reply)
+                else:
+                    self._take_push(reply)
         except hiredis.ProtocolError:
             self._fail()
         except BaseException:
             self._fail()
             raise
 
+    def _parse(self) -> Any:
+        """The next reply or push; NOT_ENOUGH for none."""
+        try:
+            return self._parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
+    def _take_push(self, push: list[Reply]) -> None:
+        """A push answers the oldest request if that is the subscription that it tells of."""
+        if is_answer(push):
+            with self._mutex:
+                asked = bool(self._slots) and is_answer_to(push, self._slots[0].subscription)
+            if not asked:
+                raise hiredis.ProtocolError("a subscription that was not asked for")
+            self._complete(push)
+        elif self.on_push is not None:
+            self.on_push(push)
+
     def _complete(self, reply: Reply) -> None:
         """Give the oldest slot its reply, or one of its replies."""
         with self._mutex:
             if not self._slots:
-                raise hiredis.ProtocolError("a reply that nobody asked for")
+                raise hiredis.ProtocolError("a reply without a request")
             slot = self._slots[0]
+            if slot.begins >= self._answerable if slot.many else slot.ends > self._answerable:
+                raise hiredis.ProtocolError("a reply before its request has left")
             slot.replies.append(reply)
             slot.wanted -= 1
             if not slot.wanted:
@@ -482,20 +580,21 @@ class Pipe:
         return state
 
     def _hand_over(self) -> None:
-        """Give reading to the oldest caller that waits. With none, send what is queued, then to a listener."""
+        """Give reading to the oldest caller that waits, else to a listener.
+
+        What is queued is sent first, unless a caller of a near server reads on: it sends that as soon as it wakes up.
+        """
         stuck = False
         while True:
             with self._mutex:
-                self._dozing = False
+                self._callers_send = False
                 heir = _oldest_waiting(self._slots)
-                if heir is None and (stuck or self._dead or self._sending or not self._load()):
-                    heir = _oldest_waiting(self._listeners)
+                if not (self._is_idle() and not (stuck or self._dead or self._sending) and self._load()):
+                    heir = heir or _oldest_waiting(self._listeners)
                     if heir is None:
                         self._reading = False
                         return
-                    # Until the heir, with nothing to do, has woken up, callers need not wait for him.
-                    self._dozing = not stuck and not self._sending
-                if heir is not None:
+                    self._callers_send = self._is_idle() and not stuck  # until the new reader has woken up
                     heir.end(_State.LEAD)
                     return
             try:

@@ -21,9 +21,11 @@ cdef Py_ssize_t words_size(tuple args) except -1
 cdef char* write_words(char* at, tuple args) except NULL
 cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1
 cdef char* write_requests(char* at, object requests) except NULL
+cdef bint may_subscribe(tuple args) except -1
 cdef Plain plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* length) noexcept nogil
 cdef object plain_object(Plain plain)
 cdef list message_push(const char* data, Py_ssize_t size, Py_ssize_t* length)
+cdef bint is_answer(object push) except -1
 cdef Py_ssize_t append_run(
     list replies, object reply, const char* data, Py_ssize_t size, Py_ssize_t length, Py_ssize_t most
 ) except -1

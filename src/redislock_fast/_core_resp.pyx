@@ -197,6 +197,12 @@ cdef char* write_requests(char* at, object requests) except NULL:
     return at
 
 
+cdef bint may_subscribe(tuple args) except -1:
+    """Whether the request's name is as long as that of a (S)SUBSCRIBE, so that `subscribed_channel` must look at it."""
+    cdef object name = args[0]
+    return 9 <= len(name) <= 10
+
+
 # ---- replies ----
 
 cdef Plain plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* length) noexcept nogil:
@@ -270,6 +276,11 @@ cdef list message_push(const char* data, Py_ssize_t size, Py_ssize_t* length):
         push.append(PyBytes_FromStringAndSize(data + at - 2 - found, found))
     length[0] = at
     return push
+
+
+cdef bint is_answer(object push) except -1:
+    """`_wire.is_answer` without a call of Python, in which a signal handler might run."""
+    return len(push) > 0 and (push[0] == b"subscribe" or push[0] == b"ssubscribe")
 
 
 cdef Py_ssize_t append_run(

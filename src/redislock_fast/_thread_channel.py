@@ -50,7 +50,7 @@ from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._standing import Standing
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Lost, NoReply, OnReply
+from redislock_fast._wire import Args, Forked, Lost, NoReply, OnReply
 
 __all__ = ["Begun", "BlockingEncoding", "ThreadChannel"]
 
@@ -102,6 +102,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             redis.exceptions.ConnectionError: no connection, after all retries.
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
+            RuntimeError: a signal handler has forked meanwhile, and this is the child.
         """
         loose: list[Link] = []
         try:
@@ -161,7 +162,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 call: Any = link.pipe.call_many if operation.many else link.pipe.call
                 while not operation.feed(call(operation.request(dialect, now), timeout_s), dialect):
                     now = clock()
-            except (AuthenticationError, AuthorizationError, Refused, Redirected):
+            except (AuthenticationError, AuthorizationError, Refused, Redirected, Forked):
                 raise
             except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
                 error = self._trouble(link, operation, trouble, loose)

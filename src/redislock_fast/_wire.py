@@ -20,6 +20,7 @@ __all__ = [
     "UNSENT_SILENCE_S",
     "Args",
     "Bulk",
+    "Forked",
     "Lost",
     "Mailbox",
     "Malformed",
@@ -113,6 +114,10 @@ class NoReply(Exception):
     """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
 
 
+class Forked(RuntimeError):
+    """In the child, where a signal handler has forked in the middle of a call: that goes on in the parent alone."""
+
+
 class Mailbox(Protocol):
     """Where one thread waits for what other threads tell it, and for what the server pushes."""
 
@@ -134,6 +139,7 @@ class Mailbox(Protocol):
             NoReply: the time is up.
             Lost: the connection broke, and no message is left.
             RuntimeError: another thread waits already.
+            Forked: a signal handler forked, and this is the child.
             KeyboardInterrupt: or whatever else a signal handler raised. No message is lost by that.
         """
 
@@ -144,8 +150,9 @@ class Pipe(Protocol):
     Attributes:
         on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
             None drops them. Set it before the pipe is shared. It may tell mailboxes and post, must not wait for
-            anything, since it keeps everybody from their replies, and must not raise: that breaks the pipe, and goes on
-            to the caller who happens to read.
+            anything, since it keeps every caller from its reply, and raises hiredis.ProtocolError for a malformed push,
+            as `on_reply` does for a malformed reply: that breaks the pipe. Whatever else it raises breaks the pipe too,
+            and goes on to the caller that reads.
 
     A protocol error breaks the pipe: malformed RESP, a reply that came before its request had left, and a push that
     answers a subscription which is not the oldest request under way. So no caller gets the reply of another.
@@ -174,6 +181,7 @@ class Pipe(Protocol):
         Raises:
             Lost: the connection broke.
             NoReply: the time is up; the reply will be read and dropped when it comes.
+            Forked: a signal handler forked, and this is the child.
             TypeError: a word that is not bytes, str or int. Nothing was sent.
             KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
         """
@@ -218,7 +226,10 @@ class Pipe(Protocol):
         """A new mailbox, in which a thread can wait while others call."""
 
     def close(self) -> None:
-        """Break the pipe: who still waits gets `Lost`."""
+        """Break the pipe: callers that still wait get `Lost`."""
+
+    def forget(self) -> None:
+        """In a forked child: refuse every call. Registered for that by the pipe itself."""
 
 
 def is_answer(push: list[Reply]) -> bool:

@@ -1,0 +1,233 @@
+"""The thread that reads for all callers of a pipe: what it must not keep from them, nor they from it.
+
+Each test drives both pipes, compiled and pure, against a peer in its own hands. Must not know: commands, locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from redislock_fast._wire import UNSENT_SILENCE_S, Forked, Lost, NoReply, Pipe, Reply
+from tests.helpers import start
+from tests.pipes import FOREVER, Peer
+
+PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
+BUSY_S = 3.0
+
+
+class Interrupted(Exception):
+    """What the test's signal handler raises."""
+
+
+@pytest.fixture
+def tired(pair: tuple[Pipe, Peer]) -> Iterator[threading.Event]:
+    """Set when a peer that sends pushes without a pause has done so for `BUSY_S`, and stops."""
+    _, peer = pair
+    tired = threading.Event()
+
+    def stop() -> None:
+        tired.set()
+        peer.sock.shutdown(socket.SHUT_RDWR)
+
+    def push() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer.sock.sendall(PUSH * 100)
+
+    pushing = start(push)
+    timer = threading.Timer(BUSY_S, stop)
+    timer.start()
+    yield tired
+    timer.cancel()
+    peer.sock.shutdown(socket.SHUT_RDWR)
+    pushing.result(timeout=20)
+
+
+# ---- while the reader blocks ----
+
+
+@pytest.mark.parametrize("rounds", [20])
+def test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply(
+    make_pipe: Callable[[socket.socket], Pipe], threads: ThreadPoolExecutor, rounds: int
+) -> None:
+    for _ in range(rounds):
+        ours, theirs = socket.socketpair()
+        pipe, peer = make_pipe(ours), Peer(theirs)  # no reply has come yet: the server may be far away
+        reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+        assert [[b"ECHO", b"reader"]] == peer.read()
+        others = [threads.submit(pipe.call, (b"ECHO", b"%d" % number), FOREVER) for number in range(3)]
+        pipe.post((b"ECHO", b"posted"))
+        requests = peer.read(4)  # before any reply
+        assert {b"0", b"1", b"2", b"posted"} == {request[-1] for request in requests}
+        peer.answer(b"+reader\r\n" + b"".join(b"+%b\r\n" % request[-1] for request in requests))
+        assert b"reader" == reader.result(timeout=20)
+        assert [b"0", b"1", b"2"] == [other.result(timeout=20) for other in others]
+        pipe.close()
+        theirs.close()
+
+
+def test_many_callers_of_a_far_server_each_get_their_own_replies(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    callers, calls, late_s = 16, 50, 0.0005
+
+    def answer_late() -> None:
+        for _ in range(callers * calls):
+            (request,) = peer.read()
+            threading.Event().wait(late_s)
+            peer.answer(b"+%b\r\n" % request[-1])
+
+    def work(caller: int) -> list[Reply]:
+        return [pipe.call((b"ECHO", b"%d:%d" % (caller, number)), FOREVER) for number in range(calls)]
+
+    answering = threads.submit(answer_late)
+    working = [threads.submit(work, caller) for caller in range(callers)]
+    for caller, worker in enumerate(working):
+        assert [b"%d:%d" % (caller, number) for number in range(calls)] == worker.result(timeout=60)
+    answering.result(timeout=20)
+
+
+# ---- while bytes keep coming ----
+
+
+def test_a_reader_whose_time_is_up_stops_though_bytes_keep_coming(
+    pair: tuple[Pipe, Peer], tired: threading.Event
+) -> None:
+    pipe, _ = pair
+    for _ in range(3):
+        with pytest.raises(NoReply):
+            pipe.call((b"ECHO", b"late"), 0.05)
+    assert not tired.is_set()
+    assert not pipe.broken
+
+
+def test_a_signal_handler_runs_in_the_reader_though_bytes_keep_coming(
+    pair: tuple[Pipe, Peer], tired: threading.Event
+) -> None:
+    pipe, _ = pair
+
+    def handler(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
+    try:
+        timer.start()
+        with pytest.raises(Interrupted):
+            pipe.call((b"ECHO", b"interrupted"), FOREVER)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert not tired.is_set()
+
+
+# ---- what belongs to no request ----
+
+
+def test_a_reply_before_its_request_breaks_the_pipe_and_is_nobodys(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    peer.answer(b":1\r\n")
+    threading.Event().wait(0.01)  # a caller that comes later looks first at what has come
+    with pytest.raises(Lost) as caught:
+        pipe.call((b"DEL", b"k"), FOREVER)
+    assert not caught.value.sent
+    assert pipe.broken
+
+
+@pytest.mark.parametrize(
+    "push", [b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n", b">3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n"]
+)
+def test_a_subscription_that_was_not_asked_for_breaks_the_pipe(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, push: bytes
+) -> None:
+    pipe, peer = pair
+    calls = [threads.submit(pipe.call, (b"DEL", b"%d" % number), FOREVER) for number in range(3)]
+    peer.read(3)
+    peer.answer(push + b":1\r\n:1\r\n:1\r\n")
+    assert [Lost] * 3 == [type(call.exception(timeout=20)) for call in calls]
+    assert pipe.broken
+
+
+def test_a_subscription_to_another_channel_breaks_the_pipe(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"mine"), FOREVER)
+    peer.read()
+    peer.answer(b">3\r\n$9\r\nsubscribe\r\n$6\r\nothers\r\n:1\r\n")
+    assert isinstance(subscribing.exception(timeout=20), Lost)
+
+
+def test_a_silent_server_on_which_too_much_waits_is_left(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    large = b"x" * 1_000_000
+    with pytest.raises(NoReply):
+        pipe.call((b"ECHO", large), 0.0)
+    for _ in range(15):
+        pipe.post((b"ECHO", large))
+    assert not pipe.broken
+    while pipe.silence_s <= UNSENT_SILENCE_S:
+        threading.Event().wait(0.1)
+    with pytest.raises(Lost) as caught:
+        pipe.post((b"ECHO", b"small"))
+    assert not caught.value.sent
+    assert pipe.broken
+
+
+# ---- a fork in the middle of a call ----
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_call_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, reads: bool
+) -> None:
+    pipe, peer = pair
+    told, tell = os.pipe()
+    child = -1
+
+    def fork(number: int, frame: object) -> None:
+        nonlocal child
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is under test
+            child = os.fork()
+
+    def answer_behind_the_child() -> bytes:
+        outcome = os.read(told, 1000)
+        for request in peer.read(1 if reads else 2):
+            peer.answer(b"+%b\r\n" % request[-1])
+        return outcome
+
+    if not reads:
+        threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+        select.select([peer.sock], [], [], 20)
+    answering = start(answer_behind_the_child)
+    timer = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
+    before = signal.signal(signal.SIGUSR1, fork)
+    reply: object = None
+    try:
+        timer.start()
+        reply = pipe.call((b"ECHO", b"called"), FOREVER)
+    except BaseException as error:
+        reply = error
+    finally:
+        if child == 0:
+            os.write(tell, type(reply).__name__.encode())
+            os._exit(0)
+        signal.signal(signal.SIGUSR1, before)
+    timer.join()
+    os.waitpid(child, 0)
+    assert b"called" == reply
+    assert Forked.__name__.encode() == answering.result(timeout=20)
+    os.close(told)
+    os.close(tell)
