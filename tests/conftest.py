@@ -37,6 +37,7 @@ from tests.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass
 from tests.holding_helpers import Holders, Losses
 from tests.pipes import MAKERS, Peer
 from tests.proxy import Proxy
+from tests.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401  # pytest finds hooks by name
 from tests.waiting_helpers import CALLERS, Callers
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"

@@ -105,6 +105,24 @@ def test_without_the_compiled_core_locks_work(without_extension: Path, valkey: S
     assert (shown.stdout.strip(), shown.stderr) == ("python True", "")
 
 
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize("module", ["_core", "_core_loop", "_core_resp", "_core_tally"])
+def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: str, tmp_path: Path) -> None:
+    if not _has_extension():
+        pytest.skip("no compiled core here")
+    folder = tmp_path / "partly"
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (extension,) = folder.glob(f"*/{module}{EXTENSION_SUFFIXES[0]}")
+    extension.unlink()
+    if damage == "broken":
+        extension.write_bytes(b"no extension module")
+    shown = _python(f"{SHOW}; import redislock_fast._async_pipe, redislock_fast._tally", folder=folder)
+    assert (shown.stdout.strip(), shown.stderr) == ("python", "")
+    demanded = _python(SHOW, "compiled", folder)
+    assert demanded.returncode != 0
+    assert "not all of it" in demanded.stderr.splitlines()[-1]
+
+
 # ---- modules and files ----
 
 

@@ -25,6 +25,7 @@ from redislock_fast._async_transport import Transport, drive
 from redislock_fast._channel import Registry
 from redislock_fast._loss import LockLostError, LossReason
 from redislock_fast._renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._telling import telling
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 
@@ -127,9 +128,10 @@ class LoopRenewer:
         on_lost = tenure.terms.on_lost
         if on_lost is not None and lock is not None:
             try:
-                answer = on_lost(lock, reason)
-                if inspect.isawaitable(answer):
-                    self._run(_logged(answer, reason))
+                with telling(tenure):
+                    answer = on_lost(lock, reason)
+                    if inspect.isawaitable(answer):
+                        self._run(_logged(answer, reason))
             except Exception:
                 logger.exception("on_lost failed for a lock that was lost (%s).", reason)
         task = None if tenure.task is None or tenure.over else tenure.task()

@@ -1,12 +1,14 @@
 """The switch between the compiled core and its Python twin.
 
 `REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one; without it, the compiled core is taken where it was
-built. Which one it is stands in `implementation`: a slow path is never silent.
+built as a whole: where one of its modules is missing, or does not import, the twin does all the work. Which one it is
+stands in `implementation`: a slow path is never silent.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from types import ModuleType
 
 from redislock_fast import _core_py
@@ -17,18 +19,21 @@ _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
 
+_MODULES = ("_core", "_core_loop", "_core_resp", "_core_tally")
+
 compiled: ModuleType | None = None
 encode = _core_py.encode
 if _wanted != "python":
     try:
-        from redislock_fast import _core as compiled
-        from redislock_fast._core_resp import encode
-    except ImportError as error:
+        _core, _, _core_resp, _ = (import_module(f"redislock_fast.{name}") for name in _MODULES)
+    except Exception as error:  # one that was built for other versions of the others does not raise an ImportError
         if _wanted == "compiled":
             raise ImportError(
-                "REDISLOCK_FAST_IMPLEMENTATION=compiled, but the compiled core is not here. Install a wheel, or build "
-                "it: with a C compiler and Python's headers, 'pip install --no-binary redislock_fast redislock_fast', "
-                "or in a checkout 'pip install -e .'"
+                "REDISLOCK_FAST_IMPLEMENTATION=compiled, but the compiled core is not here, or not all of it. Install "
+                "a wheel, or build it: with a C compiler and Python's headers, 'pip install --no-cache-dir "
+                "--force-reinstall --no-binary redislock_fast redislock_fast', or in a checkout 'pip install -e .'"
             ) from error
+    else:
+        compiled, encode = _core, _core_resp.encode
 
 implementation = "python" if compiled is None else "compiled"

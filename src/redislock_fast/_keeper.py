@@ -11,6 +11,7 @@ from typing import Any
 
 from redislock_fast._loss import LockLostError, LossReason
 from redislock_fast._ownership import Holding
+from redislock_fast._telling import told_of
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 
@@ -52,13 +53,27 @@ class Keeper:
         if tenure.is_watched:
             self._renewer().let_go(tenure)
 
+    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
+        """Call back for the loss of what was held before the acquire that has found it out."""
+        self._tell(tenure, reason)
+
+    def _refuse_in_callback(self, verb: str, local: Holding) -> None:
+        """In a callback for a loss, refuse what needs the lock: what others hold by this object is not the callback's.
+
+        Raises:
+            LockLostError: the callback has not acquired the lock anew, and `local` is not what was lost.
+        """
+        told = told_of(self)
+        if told is not None and self._tenure_of(local) is not told:
+            raise self._lost_error(verb, told)
+
     def _end_lost(self, tenure: Tenure, reason: LossReason) -> None:
         """End what is held no more, and tell, unless that was told. `reason` is why if its lease has not ended."""
         self._let_go(tenure)
         if clock() >= tenure.deadline:
             reason = LossReason.EXPIRED
         if tenure.lose(reason):
-            self._tell(tenure, reason)
+            self._tell_of_former(tenure, reason)
 
     def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
         reason = tenure.loss or LossReason.EXPIRED

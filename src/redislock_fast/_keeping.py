@@ -32,6 +32,7 @@ from redislock_fast._protocol import Look, Reacquire
 from redislock_fast._renewal import reason_of
 from redislock_fast._replication import Replicate
 from redislock_fast._steps import Execute, ExecuteBeside, Steps
+from redislock_fast._telling import end_telling, told_of
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Breaker, Terms
 from redislock_fast._times import clock, drift_s
@@ -134,6 +135,8 @@ class KeepingBase(LockBase, Keeper):
         if tenure is None or not tenure.terms.reentrant or not self._is_meant(token, tenure.token):
             return False
         if tenure.is_lost():
+            if told_of(self) is tenure:
+                return False
             raise self._lost_error("reenter", tenure)
         tenure.depth += 1
         return True
@@ -228,6 +231,7 @@ class KeepingBase(LockBase, Keeper):
             raise self._lost_at_once()
         trial.tenure = tenure
         trial.publish(local)
+        end_telling(self)
         if before is not None and before.token != token:
             self._end_lost(before, LossReason.DELETED)
         elif before is not None:
@@ -248,7 +252,11 @@ class KeepingBase(LockBase, Keeper):
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The token of what is to be prolonged, instead of acquiring with this token."""
-        held = self._held().token
+        local = self._held()
+        told = told_of(self)
+        if told is not None and self._tenure_of(local) is not told:
+            return None
+        held = local.token
         return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
@@ -272,7 +280,8 @@ class KeepingBase(LockBase, Keeper):
         Raises:
             LockLostError: the lock was lost.
         """
-        if tenure.depth > 1:
+        self._refuse_in_callback("release", local)
+        if tenure.depth > 1 and told_of(self) is not tenure:
             tenure.depth -= 1
             return False
         self._let_go(tenure)
@@ -296,6 +305,14 @@ class KeepingBase(LockBase, Keeper):
         if tenure.terms.metrics is not None:
             with _logged("metrics"):
                 tenure.terms.metrics.record_release(self._name, held_s, released)
+
+    # ---- extend, reacquire ----
+
+    def _held_with_ttl(self, verb: str) -> Holding:
+        """As for a lock without terms. In a callback for a loss, the lock is lost."""
+        if self._terms is not None:
+            self._refuse_in_callback(verb, self._held())
+        return super()._held_with_ttl(verb)
 
     # ---- loss ----
 
@@ -324,6 +341,7 @@ class KeepingBase(LockBase, Keeper):
         from redislock_fast._handle import Handle  # noqa: PLC0415  # few need it, and it takes a millisecond
 
         held = self._held()
+        self._refuse_in_callback("detach", held)
         token = held.token
         if token is None:
             raise LockError("Cannot detach an unlocked lock", lock_name=self.name)

@@ -22,6 +22,7 @@ from redislock_fast._quorum import QuorumLease, RedlockBase
 from redislock_fast._quorum_renewal import QuorumTenure, reason_of_round
 from redislock_fast._round import AcquireRound, TakenRound
 from redislock_fast._steps import Ask, Steps
+from redislock_fast._telling import end_telling
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
 from redislock_fast._times import clock, drift_s
@@ -77,6 +78,7 @@ class KeepingRedlockBase(RedlockBase, Keeper):
     def _begin(self, terms: Terms, local: Holding, lease: QuorumLease, task: asyncio.Task[object] | None) -> None:
         """Before the lease is noted: who shares the holding must not release what has no tenure yet."""
         before, local.tenure = local.tenure, None
+        end_telling(self)
         if before is not None:
             self._end_lost(before, LossReason.DELETED)
         local.tenure = tenure = QuorumTenure(self, self._keys, lease, self._ttl_ms, terms, self._quorum)
@@ -93,7 +95,12 @@ class KeepingRedlockBase(RedlockBase, Keeper):
 
     # ---- release, extend, reacquire ----
 
+    def _lease(self, local: Holding, verb: str) -> QuorumLease:
+        self._refuse_in_callback(verb, local)
+        return super()._lease(local, verb)
+
     def _releasing(self, local: Holding) -> Steps:
+        self._refuse_in_callback("release", local)
         tenure, lease = self._tenure_of(local), local.quorum
         if tenure is None or lease is None:
             yield from super()._releasing(local)

@@ -1,7 +1,8 @@
 """Who renews for threads: one thread for each server, as long as anything is held there on terms that want it.
 
 Who may touch what: the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may enter again.
-Callbacks for losses run in a thread of their own, so that none holds up renewals.
+Each callback for a loss runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
+A pool would need as many threads as callbacks block, and a thread that it kept would keep what a callback has acquired.
 
 A C extension that holds the GIL holds up renewal, too: what that means stands in docs/holding.md.
 
@@ -15,6 +16,7 @@ import logging
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -23,11 +25,12 @@ from redislock_fast import _process
 from redislock_fast._channel import Registry
 from redislock_fast._loss import LossReason
 from redislock_fast._renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._telling import telling
 from redislock_fast._tenure import Tenure
 from redislock_fast._times import clock
 from redislock_fast._transport import Transport, drive
 
-__all__ = ["Renewer", "renewer_of", "tell"]
+__all__ = ["Renewer", "renewer_of", "tell", "tell_in_background"]
 
 logger = logging.getLogger(__name__)
 
@@ -136,16 +139,33 @@ class Renewer:
             for tenure in due:
                 self._add(tenure)
         self._undo(late)
-        if losses:
-            try:
-                threading.Thread(target=_tell, args=(losses,), name="redislock_fast-lost", daemon=True).start()
-            except RuntimeError:  # no thread can be started
-                _tell(losses)
+        tell_in_background(losses)
 
 
-def _tell(losses: list[Loss]) -> None:
-    for loss in losses:
-        tell(loss.tenure, loss.reason)
+def tell_in_background(losses: list[Loss]) -> None:
+    """Call back for losses, each in a thread of its own, without waiting for any of them.
+
+    Where no thread can be started, the callback runs in the thread that would have started it.
+    """
+    losses = [loss for loss in losses if loss.tenure.terms.on_lost is not None]
+    if losses and not _is_started(_tell_each, losses):
+        _tell_each(losses)
+
+
+def _tell_each(losses: list[Loss]) -> None:
+    """Call back for the last loss, after starting the threads for the others: many take too long for the renewer."""
+    waiting = [loss for loss in losses[:-1] if not _is_started(tell, *loss)]
+    for loss in [*waiting, losses[-1]]:
+        tell(*loss)
+
+
+def _is_started(work: Callable[..., None], *args: Any) -> bool:
+    """Start a thread for a callback; False where none can be started. It is a daemon: no callback delays the end."""
+    try:
+        threading.Thread(target=work, args=args, name="redislock_fast-lost", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def tell(tenure: Tenure, reason: LossReason) -> None:
@@ -155,7 +175,8 @@ def tell(tenure: Tenure, reason: LossReason) -> None:
     if on_lost is None or lock is None:
         return
     try:
-        on_lost(lock, reason)
+        with telling(tenure):
+            on_lost(lock, reason)
     except Exception:
         logger.exception("on_lost failed for a lock that was lost (%s).", reason)
 

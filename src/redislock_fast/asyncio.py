@@ -395,6 +395,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
     async def _release_held(self, local: Holding) -> None:
         token = local.token
         if token is None:
+            self._refuse_in_callback("release", local)
             raise LockError(UNLOCKED, lock_name=self.name)
         tenure = local.tenure
         if tenure is not None and not self._may_release(local, tenure):

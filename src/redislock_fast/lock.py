@@ -25,7 +25,8 @@ from redislock_fast._keeping import KeepingBase
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding, ThreadHolding, Trial
 from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
-from redislock_fast._renewer import Renewer, renewer_of, tell
+from redislock_fast._renewal import Loss
+from redislock_fast._renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
@@ -298,6 +299,9 @@ class Lock(KeepingBase, redis.lock.Lock):
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         tell(tenure, reason)
 
+    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
+        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
+
     def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
         """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
         try:
@@ -360,6 +364,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         local = self.local
         token = local.token
         if token is None:
+            self._refuse_in_callback("release", local)
             raise LockError(UNLOCKED, lock_name=self.name)
         tenure = local.tenure
         if tenure is None and self._release_at_once(local, token):

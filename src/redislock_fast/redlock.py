@@ -19,7 +19,8 @@ from redislock_fast._ownership import ThreadHolding
 from redislock_fast._quorum_keeping import KeepingRedlockBase
 from redislock_fast._quorum_renewal import renew
 from redislock_fast._quorums import quorum_of
-from redislock_fast._renewer import Renewer, renewer_of, tell
+from redislock_fast._renewal import Loss
+from redislock_fast._renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._round import AcquireRound
 from redislock_fast._tenure import Tenure
 from redislock_fast._thread_channel import ThreadChannel
@@ -84,6 +85,9 @@ class Redlock(KeepingRedlockBase):
 
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         tell(tenure, reason)
+
+    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
+        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
 
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
