@@ -12,7 +12,7 @@ import pytest
 from redislock_fast._dialect import Dialect
 from redislock_fast._room import Grant, Room, Seat
 from redislock_fast._steps import Execute
-from redislock_fast._times import clock
+from redislock_fast._times import Limit, clock
 from redislock_fast._tokens import MARK, new_token
 from redislock_fast._waiting import Waiting
 
@@ -54,7 +54,7 @@ def take(room: Room, after_s: float = 0.0, key: bytes = KEY) -> Seat:
 
 
 def waiting_in(seat: Seat) -> Waiting:
-    return Waiting(KEY, seat.token, 60_000, INTERVAL_S, None)
+    return Waiting(KEY, seat.token, 60_000, INTERVAL_S, Limit(None))
 
 
 def be_granted(seat: Seat) -> None:

@@ -161,6 +161,7 @@ class Seat:
         taken_at: when he came, in the clock's seconds.
         waited_s: how long it took until he was told that the lock is his, in seconds; 0 if he found that by looking.
         gives_up_at: when he waits no more, in the clock's seconds.
+        refused: whether the server has said that the lock is another's.
     """
 
     __slots__ = (
@@ -174,6 +175,7 @@ class Seat:
         "line",
         "link",
         "mailbox",
+        "refused",
         "room",
         "since",
         "taken_at",
@@ -207,6 +209,7 @@ class Seat:
         self.arrival = 0
         self.asked_at = 0.0
         self.until = self.gives_up_at = math.inf
+        self.refused = False
 
     @property
     def current(self) -> bool:
@@ -265,6 +268,7 @@ class Seat:
     def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
         line = self.line
+        self.refused = True
         self.room.enqueue(self)
         line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
         self.since = max(self.since, asked_at)
