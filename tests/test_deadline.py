@@ -252,3 +252,72 @@ def test_replicas_are_waited_for_until_the_deadline(
     with pytest.raises(redislock_fast.NotReplicatedError):
         waiter.call("acquire", blocking_timeout=blocking_timeout)
     until_free(client)
+
+
+# ---- a lock that is free ----
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("sleeps", [(0.05, FAR_S), (FAR_S, 0.05)])
+def test_shortest_interval_among_the_waiters_of_a_process_counts(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, sleeps: tuple[float, float]
+) -> None:
+    locks = callers.client(server.port)
+    first, second = (callers.contender(locks, timeout=FAR_S, sleep=sleep) for sleep in sleeps)
+    answers = [first.acquire()]
+    until_queued(client, "name", 1)
+    answers.append(second.acquire())
+    until_queued(client, "name", 2)
+    assert holder.owned()
+    client.delete("name")
+    assert answers[0].result(PATIENCE_S) is True
+    first.release()
+    assert answers[1].result(PATIENCE_S) is True
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.delete("name")
+    assert answer.result(PATIENCE_S) is True
+    assert waiter.call("owned")
+    assert 0 < client.pttl("name") <= 1000 * FAR_S
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), sleep=FAR_S)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.flushall()
+    assert answer.result(PATIENCE_S) is True
+    assert client.pttl("name") == -1
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadline_of_another(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    patient, hasty = (callers.contender(callers.client(server.port), **TOLD) for _ in range(2))
+    waits = patient.acquire()
+    until_queued(client, "name", 1)
+    gives_up = hasty.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 2)
+    assert holder.owned()
+    client.delete("name")
+    assert gives_up.result(PATIENCE_S) is False
+    assert waits.result(PATIENCE_S) is True
+    patient.release()
+    assert client.keys() == []

@@ -118,6 +118,7 @@ class Waiting:
         channel = seat.channel
         if not self.queues or channel is None:
             return None
+        seat.interval_s = self._interval_s
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         seat.asked_at = clock()
@@ -253,7 +254,7 @@ class Waiting:
 
     def _listen_s(self, seat: Seat) -> float:
         """For how long to listen, in seconds."""
-        until = seat.due_at(self._interval_s) or _NEVER
+        until = seat.due_at() or _NEVER
         deadline = self._limit.deadline
         if deadline is not None:
             seat.gives_up_at = deadline
@@ -275,7 +276,7 @@ class Waiting:
                 now = clock()
                 if self._limit.is_over:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
-                if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
+                if now >= (seat.due_at() or _NEVER):  # else another of the line looks
                     seat.line.looked_at = now
                     seat.line.spare_s = 0.0
                     return _DUE
@@ -284,11 +285,11 @@ class Waiting:
             message = yield Listen(seat, self._listen_s(seat))
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
-        """Leave the queue. Returns the grant, if there was one meanwhile.
+        """Leave the queue. Returns the grant, if there was one meanwhile, or the lock is free and nobody else's turn.
 
-        Not with a posted wait that is still unanswered: `withdraw` will undo that.
+        Not where a posted wait is unanswered and on another connection: `withdraw` will undo that.
         """
-        leave = Leave(self.key, self.token, keep=not seat.asked_at)
+        leave = Leave(self.key, self.token, seat.current or not seat.asked_at, self.ttl_ms)
         yield Execute(leave, limit_s)
         return (yield from self._found(seat, leave.word)) if leave.result else None
 

@@ -61,10 +61,11 @@ class Lock(KeepingBase, redis.lock.Lock):
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how
-            often to look whether all is well (the first time later by as long as the last wait took, four times `sleep`
-            at most). "poll": as redis-py does, an attempt every `sleep`. Or a `redis.backoff.AbstractBackoff`, which
-            says how long to sleep between two attempts. Where the server allows or knows no better, "push" becomes
-            watching the key by client tracking, and then polling.
+            often to look whether all is well: the shortest among the process's waiters for the lock (the first time
+            later by as long as the last wait took, four times `sleep` at most). "poll": as redis-py does, an attempt
+            every `sleep`. Or a `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts.
+            Where the server allows or knows no better, "push" becomes watching the key by client tracking, and then
+            polling.
         auto_renew: whether the lease is renewed, in the background, as long as the lock is held. `timeout` is then how
             long others wait for a holder that died.
         max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
