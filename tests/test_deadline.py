@@ -321,3 +321,17 @@ def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadli
     assert waits.result(PATIENCE_S) is True
     patient.release()
     assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_queue_of_a_lock_whose_key_is_no_string_is_left_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.delete("name")
+    client.rpush("name", "no lock")
+    assert answer.result(PATIENCE_S) is False
+    until_queued(client, "name", 0)

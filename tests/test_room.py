@@ -131,7 +131,7 @@ def test_the_shortest_interval_looks_and_of_equals_the_last(room: Room) -> None:
     assert long.line.watchman is long
 
 
-def test_who_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(room: Room) -> None:
+def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(room: Room) -> None:
     watchman, other = take(room), take(room, interval_s=10.0)
     told: list[object] = []
     mailbox: Any = watchman.mailbox

@@ -102,10 +102,10 @@ class Wait(TokenOperation):
 class Leave(Release):
     """Leave the queue.
 
-    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. Who keeps also
-    takes a lock that is free and that no other waiter can be given: its holder's lease has ended, or it was deleted.
-    Where the script is forbidden, a lock that holds the token is released as `Release` does it; and where the slot is
-    just moving, too: then the place in the queue is left in the background.
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. With `keep`, a
+    lock that is free and that no other waiter can be given is taken, too: its holder's lease has ended, or it was
+    deleted. Where the script is forbidden, a lock that holds the token is released as `Release` does it; and where the
+    slot is just moving, too: then the place in the queue is left in the background.
 
     Args:
         keep: whether a lock that was granted meanwhile, or is free, is kept.
