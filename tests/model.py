@@ -526,8 +526,12 @@ class Model:
             return 0
         return 1 if self._hand_over(lock, queue, waiters) is None else 2
 
-    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any) -> Reply:
+    def _leave(
+        self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any, ttl_ms: Any = 0
+    ) -> Reply:
         assert what in (b"keep", b"pass on")
+        if value is None and what == b"keep":
+            value = self._hand_over(lock, queue, waiters, token) or self._give(lock, token, ttl_ms)
         self._remove_item(queue, token)
         self._remove_item(waiters, b"t" + token)
         if not self._items(queue):

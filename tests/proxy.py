@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that loses chosen requests and replies.
+"""A TCP proxy between a client and a server that loses or delays chosen requests and replies.
 
 It understands enough RESP to cut both directions into messages, and matches replies to requests first in, first out.
 Rules: loopback only; bytes that pass are never changed; a fault is armed first and awaited on an event afterwards.
@@ -8,6 +8,7 @@ Must not know: locks.
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -71,6 +72,28 @@ class _Rule:
     share: float
 
 
+class _Late:
+    """Sends to a socket in a thread of its own, each piece at its time and in order."""
+
+    def __init__(self, target: socket.socket) -> None:
+        self._pieces: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        self._target = target
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    def send(self, piece: bytes, delay_s: float) -> None:
+        """Send it so much later; an empty piece ends the thread."""
+        self._pieces.put((time.monotonic() + delay_s, piece))
+
+    def _send_all(self) -> None:
+        while True:
+            due_at, piece = self._pieces.get()
+            if not piece:
+                return
+            time.sleep(max(due_at - time.monotonic(), 0.0))
+            with contextlib.suppress(OSError):
+                self._target.sendall(piece)
+
+
 class _Link:
     """One client connection and its twin to the server."""
 
@@ -97,6 +120,8 @@ class Proxy:
         replies: how many replies were passed on, by command.
         dropped: set when an armed fault has struck.
         lost: how many messages were lost.
+        delay_s: how much later what the server sends is passed on, as over a network with that round trip; from the
+            first time on at which it is above 0, only ever to be made longer.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -111,6 +136,8 @@ class Proxy:
         self.dropped = threading.Event()
         self.lost = 0
         self._losing = False
+        self._messages_pass = False
+        self.delay_s = 0.0
         self.port = 0
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -144,10 +171,15 @@ class Proxy:
         with self._state:
             self._losing = losing
 
-    def hold(self) -> None:
-        """Keep all replies back until `resume`."""
+    def hold(self, messages_pass: bool = False) -> None:
+        """Keep all replies back until `resume`.
+
+        Args:
+            messages_pass: whether messages that answer no request pass, as long as no reply in front of them is held.
+        """
         with self._state:
             self._holding = True
+            self._messages_pass = messages_pass
 
     def resume(self) -> None:
         """Pass on what was held back, and everything after it."""
@@ -210,6 +242,10 @@ class Proxy:
     def wait_for_reply(self, command: str, count: int = 1) -> None:
         """Return once this many replies to a command have been passed on in all."""
         self._wait(lambda: self.replies[command] >= count, f"{count} replies to {command}")
+
+    def wait_for_quiet(self) -> None:
+        """Return once every request has been replied to."""
+        self._wait(lambda: not any(link.in_flight for link in self._links), "no request is in flight")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         with self._state:
@@ -281,6 +317,7 @@ class Proxy:
         on_message: Callable[[_Link, bytes], tuple[float, bool]],
     ) -> None:
         buffer = bytearray()
+        late: _Late | None = None
         try:
             while data := source.recv(_READ_SIZE):
                 buffer += data
@@ -288,13 +325,20 @@ class Proxy:
                     message = bytes(buffer[:end])
                     del buffer[:end]
                     share, goes_on = on_message(link, message)
-                    target.sendall(message[: int(share * len(message))])
+                    part = message[: int(share * len(message))]
+                    if self.delay_s and source is link.server:
+                        late = late or _Late(target)
+                        late.send(part, self.delay_s)
+                    else:
+                        target.sendall(part)
                     if not goes_on:
                         return
         except OSError:
             return
         finally:
             link.cut()
+            if late is not None:
+                late.send(b"", 0.0)
             with self._state:
                 if link in self._links:
                     self._links.remove(link)
@@ -329,7 +373,8 @@ class Proxy:
                 rule = self._strike(_MESSAGE)
             elif link.in_flight:
                 name, rule = link.in_flight.popleft()
-            self._state.wait_for(lambda: not self._holding or link not in self._links)
+            passes = pushed and self._messages_pass
+            self._state.wait_for(lambda: passes or not self._holding or link not in self._links)
             if link not in self._links:  # cut
                 return 0, False
             if rule is not None:

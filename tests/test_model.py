@@ -44,7 +44,7 @@ def _request(dice: random.Random) -> Args:
     if kind < 8:
         return Release(KEY, token, None, queued=dice.random() < 0.6).request(_PLAIN, 0.0)
     if kind == 8:
-        return Leave(KEY, token, keep=dice.random() < 0.5).request(_PLAIN, 0.0)
+        return Leave(KEY, token, dice.random() < 0.5, ttl_ms).request(_PLAIN, 0.0)
     if kind == 9:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:

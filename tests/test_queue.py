@@ -226,6 +226,37 @@ def test_leave_keeps_a_lock_that_was_granted_meanwhile_if_asked_to() -> None:
     assert model.entry(KEY) == Entry(TOKEN + b"+", 1000)
 
 
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_leave_takes_a_free_lock_if_asked_to(is_queued: bool) -> None:
+    model, dialect = server()
+    if is_queued:
+        model.put(KEY, HOLDER)
+        drive(wait(), model, dialect)
+        model.remove(KEY)
+    operation = Leave(KEY, TOKEN, keep=True, ttl_ms=1000)
+    drive(operation, model, dialect)
+    assert (operation.result, operation.word) == (True, TOKEN + b"+")
+    assert model.entry(KEY) == Entry(TOKEN + b"+", 1000)
+    assert waiting(model) == []
+
+
+def test_leave_gives_a_free_lock_to_the_first_in_the_queue_even_if_asked_to_keep_it() -> None:
+    model, dialect = server()
+    listener = model.connect()
+    model.execute(HELLO, listener)
+    model.execute((b"SUBSCRIBE", CHANNEL), listener)
+    model.put(KEY, HOLDER)
+    drive(wait(token=THIRD), model, dialect)
+    model.now_us += 1
+    drive(wait(), model, dialect)
+    model.remove(KEY)
+    operation = Leave(KEY, TOKEN, keep=True, ttl_ms=1000)
+    drive(operation, model, dialect)
+    assert not operation.result
+    assert model.entry(KEY) == Entry(THIRD + b"+", 1000)
+    assert waiting(model) == []
+
+
 @pytest.mark.parametrize("mark", [b"", b"+"], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("server_name", ["Valkey 9", "Redis 8.4"])
 def test_leave_releases_where_scripts_are_forbidden(server_name: str, mark: bytes) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from redislock_fast._dialect import Dialect
-from redislock_fast._room import Grant, Room, Seat
+from redislock_fast._room import RECKON, Grant, Room, Seat
 from redislock_fast._steps import Execute
-from redislock_fast._times import clock
+from redislock_fast._times import Limit, clock
 from redislock_fast._tokens import MARK, new_token
 from redislock_fast._waiting import Waiting
 
@@ -43,18 +43,19 @@ def room() -> Room:
     return room
 
 
-def take(room: Room, after_s: float = 0.0, key: bytes = KEY) -> Seat:
+def take(room: Room, after_s: float = 0.0, key: bytes = KEY, interval_s: float = INTERVAL_S) -> Seat:
     """A seat that was taken so many seconds ago, and joined the queue."""
     channel = Channel()
     seat = room.take(key, new_token(), channel, channel, channel)
     assert seat is not None
     seat.taken_at -= after_s
+    seat.interval_s = interval_s
     room.enqueue(seat)
     return seat
 
 
 def waiting_in(seat: Seat) -> Waiting:
-    return Waiting(KEY, seat.token, 60_000, INTERVAL_S, None)
+    return Waiting(KEY, seat.token, 60_000, INTERVAL_S, Limit(None))
 
 
 def be_granted(seat: Seat) -> None:
@@ -64,7 +65,7 @@ def be_granted(seat: Seat) -> None:
 
 
 def looks_after_s(seat: Seat) -> float:
-    due_at = seat.due_at(INTERVAL_S)
+    due_at = seat.due_at()
     assert due_at is not None
     return due_at - seat.line.looked_at
 
@@ -96,9 +97,9 @@ def test_who_gives_up_changes_nothing(room: Room) -> None:
 
 def test_a_request_without_a_reply_for_a_second_more_than_an_interval_is_not_waited_for_any_longer(room: Room) -> None:
     be_granted(take(room, after_s=30.0))
-    seat = take(room)
+    seat = take(room, interval_s=10.0)
     seat.asked_at = seat.line.looked_at
-    due_at = seat.due_at(10.0)
+    due_at = seat.due_at()
     assert due_at is not None
     assert due_at - seat.asked_at == pytest.approx(11.0)
 
@@ -116,3 +117,27 @@ def test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_
         steps.send(None)
     assert end.value.value.word == seat.token + MARK
     assert looks_after_s(take(room)) == pytest.approx(INTERVAL_S)
+
+
+def test_the_shortest_interval_looks_and_of_equals_the_last(room: Room) -> None:
+    short, long = take(room), take(room, interval_s=10.0)
+    assert (short.line.watchman, long.due_at()) == (short, None)
+    equal = take(room)
+    assert equal.line.watchman is equal
+    assert looks_after_s(equal) == pytest.approx(INTERVAL_S)
+    room.leave(equal)
+    assert short.line.watchman is short
+    room.leave(short)
+    assert long.line.watchman is long
+
+
+def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(room: Room) -> None:
+    watchman, other = take(room), take(room, interval_s=10.0)
+    told: list[object] = []
+    mailbox: Any = watchman.mailbox
+    mailbox.tell = told.append
+    watchman.until = clock() + INTERVAL_S
+    other.note(b"another's", clock(), 60_000)
+    assert told == []
+    other.note(b"another's", clock(), 1)
+    assert told == [RECKON]

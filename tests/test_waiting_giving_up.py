@@ -194,8 +194,7 @@ def test_time_that_is_up_while_the_server_is_frozen_at_the_grant(
     server.signal(signal.SIGSTOP)
     try:
         released = holder.ask("release")
-        with pytest.raises(redis.TimeoutError):
-            gives_up.result(PATIENCE_S)
+        assert gives_up.result(PATIENCE_S) is False
     finally:
         server.signal(signal.SIGCONT)
     released.result(PATIENCE_S)

@@ -62,8 +62,8 @@ class _HandsOverToTheDead(Model):
 class _LeavesWithoutPassingOn(Model):
     """Who gives up keeps what he was granted at the same moment."""
 
-    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any) -> Reply:
-        return super()._leave(value if what == b"keep" else None, lock, queue, waiters, token, what)
+    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *what: Any) -> Reply:
+        return super()._leave(value if what[0] == b"keep" else None, lock, queue, waiters, token, *what)
 
 
 class _QueuesWithoutMarking(Model):
@@ -141,7 +141,7 @@ def _take_whatever_comes(self: Waiting, seat: Seat, message: object) -> Grant | 
     return message if isinstance(message, Grant) else None
 
 
-def _never_due(self: Seat, interval_s: float) -> None:
+def _never_due(self: Seat) -> None:
     """Nobody looks whether all is well."""
 
 

@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from redislock_fast import _room, _waiting
+from redislock_fast import _room, _times, _waiting
 from redislock_fast._names import queue_keys
 from redislock_fast._protocol import Reacquire, Release
 from redislock_fast._scripts import REACQUIRE, WAIT
@@ -298,7 +298,8 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and tokens in place of the real ones."""
         simulated = {"clock": self.world.clock, "new_token": self.new_token}
-        places: list[tuple[Any, str]] = [(_waiting, "clock"), (_waiting, "new_token"), (_room, "clock")]
+        places: list[tuple[Any, str]] = [(module, "clock") for module in (_waiting, _room, _times)]
+        places.append((_waiting, "new_token"))
         real = [getattr(module, name) for module, name in places]
         for module, name in places:
             setattr(module, name, simulated[name])

@@ -13,6 +13,7 @@ from redislock_fast._ownership import SharedHolding
 from redislock_fast._protocol import Acquire, Reacquire, Release
 from redislock_fast._room import Grant
 from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._times import Limit
 from redislock_fast._waiting import TIME_UP, Waiting
 from tests.waiting_process import Cancelled, Process, Task, Trouble
 
@@ -119,7 +120,7 @@ class Waiter:
                     self.token = token = simulation.new_token()  # that one is being undone
             if by_push:
                 self.state = "waiting"
-                self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, deadline, not self.custom)
+                self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, Limit(left_s), not self.custom)
                 try:
                     outcome = yield from self._wait(self.waiting)
                 except BaseException:

@@ -156,8 +156,8 @@ class Channel(Encoding, Generic[LinkType]):
     # ---- trying again ----
 
     def _bounded_s(self, left_s: float) -> float:
-        """How long to wait for a reply when the caller's time ends in so many seconds."""
-        bounded_s = max(left_s, 0.0) + GRACE_S
+        """How long to wait for a reply when the caller's time ends in so many seconds; below 0: has ended before."""
+        bounded_s = max(left_s + GRACE_S, 0.0)
         return bounded_s if self.timeout_s < 0 else min(self.timeout_s, bounded_s)
 
     def _drop(self, link: LinkType | None) -> None:

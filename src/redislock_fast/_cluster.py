@@ -200,9 +200,9 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
         """Drive an operation at whichever node has its slot; see `ThreadChannel.run`."""
-        if self._undone:
-            self._undo_before(operation, limit_s)
         route = Route(operation, limit_s, self._retry)
+        if self._undone:
+            self._undo_before(operation, route.left_s())
         self._follow(route, lambda node: node.run(route.exchange, route.left_s(), loose))
 
     def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:

@@ -21,7 +21,7 @@ from redis.retry import Retry
 from redislock_fast import _core_py, _dialect
 from redislock_fast._implementation import compiled
 from redislock_fast._room import Room
-from redislock_fast._times import MOST_FAILURES
+from redislock_fast._times import MOST_FAILURES, clock
 from redislock_fast._wire import SPIN_US, Args, Lost, NoReply, Pipe
 
 __all__ = ["Link", "RetryPolicy", "connecting_error", "open_link", "own_copy", "redis_error", "settings_of"]
@@ -115,12 +115,12 @@ def settings_of(pool: Any) -> dict[str, Any]:
     return settings
 
 
-def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
+def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
     """Connect to a pool's server and find out what it understands.
 
     Args:
         pool: any of redis-py's connection pools.
-        limit_s: no step of connecting may take longer, in seconds; None for the pool's own limits.
+        ends_at: no step of connecting may last longer, in the clock's seconds; None for the pool's own limits.
 
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
@@ -128,7 +128,10 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
-    if limit_s is not None:
+    if ends_at is not None:
+        limit_s = ends_at - clock()
+        if limit_s <= 0:
+            raise TimeoutError("no connection in time")
         for name in ("socket_timeout", "socket_connect_timeout"):
             own = settings.get(name)
             settings[name] = limit_s if own is None else min(own, limit_s)
@@ -147,9 +150,12 @@ def open_link(pool: redis.ConnectionPool, limit_s: float | None) -> Link:
     else:
         pipe = _core_py.Pipe(connection, sock)
     timeout_s = settings.get("socket_timeout")
+    timeout_s = -1.0 if timeout_s is None else float(timeout_s)
+    if ends_at is not None:
+        timeout_s = min(timeout_s, max(ends_at - clock(), 0.0))
     try:
         requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
-        probed, greeted, described = pipe.call_many(requests, -1.0 if timeout_s is None else timeout_s)
+        probed, greeted, described = pipe.call_many(requests, timeout_s)
     except (Lost, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble) from None

@@ -21,7 +21,7 @@ from redislock_fast._own_token import AcquireOwn
 from redislock_fast._ownership import Holding, SharedHolding, Trial, twin_of
 from redislock_fast._protocol import Acquire, Release
 from redislock_fast._terms import Terms
-from redislock_fast._times import MOST_FAILURES, clock, poll_seconds, ttl_ms_of
+from redislock_fast._times import MOST_FAILURES, Limit, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._tokens import MARKER, is_held_with, is_ours, new_token
 from redislock_fast._waiting import Waiting
 
@@ -268,19 +268,23 @@ class LockBase:
         is_undone = brought is None and attempt is not None and attempt.unsettled
         return self._next_token(None) if is_undone else token
 
-    def _waiting(self, token: bytes, brought: Any, interval_s: float, left_s: float | None) -> Waiting:
+    def _limit(self, blocking_timeout: float | None) -> Limit:
+        """The deadline of an acquire that begins now."""
+        wait_s = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return Limit(None if wait_s is None else wait_seconds(wait_s, "blocking_timeout"))
+
+    def _waiting(self, token: bytes, brought: Any, interval_s: float, limit: Limit) -> Waiting:
         """How to wait after an attempt with this token failed.
 
         Args:
             token: the attempt's.
             brought: the token as the caller brought it; None where he did not.
             interval_s: how often to look whether all is well, in seconds.
-            left_s: how long to wait at most, in seconds.
+            limit: of the acquire.
         """
         queues = brought is None and is_ours(token)
-        deadline = None if left_s is None else clock() + max(left_s, 0.0)
         kind = self._attempt_kind if brought is None else self._own_kind
-        return Waiting(self._key, token, self._ttl_ms, interval_s, deadline, queues, kind)
+        return Waiting(self._key, token, self._ttl_ms, interval_s, limit, queues, kind)
 
     def _refuse_to_wait_for_itself(self, local: Holding, attempt: Acquire | None) -> None:
         if (
@@ -363,9 +367,10 @@ class LockBase:
         with contextlib.suppress(ValueError):  # a dropped task ends in the context of who collects it
             _acting.reset(before)
 
-    def _trial_of(self, local: Holding, token: bytes, brought: Any) -> Trial:
+    def _trial_of(self, local: Holding, token: bytes, brought: Any, limit: Limit) -> Trial:
         """Where an overridden `do_acquire` leaves its attempts."""
         trial = Trial(local)
+        trial.limit = limit
         trial.brought = None if brought is None else token
         return trial
 

@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast import _process
+from redislock_fast._channel import GRACE_S
 from redislock_fast._facade import LockBase
 from redislock_fast._fence import AcquireFenced, Fence
 from redislock_fast._keeper import Keeper
@@ -35,7 +36,7 @@ from redislock_fast._steps import Execute, ExecuteBeside, Steps
 from redislock_fast._telling import end_telling, told_of
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Breaker, Terms
-from redislock_fast._times import clock, drift_s
+from redislock_fast._times import Limit, clock, drift_s
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["KeepingBase"]
 
 logger = logging.getLogger(__name__)
+
+_WAIT_GRACE_S = GRACE_S / 2
+"""Replicas may still take so long when the acquire's time ends; the other half is left to the reply that says so."""
 
 
 @contextlib.contextmanager
@@ -153,53 +157,73 @@ class KeepingBase(LockBase, Keeper):
         """Where there is a breaker, an acquire is a call of it."""
         return _UNGUARDED if terms.breaker is None else _guarded(terms.breaker)
 
-    def _completing(self, terms: Terms, local: Holding) -> Steps:
+    def _completing(self, terms: Terms, local: Holding, limit: Limit) -> Steps:
         """Do what belongs to the acquire besides having the lock.
+
+        Returns:
+            False where that could not be done in time, after a wait for a lock that was another's.
 
         Raises:
             LockLostError: the lock was lost before that was done.
             NotReplicatedError: too few replicas had it in time.
+            redis.exceptions.TimeoutError: the server was silent, and the lock never another's.
         """
         token = local.token
         assert token is not None
-        if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
-            yield from self._confirming(local, token, self._ttl_ms)
-        local.fence = None
-        if terms.fencing:
-            local.fence = yield from self._numbering(local, token)
-        if terms.wait_replicas:
-            yield from self._replicating(terms, local, token)
+        try:
+            if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
+                yield from self._confirming(local, token, self._ttl_ms, limit)
+            local.fence = None
+            if terms.fencing:
+                local.fence = yield from self._numbering(local, token, limit)
+            if terms.wait_replicas:
+                yield from self._replicating(terms, local, token, limit)
+        except TimeoutError:
+            if not limit.is_settled:
+                raise
+            return False
+        return True
 
-    def _numbering(self, local: Holding, token: bytes) -> Steps:
+    def _numbering(self, local: Holding, token: bytes, limit: Limit) -> Steps:
         """Returns the number of this holding."""
         attempt = local.attempt
         if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
             return attempt.fence
         numbering = Fence(self._key, token)  # handed over, or acquired by a hook
-        yield Execute(numbering)
+        yield Execute(numbering, limit.left_s())
         if not numbering.result:
             raise self._lost_at_once()
         return numbering.fence
 
-    def _replicating(self, terms: Terms, local: Holding, token: bytes) -> Steps:
-        """Wait for the replicas, as long as the lease allows."""
+    def _replicating(self, terms: Terms, local: Holding, token: bytes, limit: Limit) -> Steps:
+        """Wait for the replicas, as long as the lease and the acquire's deadline allow."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
         expires_at = local.expires_at(token)
         left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
-        wait_s = terms.wait_ms / 1000
-        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, terms.wait_ms)
-        yield ExecuteBeside(replicate, left_s, wait_s)
-        if not replicate.held:
-            raise self._lost_at_once()
+        wait_ms = terms.wait_ms
+        time_left_s = limit.left_s()
+        if time_left_s is not None:
+            left_s = min(left_s, time_left_s)
+            wait_ms = max(min(wait_ms, int(1000 * (time_left_s + _WAIT_GRACE_S))), 1)
+        wait_s = wait_ms / 1000
+        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, wait_ms)
+        try:
+            yield ExecuteBeside(replicate, left_s, wait_s)
+        except TimeoutError:
+            if not limit.is_over:
+                raise
+        else:  # servers end a WAIT up to 0.1 s late, so the deadline may come first
+            if not replicate.held:
+                raise self._lost_at_once()
         if not replicate.result:
             had = f"{replicate.replicas} of {terms.wait_replicas} replicas had the lock within {wait_s} s"
             raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
         local.lease = (token, replicate.sent_at + ttl_ms / 1000)
 
-    def _confirming(self, local: Holding, token: bytes, ttl_ms: int) -> Steps:
+    def _confirming(self, local: Holding, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
         confirming = Reacquire(self._key, token, ttl_ms)
-        yield Execute(confirming)
+        yield Execute(confirming, limit.left_s())
         if not confirming.result:
             raise self._lost_at_once()
         local.lease = (token, confirming.sent_at + ttl_ms / 1000)

@@ -327,8 +327,9 @@ class LoopChannel(Channel[AsyncLink]):
         while True:
             link = self.link
             if link is None:
+                left_s = None if deadline is None else deadline - clock()
                 with contextlib.suppress(Redirected):
-                    await self.execute(Look(key), limit_s, [])  # connects, within the retry policy
+                    await self.execute(Look(key), left_s, [])  # connects, within the retry policy
                 continue
             room = link.room
             if room is None:
@@ -338,7 +339,7 @@ class LoopChannel(Channel[AsyncLink]):
                 return seat
             channel = room.channel_for(key)
             subscribing = Subscribe(key, room.subscribe, channel)
-            await self.execute(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
+            await self.execute(subscribing, None if deadline is None else deadline - clock(), [])
             if self.link is link:
                 room.note_subscription(channel, subscribing.result)
 
@@ -360,7 +361,7 @@ class LoopChannel(Channel[AsyncLink]):
     async def _connect(self, deadline: float | None) -> AsyncLink:
         """Wait for the one task that connects. It goes on without who stops waiting."""
         opening = self.opening()
-        limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
+        limit_s = None if deadline is None else max(deadline + GRACE_S - clock(), 0.0)
         await asyncio.wait([opening], timeout=limit_s)
         if not opening.done():
             raise TimeoutError("no connection in time")

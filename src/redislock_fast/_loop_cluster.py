@@ -107,9 +107,9 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         tidies = loose is None
         left: list[AsyncLink] = [] if loose is None else loose
         try:
-            if self._undone:
-                await self._undo_before(operation, limit_s)
             route = Route(operation, limit_s, self._retry)
+            if self._undone:
+                await self._undo_before(operation, route.left_s())
             await self._follow(route, lambda node: node.execute(_operation_of(route), route.left_s(), left))
         except GeneratorExit:  # as in LoopChannel
             if tidies and not self._loop.is_closed():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from redislock_fast._quorum import QuorumLease
     from redislock_fast._round import Round
     from redislock_fast._tenure import Tenure
+    from redislock_fast._times import Limit
 
 __all__ = ["Holding", "SharedHolding", "ThreadHolding", "Trial", "current_task", "twin_of"]
 
@@ -49,6 +50,7 @@ class Holding:
         tenure: what is known of what is held on terms.
         quorum: what a Redlock holds under the token.
         round: a Redlock's last operation.
+        limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
         forgotten_by: where a task's holding stood that was tidied away; who has acquired then calls `hold`.
     """
 
@@ -66,6 +68,7 @@ class Holding:
     tenure: Tenure | None = None
     quorum: QuorumLease | None = None
     round: Round | None = None
+    limit: Limit | None = None
     forgotten_by: dict[Any, Any] | None = None
 
     def expires_at(self, token: bytes) -> float | None:

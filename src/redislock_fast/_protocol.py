@@ -197,10 +197,12 @@ class Acquire(TokenOperation):
     Idempotent: a lock that already holds this very token, after an attempt of unknown outcome, was taken by it.
 
     `result` is True when the lock is ours. Else `holder` is the value that stands there, None where it could not be
-    read. `sent_at` is the time of the first request: the lease counts from there.
+    read. `sent_at` is the time of the first request: the lease counts from there. `refused` is True once the server has
+    said that the lock is another's, even where its value has not been read yet.
     """
 
     holder: bytes | None = None
+    refused = False
     sent_at = 0.0
     _looking = False
     with_get = False  # the form of the request under way: the dialect may fall before its reply is here
@@ -235,6 +237,7 @@ class Acquire(TokenOperation):
                 self.result = True
                 return True
             self._looking = True
+            self.refused = not self.unsettled  # else it may be ours by an earlier attempt
             return False
         if type(reply) is bytes:
             if reply == b"OK" and not self._looking and not self.with_get:

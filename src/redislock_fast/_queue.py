@@ -102,22 +102,27 @@ class Wait(TokenOperation):
 class Leave(Release):
     """Leave the queue.
 
-    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. Where the script
-    is forbidden, a lock that holds the token is released as `Release` does it; and where the slot is just moving, too:
-    then the place in the queue is left in the background.
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. With `keep`, a
+    lock that is free and that no other waiter can be given is taken, too: its holder's lease has ended, or it was
+    deleted. Where the script is forbidden, a lock that holds the token is released as `Release` does it; and where the
+    slot is just moving, too: then the place in the queue is left in the background.
+
+    Args:
+        keep: whether a lock that was granted meanwhile, or is free, is kept.
+        ttl_ms: of a free lock that is taken.
     """
 
     word = b""
     _is_postponed = False
 
-    def __init__(self, key: bytes, token: bytes, keep: bool = False) -> None:
+    def __init__(self, key: bytes, token: bytes, keep: bool = False, ttl_ms: int | None = None) -> None:
         super().__init__(key, token, None)
         self._step = "leave"
-        self._keep = keep
+        self._words: tuple[bytes | int, ...] = (b"keep", ttl_ms or 0) if keep else (b"pass on",)
 
     def request(self, dialect: Dialect, now: float) -> Args:
         if self._step == "leave":
-            return self.queue_script(LEAVE, b"keep" if self._keep else b"pass on")
+            return self.queue_script(LEAVE, *self._words)
         return super().request(dialect, now)
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:

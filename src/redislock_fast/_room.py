@@ -23,6 +23,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from redislock_fast._dialect import Dialect
@@ -83,6 +84,9 @@ _WORD = slice(TOKEN_BYTES + 1)
 _ARRIVAL = slice(TOKEN_BYTES + 1, None)
 
 
+_interval_of = attrgetter("interval_s")
+
+
 def _forget_if_many(of_keys: set[bytes] | dict[bytes, float]) -> None:
     if len(of_keys) >= _MOST_KEYS:
         of_keys.clear()
@@ -118,7 +122,11 @@ class Base(Home, Protocol):
 class Line:
     """The waiters of one lock on one connection.
 
-    The last who joined the queue looks for all in it whether all is well: he is the one who stays longest.
+    One seat of the queue looks for all in it whether all is well: the one with the shortest interval; of several, the
+    last that has joined, since it stays longest.
+
+    `watchman` changes under the room's mutex, and is read by anybody without it: a stale one makes somebody look once
+    too often, and the seat that follows is told.
 
     Attributes:
         seats: by token.
@@ -161,6 +169,8 @@ class Seat:
         taken_at: when he came, in the clock's seconds.
         waited_s: how long it took until he was told that the lock is his, in seconds; 0 if he found that by looking.
         gives_up_at: when he waits no more, in the clock's seconds.
+        interval_s: how often it wants to have looked whether all is well, in seconds.
+        refused: whether the server has said that the lock is another's.
     """
 
     __slots__ = (
@@ -170,10 +180,12 @@ class Seat:
         "channel",
         "gives_up_at",
         "home",
+        "interval_s",
         "key",
         "line",
         "link",
         "mailbox",
+        "refused",
         "room",
         "since",
         "taken_at",
@@ -206,7 +218,8 @@ class Seat:
         self.waited_s: float | None = None
         self.arrival = 0
         self.asked_at = 0.0
-        self.until = self.gives_up_at = math.inf
+        self.until = self.gives_up_at = self.interval_s = math.inf
+        self.refused = False
 
     @property
     def current(self) -> bool:
@@ -218,9 +231,9 @@ class Seat:
         """Whether he is in the queue, as far as is known."""
         return self.line.queue.get(self.token) is self
 
-    def due_at(self, interval_s: float) -> float | None:
+    def due_at(self) -> float | None:
         """When to look whether all is well; None while another of the line does it."""
-        line = self.line
+        line, interval_s = self.line, self.interval_s
         due_at = line.looked_at + interval_s + min(line.spare_s, _MOST_SPARE * interval_s)
         if self.asked_at:
             now = clock()
@@ -254,9 +267,7 @@ class Seat:
         verdict = answer[0] if isinstance(reply, list) else None
         if verdict == 0:
             self.note(answer[1], asked_at, answer[2])
-            ends_at = self.line.ends_at
-            if ends_at is not None and ends_at + _EXPIRY_S < self.until:
-                self.mailbox.tell(RECKON)
+            self._have_reckoned(self)
         elif verdict == 1:
             self.mailbox.tell(Grant(answer[1], self.since))
         else:
@@ -265,14 +276,24 @@ class Seat:
     def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's, and for how long; the request left at `asked_at`."""
         line = self.line
+        self.refused = True
         self.room.enqueue(self)
         line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
+        watchman = line.watchman
+        if watchman is not None and watchman is not self:
+            self._have_reckoned(watchman)
         self.since = max(self.since, asked_at)
         other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
         if other is None:
             line.since = max(line.since, asked_at)
         elif other is not self:  # his message was lost, or is about to come
             other.mailbox.tell(LOOK)
+
+    def _have_reckoned(self, seat: Seat) -> None:
+        """Tell a seat of the line if the holder's lease ends before it would look."""
+        ends_at = self.line.ends_at
+        if ends_at is not None and ends_at + _EXPIRY_S < seat.until:
+            seat.mailbox.tell(RECKON)
 
     def oldest(self) -> Seat | None:
         """Who has been in the queue for longest."""
@@ -399,7 +420,8 @@ class Room:
         with self._mutex:
             if line.seats.get(token) is seat:
                 line.queue[token] = seat
-                line.watchman = seat
+                if line.watchman is None or seat.interval_s <= line.watchman.interval_s:
+                    line.watchman = seat
 
     def dequeue(self, seat: Seat) -> None:
         """The seat is not in the queue any more; another one looks for the rest."""
@@ -417,7 +439,7 @@ class Room:
         del line.queue[seat.token]
         if line.watchman is not seat:
             return None
-        line.watchman = heir = next(reversed(line.queue.values()), None)
+        line.watchman = heir = min(reversed(line.queue.values()), key=_interval_of, default=None)
         return heir
 
     def queue_of(self, line: Line) -> list[Seat]:

@@ -129,8 +129,8 @@ class Route:
         return _Asking(self._operation) if self.asks else self._operation
 
     def left_s(self) -> float | None:
-        """How much of the caller's time is left."""
-        return None if self._deadline is None else max(self._deadline - clock(), 0.0)
+        """How much of the caller's time is left; below 0 when it is up."""
+        return None if self._deadline is None else self._deadline - clock()
 
     def pause_s(self, trouble: Exception) -> float | None:
         """How long to wait before the next attempt, in seconds; None to give up.

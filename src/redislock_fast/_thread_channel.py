@@ -94,8 +94,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
 
         Args:
             operation: a fresh state machine, or one whose first request the caller has sent himself, by `Pipe.ask`.
-            limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; None: the pool's
-                `socket_timeout` and retry policy alone decide, as for any command of redis-py.
+            limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; below 0: the time ended so
+                long ago; None: the pool's `socket_timeout` and retry policy alone decide, as for any command of
+                redis-py.
             begun: what came of that request.
 
         Raises:
@@ -201,8 +202,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         while True:
             link = self.link
             if link is None:
+                left_s = None if deadline is None else deadline - clock()
                 with contextlib.suppress(Redirected):
-                    self.run(Look(key), limit_s, [])  # connects, within the retry policy
+                    self.run(Look(key), left_s, [])  # connects, within the retry policy
                 continue
             room = link.room
             if room is None or get_ident() in self.inside:
@@ -212,7 +214,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 return seat
             channel = room.channel_for(key)
             subscribing = Subscribe(key, room.subscribe, channel)
-            self.run(subscribing, None if deadline is None else max(deadline - clock(), 0.0), [])
+            self.run(subscribing, None if deadline is None else deadline - clock(), [])
             if self.link is link:
                 room.note_subscription(channel, subscribing.result)
 
@@ -300,17 +302,18 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """The connection, made now where there is none, in one try.
 
         Args:
-            deadline: when the caller's time ends, by the clock; None: the pool's own limits alone count.
+            deadline: when the caller's time ends, by the clock; None: the pool's own limits alone count. Waiting for
+                another thread that connects and connecting take no longer together.
 
         Raises:
             redis.exceptions.ConnectionError: and whatever `open_link` raises.
         """
-        limit_s = None if deadline is None else max(deadline - clock(), 0.0) + GRACE_S
+        ends_at = None if deadline is None else deadline + GRACE_S
         try:
-            if not self._connecting.acquire(timeout=-1 if limit_s is None else limit_s):
+            if not self._connecting.acquire(timeout=-1 if ends_at is None else max(ends_at - clock(), 0.0)):
                 raise TimeoutError("no connection in time")
             if self.link is None:
-                link = open_link(self._live_owner(), limit_s)
+                link = open_link(self._live_owner(), ends_at)
                 self._post_first(link)
                 self._spares.clear()  # which may lead to a server that was the primary once
                 self.link = link
@@ -359,13 +362,21 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def _undo_before(self, operation: Exchange, limit_s: float | None) -> None:
         if not self._returning(operation):
             return
-        with self._undoing:  # only who comes back with such a token waits for an undoing that is under way
+        deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+        try:
+            # Only an acquire that brings such a token again waits for an undoing that is under way.
+            if not self._undoing.acquire(timeout=-1 if deadline is None else max(deadline + GRACE_S - clock(), 0.0)):
+                raise TimeoutError("an earlier acquire with this token could not be undone in time")
             returning = self._returning(operation)
             if returning:
-                self.run(Many([Leave(key, token) for key, token in returning]), limit_s, [])
+                undoing = Many([Leave(key, token) for key, token in returning])
+                self.run(undoing, None if deadline is None else deadline - clock(), [])
             for entry in returning:
                 with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
                     self._undone.remove(entry)
+        finally:
+            with contextlib.suppress(RuntimeError):  # as in `connect`
+                self._undoing.release()
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""

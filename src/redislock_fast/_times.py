@@ -11,7 +11,17 @@ import time
 from functools import partial
 from typing import Any
 
-__all__ = ["MOST_FAILURES", "added_ms", "clock", "drift_s", "poll_seconds", "positive_ms", "ttl_ms_of", "wait_seconds"]
+__all__ = [
+    "MOST_FAILURES",
+    "Limit",
+    "added_ms",
+    "clock",
+    "drift_s",
+    "poll_seconds",
+    "positive_ms",
+    "ttl_ms_of",
+    "wait_seconds",
+]
 
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 """Seconds that never go back and count suspends, from an arbitrary start."""
@@ -62,6 +72,45 @@ def wait_seconds(seconds: float, what: str) -> float:
     if math.isnan(number):
         raise ValueError(f"{what} must be a number of seconds, not NaN")
     return number
+
+
+class Limit:
+    """The one deadline of an acquire, for all its steps. It belongs to the thread or task that acquires.
+
+    Args:
+        wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: for ever.
+
+    Attributes:
+        wait_s: as above.
+        deadline: when the time is up, in the clock's seconds; None: never.
+        refused: whether the server has said, since the acquire began, that the lock is another's.
+    """
+
+    __slots__ = ("deadline", "refused", "wait_s")
+
+    def __init__(self, wait_s: float | None) -> None:
+        self.wait_s = wait_s
+        self.deadline = None if wait_s is None else clock() + max(wait_s, 0.0)
+        self.refused = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is time for more than one attempt."""
+        return self.wait_s is None or self.wait_s > 0
+
+    def left_s(self) -> float | None:
+        """How much time is left, in seconds; below 0 when the time is up, None for ever."""
+        return None if self.deadline is None else self.deadline - clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and clock() >= self.deadline
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the acquire has failed, though the last request got no reply: time is up, and the lock another's."""
+        return self.refused and self.is_over
 
 
 def ttl_ms_of(timeout: float | None) -> int | None:

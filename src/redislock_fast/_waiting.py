@@ -21,7 +21,7 @@ from redislock_fast._protocol import Acquire, Reacquire
 from redislock_fast._queue import MOVING, Leave, Wait, Watch, first_wait
 from redislock_fast._room import BROKEN, RECKON, Grant, Seat
 from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._times import clock
+from redislock_fast._times import Limit, clock
 from redislock_fast._tokens import is_held_with, new_token
 from redislock_fast._wire import Lost
 
@@ -65,7 +65,7 @@ class Waiting:
         token: the waiter's.
         ttl_ms: of the lock, once it is granted.
         interval_s: how often to look whether all is well, in seconds.
-        deadline: when to give up, in the clock's seconds; None: never.
+        limit: when to give up.
         queues: whether the token was made for this waiter. One that a caller has brought may be another holder's too:
             with it, nobody can be told apart.
         kind: how the lock is taken where nobody hands it over.
@@ -79,10 +79,10 @@ class Waiting:
 
     __slots__ = (
         "_awake_ms",
-        "_deadline",
         "_interval_s",
         "_kept_ms",
         "_kind",
+        "_limit",
         "attempt",
         "key",
         "queues",
@@ -96,7 +96,7 @@ class Waiting:
         token: bytes,
         ttl_ms: int | None,
         interval_s: float,
-        deadline: float | None,
+        limit: Limit,
         queues: bool = True,
         kind: type[Acquire] = Acquire,
     ) -> None:
@@ -106,7 +106,7 @@ class Waiting:
         self.queues = queues
         self.key = key
         self.ttl_ms = ttl_ms
-        self._deadline = deadline
+        self._limit = limit
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
     def join(self, seat: Seat) -> float | None:
@@ -118,6 +118,7 @@ class Waiting:
         channel = seat.channel
         if not self.queues or channel is None:
             return None
+        seat.interval_s = self._interval_s
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         seat.asked_at = clock()
@@ -163,10 +164,10 @@ class Waiting:
                 if outcome is _DENIED:
                     seat.leave_queue()
                     outcome = yield from self._watching(seat)
+                if seat.asked_at and outcome in (BROKEN, TIME_UP):
+                    seat.withdraw()
                 if outcome is not BROKEN:
                     return outcome
-                if seat.asked_at:
-                    seat.withdraw()
                 if queues:
                     self.token = new_token()
             except GeneratorExit:  # in whatever thread
@@ -175,12 +176,13 @@ class Waiting:
                 seat.withdraw()
                 raise
             finally:
+                self._limit.refused = self._limit.refused or seat.refused
                 seat.room.leave(seat)
                 heard = None  # an error would keep this frame, and this frame the error
 
     def limit_s(self) -> float | None:
-        """How long to wait at most from now on, in seconds."""
-        return None if self._deadline is None else max(self._deadline - clock(), 0.0)
+        """How long to wait at most from now on, in seconds; below 0 when the time is up."""
+        return self._limit.left_s()
 
     # ---- in the queue ----
 
@@ -252,10 +254,11 @@ class Waiting:
 
     def _listen_s(self, seat: Seat) -> float:
         """For how long to listen, in seconds."""
-        until = seat.due_at(self._interval_s) or _NEVER
-        if self._deadline is not None:
-            seat.gives_up_at = self._deadline
-            until = min(until, self._deadline)
+        until = seat.due_at() or _NEVER
+        deadline = self._limit.deadline
+        if deadline is not None:
+            seat.gives_up_at = deadline
+            until = min(until, deadline)
         seat.until = until
         return max(until - clock(), 0.0)
 
@@ -271,9 +274,9 @@ class Waiting:
                 return (yield from self._if_fresh(seat, message)) or _LOOK
             if message is None:
                 now = clock()
-                if self._deadline is not None and now >= self._deadline:
+                if self._limit.is_over:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
-                if now >= (seat.due_at(self._interval_s) or _NEVER):  # else another of the line looks
+                if now >= (seat.due_at() or _NEVER):  # else another of the line looks
                     seat.line.looked_at = now
                     seat.line.spare_s = 0.0
                     return _DUE
@@ -282,11 +285,11 @@ class Waiting:
             message = yield Listen(seat, self._listen_s(seat))
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
-        """Leave the queue. Returns the grant, if there was one meanwhile.
+        """Leave the queue. Returns the grant, if there was one meanwhile, or the lock is free and nobody else's turn.
 
-        Not with a posted wait that is still unanswered: `withdraw` will undo that.
+        Not where a posted wait is unanswered and on another connection: `withdraw` will undo that.
         """
-        leave = Leave(self.key, self.token, keep=not seat.asked_at)
+        leave = Leave(self.key, self.token, seat.current or not seat.asked_at, self.ttl_ms)
         yield Execute(leave, limit_s)
         return (yield from self._found(seat, leave.word)) if leave.result else None
 
@@ -318,7 +321,7 @@ class Waiting:
             return Grant(self.token, attempt.sent_at)
         left_s = self.limit_s()
         if left_s is not None and left_s <= self._interval_s:
-            yield Sleep(left_s)
+            yield Sleep(max(left_s, 0.0))
             return TIME_UP
         yield Sleep(self._interval_s)
         return BROKEN
@@ -342,13 +345,13 @@ class Waiting:
                 grant = yield from self._found(seat, watch.word)
                 if grant:
                     return grant
+            seat.refused = True
             if not seat.current:
                 return BROKEN
-            until = clock() + self._interval_s
-            if self._deadline is not None and self._deadline < until:
-                until = self._deadline
-            message = yield Listen(seat, max(until - clock(), 0.0))
+            left_s = self.limit_s()
+            if left_s is not None and left_s <= 0:
+                return TIME_UP
+            timeout_s = self._interval_s if left_s is None else min(self._interval_s, left_s)
+            message = yield Listen(seat, timeout_s)
             if message is BROKEN:
                 return BROKEN
-            if message is None and until is self._deadline:
-                return TIME_UP

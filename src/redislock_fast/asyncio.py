@@ -22,7 +22,11 @@ from types import TracebackType
 from typing import Any
 
 import redis.asyncio.lock
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import (
+    LockError,
+    LockNotOwnedError,
+    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+)
 
 from redislock_fast import _protocol
 from redislock_fast._async_batch import Acquiring, Batch
@@ -37,7 +41,7 @@ from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
 from redislock_fast._room import Grant
 from redislock_fast._task_holding import TaskHoldings
 from redislock_fast._terms import Terms
-from redislock_fast._times import clock, poll_seconds, wait_seconds
+from redislock_fast._times import Limit, clock, poll_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
 
@@ -97,8 +101,8 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
-            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end may take 0.1 s more.
-                0 or less makes one attempt.
+            blocking_timeout: seconds until the deadline of the whole call, likewise. A request under way at the end
+                may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
 
         Returns:
@@ -108,7 +112,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             redis.exceptions.LockError: this task holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
-            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.TimeoutError: no reply in time, and none before that said that the lock is another's.
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
@@ -134,7 +138,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         token = self._next_token(None)
         waits = local.token is None and (self.blocking if blocking is None else blocking)
         if waits and link.room is not None and link.room.is_contended(self._key, True):
-            waiting = self._waiting(token, None, self.sleep, None)
+            waiting = self._waiting(token, None, self.sleep, Limit(None))
             try:
                 if await self._acquire_by_push(waiting, local) is not POLL:
                     return True
@@ -184,26 +188,23 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         blocking_timeout: float | None,
         token: Any,
         failed: _protocol.Acquire | None = None,
+        limit: Limit | None = None,
     ) -> bool:
         loop = asyncio.get_running_loop()
         before = local.token
         sleep = poll_seconds(self.sleep)
         brought, token = token, self._next_token(token) if failed is None else failed.token
         blocking = self.blocking if blocking is None else blocking
-        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        stop_trying_at = None
-        if blocking_timeout is not None:
-            wait_s = wait_seconds(blocking_timeout, "blocking_timeout")
-            stop_trying_at = loop.time() + wait_s
-        bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
-        waits = blocking and (bounded or blocking_timeout is None)
+        limit = limit or self._limit(blocking_timeout)
+        stop_trying_at = None if limit.wait_s is None else loop.time() + limit.wait_s
+        waits = blocking and limit.waits
         hook = self.do_acquire
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
-        trial = self._trial_of(local, token, brought) if overridden else None
+        trial = self._trial_of(local, token, brought, limit) if overridden else None
         by_push = self._wait == "push" and not overridden
         # Where others wait, an attempt would only fail.
         queues = by_push and waits and brought is before is None
-        is_patient = blocking_timeout is None or blocking_timeout > sleep
+        is_patient = limit.wait_s is None or limit.wait_s > sleep
         queues = queues and self._transport.is_contended(self._key, is_patient)
         tries = not queues and failed is None
         backoff, attempt = None, failed
@@ -217,11 +218,8 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                 elif not tries:
                     acquired = False
                 else:
-                    limit_s = None
-                    if bounded and stop_trying_at is not None:
-                        limit_s = max(stop_trying_at - loop.time(), 0.0)
                     attempt = self._new_attempt(token, brought is not None, local)
-                    await self._transport.execute(attempt, limit_s)
+                    await self._transport.execute(attempt, limit.left_s())
                     acquired = attempt.result
                     if acquired:
                         self._note(attempt, local)
@@ -230,12 +228,12 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                     return True
                 if not waits:
                     return False
+                limit.refused = limit.refused or tries or failed is not None
                 token = self._token_after(token, brought, attempt)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local, attempt)
                 if by_push:
-                    left_s = None if stop_trying_at is None else stop_trying_at - loop.time()
-                    waiting = self._waiting(token, brought, sleep, left_s)
+                    waiting = self._waiting(token, brought, sleep, limit)
                     outcome = await self._acquire_by_push(waiting, local)
                     token, attempt = waiting.token, waiting.attempt or attempt
                     if outcome is not POLL:
@@ -247,6 +245,11 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                     return False
                 await asyncio.sleep(pause_s)
                 local.retries += 1
+        except TimeoutError:  # what was asked last is undone
+            limit.refused = limit.refused or (attempt is not None and attempt.refused)
+            if not limit.is_settled:
+                raise
+            return False
         except Exception:
             raise
         except GeneratorExit:  # an overridden do_acquire that has the lock is ended
@@ -275,9 +278,13 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         loop = asyncio.get_running_loop()
         try:
             with self._guarded(terms):
-                if not await self._acquire(trial, blocking, blocking_timeout, token):
+                limit = self._limit(blocking_timeout)
+                if not await self._acquire(trial, blocking, None, token, limit=limit):
                     return False
-                await drive(self._transport, self._completing(terms, trial))
+                if not await drive(self._transport, self._completing(terms, trial, limit)):
+                    if trial.token is not None and trial.token is not before:
+                        self._transport.undo([self._give_up(local, trial.token)])
+                    return False
                 self._keep(self._begin(terms, local, trial, asked_at, task))
         except GeneratorExit:
             if trial.token is not None and trial.token is not before:
@@ -312,7 +319,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         local = self._acting() or self._mine()
         token = token if type(token) is bytes else self._transport.encode(token)
         attempt = self._new_attempt(token, token is local.brought, local)
-        await self._transport.execute(attempt)
+        await self._transport.execute(attempt, None if local.limit is None else local.limit.left_s())
         if attempt.result:
             self._note(attempt, local)
         return attempt.result

@@ -17,7 +17,11 @@ from typing import Any, Literal, NoReturn
 
 import redis
 import redis.lock
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import (
+    LockError,
+    LockNotOwnedError,
+    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+)
 
 from redislock_fast import _process, _protocol
 from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLOCKED, Backoff
@@ -31,7 +35,7 @@ from redislock_fast._room import Grant
 from redislock_fast._tenure import Tenure
 from redislock_fast._terms import Terms
 from redislock_fast._thread_channel import Begun
-from redislock_fast._times import added_ms, clock, poll_seconds, wait_seconds
+from redislock_fast._times import Limit, added_ms, clock, poll_seconds
 from redislock_fast._tokens import is_held_with
 from redislock_fast._transport import Transport, drive, transport_of, wait
 from redislock_fast._waiting import POLL, TIME_UP, Waiting
@@ -58,10 +62,11 @@ class Lock(KeepingBase, redis.lock.Lock):
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how
-            often to look whether all is well (the first time later by as long as the last wait took, four times `sleep`
-            at most). "poll": as redis-py does, an attempt every `sleep`. Or a `redis.backoff.AbstractBackoff`, which
-            says how long to sleep between two attempts. Where the server allows or knows no better, "push" becomes
-            watching the key by client tracking, and then polling.
+            often to look whether all is well: the shortest among the process's waiters for the lock (the first time
+            later by as long as the last wait took, four times `sleep` at most). "poll": as redis-py does, an attempt
+            every `sleep`. Or a `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts.
+            Where the server allows or knows no better, "push" becomes watching the key by client tracking, and then
+            polling.
         auto_renew: whether the lease is renewed, in the background, as long as the lock is held. `timeout` is then how
             long others wait for a holder that died.
         max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
@@ -114,8 +119,8 @@ class Lock(KeepingBase, redis.lock.Lock):
         Args:
             sleep: seconds between two attempts, or two looks, instead of the lock's own setting.
             blocking: whether to wait, likewise.
-            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end may take 0.1 s more.
-                0 or less makes one attempt.
+            blocking_timeout: seconds until the deadline of the whole call, likewise. A request under way at the end
+                may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
 
         Returns:
@@ -125,7 +130,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             redis.exceptions.LockError: this thread holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
-            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.TimeoutError: no reply in time, and none before that said that the lock is another's.
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
@@ -151,7 +156,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         before = local.token
         waits = before is None and (self.blocking if blocking is None else blocking)
         if waits and link.room is not None and link.room.is_contended(self._key, True):
-            waiting = self._waiting(token, None, self.sleep, None)
+            waiting = self._waiting(token, None, self.sleep, Limit(None))
             try:
                 if self._acquire_by_push(waiting, local) is not POLL:
                     return True
@@ -201,24 +206,22 @@ class Lock(KeepingBase, redis.lock.Lock):
         blocking_timeout: float | None,
         token: Any,
         failed: _protocol.Acquire | None = None,
+        limit: Limit | None = None,
     ) -> bool:
         before = local.token
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
         brought, token = token, self._next_token(token) if failed is None else failed.token
         blocking = self.blocking if blocking is None else blocking
-        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        stop_trying_at = None
-        if blocking_timeout is not None:
-            stop_trying_at = mod_time.monotonic() + wait_seconds(blocking_timeout, "blocking_timeout")
-        bounded = blocking and blocking_timeout is not None and blocking_timeout > 0
-        waits = blocking and (bounded or blocking_timeout is None)
+        limit = limit or self._limit(blocking_timeout)
+        stop_trying_at = None if limit.wait_s is None else mod_time.monotonic() + limit.wait_s
+        waits = blocking and limit.waits
         hook = self.do_acquire
         overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
-        trial = self._trial_of(local, token, brought) if overridden else None
+        trial = self._trial_of(local, token, brought, limit) if overridden else None
         by_push = self._wait == "push" and not overridden
         # Where others wait, an attempt would only fail.
         queues = by_push and waits and brought is before is None
-        is_patient = blocking_timeout is None or blocking_timeout > sleep
+        is_patient = limit.wait_s is None or limit.wait_s > sleep
         queues = queues and self._transport.is_contended(self._key, is_patient)
         tries = not queues and failed is None
         backoff, attempt = None, failed
@@ -231,18 +234,18 @@ class Lock(KeepingBase, redis.lock.Lock):
                     acquired = False
                 else:
                     attempt = self._new_attempt(token, brought is not None, local)
-                    acquired = self._execute(attempt, local, stop_trying_at if bounded else None)
+                    acquired = self._execute(attempt, local, limit)
                 if acquired:
                     local.hold(token)
                     return True
                 if not waits:
                     return False
+                limit.refused = limit.refused or tries or failed is not None
                 token = self._token_after(token, brought, attempt)
                 if stop_trying_at is None:
                     self._refuse_to_wait_for_itself(local, attempt)
                 if by_push:
-                    left_s = None if stop_trying_at is None else stop_trying_at - mod_time.monotonic()
-                    waiting = self._waiting(token, brought, sleep, left_s)
+                    waiting = self._waiting(token, brought, sleep, limit)
                     outcome = self._acquire_by_push(waiting, local)
                     token, attempt = waiting.token, waiting.attempt or attempt
                     if outcome is not POLL:
@@ -254,6 +257,11 @@ class Lock(KeepingBase, redis.lock.Lock):
                     return False
                 mod_time.sleep(pause_s)
                 local.retries += 1
+        except TimeoutError:  # what was asked last is undone
+            limit.refused = limit.refused or (attempt is not None and attempt.refused)
+            if not limit.is_settled:
+                raise
+            return False
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the server's reply and the return
@@ -272,9 +280,13 @@ class Lock(KeepingBase, redis.lock.Lock):
         before = trial.token
         try:
             with self._guarded(terms):
-                if not self._acquire(trial, sleep, blocking, blocking_timeout, token):
+                limit = self._limit(blocking_timeout)
+                if not self._acquire(trial, sleep, blocking, None, token, limit=limit):
                     return False
-                drive(self._transport, self._completing(terms, trial))
+                if not drive(self._transport, self._completing(terms, trial, limit)):
+                    if trial.token is not None and trial.token is not before:
+                        self._transport.undo([self._give_up(local, trial.token)])
+                    return False
                 self._keep(self._begin(terms, local, trial, asked_at))
         except BaseException:  # whatever it is: the lock is not held
             if trial.token is not None and trial.token is not before:
@@ -320,11 +332,10 @@ class Lock(KeepingBase, redis.lock.Lock):
         """Make one attempt; may be overridden. Returns True when the lock is held."""
         local = self._acting() or self.local
         token = token if type(token) is bytes else self._transport.encode(token)
-        return self._execute(self._new_attempt(token, token is local.brought, local), local)
+        return self._execute(self._new_attempt(token, token is local.brought, local), local, local.limit)
 
-    def _execute(self, attempt: _protocol.Acquire, local: Holding, stop_trying_at: float | None = None) -> bool:
-        limit_s = None if stop_trying_at is None else max(stop_trying_at - mod_time.monotonic(), 0.0)
-        self._transport.execute(attempt, limit_s)
+    def _execute(self, attempt: _protocol.Acquire, local: Holding, limit: Limit | None) -> bool:
+        self._transport.execute(attempt, None if limit is None else limit.left_s())
         if attempt.result:
             self._note(attempt, local)
         return attempt.result
