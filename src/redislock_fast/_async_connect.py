@@ -1,20 +1,10 @@
-"""Connecting for event loops: redis-py opens, we take over its transport; and how a connection ends with its loop.
-
-- An asynchronous generator is suspended for each connection, which `asyncio.run`, and every other runner that shuts its
-  generators down, closes at the end. So the connection ends with its pool, too, when the generator is collected.
-- A loop that is closed otherwise takes its timers with it, and one of these the connection.
+"""Connecting for event loops: redis-py opens, we take over its transport.
 
 Must not know: locks, retries, waiting callers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import socket
-import weakref
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from redis.asyncio.retry import Retry
@@ -24,13 +14,11 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 from redislock_fast import _dialect, _process
 from redislock_fast._async_pipe import Pipe, new_pipe
 from redislock_fast._connect import connecting_error, settings_of
+from redislock_fast._loop_end import LoopEnd
 from redislock_fast._room import BROKEN, Room
 from redislock_fast._wire import Args, Lost, NoReply
 
-__all__ = ["CLOSE_LIMIT_S", "AsyncLink", "attend", "open_link"]
-
-CLOSE_LIMIT_S = 1.0
-_DAY_S = 86_400.0
+__all__ = ["AsyncLink", "open_link"]
 
 
 class AsyncLink:
@@ -44,20 +32,21 @@ class AsyncLink:
         timeout_s: how long the pool's settings let a reply take; below 0 for ever.
     """
 
-    __slots__ = ("_end", "dialect", "ending", "pipe", "room", "timeout_s")
+    __slots__ = ("_end", "_generation", "dialect", "ending", "pipe", "room", "timeout_s")
 
     def __init__(
         self,
         pipe: Pipe,
         dialect: _dialect.Dialect,
         ending: Args | None,
-        end: AsyncGenerator[None],
+        end: LoopEnd,
         timeout_s: float,
     ) -> None:
         self.pipe = pipe
         self.dialect = dialect
         self.ending = ending
         self._end = end
+        self._generation = _process.generation
         self.timeout_s = timeout_s
         self.room: Room | None = None
         if dialect.push:
@@ -69,55 +58,17 @@ class AsyncLink:
         """Break the pipe; whoever still waits is told."""
         self.pipe.close()
 
-
-async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        pipe.close()
-        await pipe.wait_closed(CLOSE_LIMIT_S)
-
-
-def attend(end: AsyncGenerator[None]) -> AsyncGenerator[None]:
-    """Suspend the generator, to be closed when the running loop ends or nobody keeps it any more."""
-    with contextlib.suppress(StopIteration):
-        end.__anext__().__await__().send(None)  # it yields without awaiting anything
-    return end
-
-
-class _Remains:
-    """A connection's socket, held by a timer of its loop alone, and shut down with it.
-
-    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
-    """
-
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        self._sock = transport.get_extra_info("socket")
-        self._generation = _process.generation
-
     def __del__(self) -> None:
-        if self._sock is not None and self._generation == _process.generation:  # else it is the parent's
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
+        if self._generation == _process.generation:  # else the loop is the parent's
+            self._end.retire(self.pipe)
 
 
-def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
-    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
-    timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
-
-    def cancel(_: object) -> None:
-        running = timer()
-        if running is not None:
-            running.cancel()
-
-    closed.add_done_callback(cancel)
-
-
-async def open_link(pool: Any) -> AsyncLink:
+async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over.
 
     Args:
         pool: any of redis-py's asyncio connection pools.
+        end: closes the connection.
 
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
@@ -137,9 +88,8 @@ async def open_link(pool: Any) -> AsyncLink:
     if reader.at_eof() or writer.transport.is_closing():  # then nobody would tell the pipe of its end any more
         writer.close()
         raise ConnectionError("the server closed the connection")
-    pipe: Pipe = new_pipe(writer.transport, writer, bytes(reader._buffer))  # noqa: SLF001
-    end = attend(_close_at_the_end(pipe))
-    _hold(asyncio.get_running_loop(), pipe.closed, _Remains(writer.transport))
+    pipe: Pipe = new_pipe(writer.transport, (writer, end), bytes(reader._buffer))  # noqa: SLF001
+    end.guard(pipe, writer.transport)
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
@@ -154,4 +104,4 @@ async def open_link(pool: Any) -> AsyncLink:
     try:
         return AsyncLink(pipe, _dialect.Dialect(probed, greeted), _dialect.ending(described), end, timeout_s)
     finally:
-        del connection, reader, writer, pipe, end  # see LoopChannel._open
+        del connection, reader, writer, pipe  # see LoopChannel._open

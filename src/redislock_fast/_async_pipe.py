@@ -64,6 +64,10 @@ class Pipe(Protocol):
         """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no reply is missing."""
+
+    @property
     def silence_s(self) -> float:
         """For how long requests have been under way without a byte coming back, in seconds."""
 
@@ -174,6 +178,11 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         if received:
             self._parser.feed(received)
             self._deliver()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reply is missing."""
+        return not self._slots
 
     @property
     def silence_s(self) -> float:

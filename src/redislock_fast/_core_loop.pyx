@@ -239,6 +239,11 @@ cdef class LoopPipe:
         PyMem_RawFree(self.queued.data)
 
     @property
+    def is_idle(self):
+        """Whether no reply is missing."""
+        return self.head is None
+
+    @property
     def silence_s(self):
         """For how long requests have been under way without a byte coming back."""
         return monotonic() - self.heard

@@ -4,7 +4,7 @@ A `LoopChannel` does for a loop what `_thread_channel.ThreadChannel` does for th
 
 - Cancelling a caller detaches it: its request stays under way. A cancelled acquire is undone behind itself.
 - Connecting is a task of its own that all callers wait for, each as long as it likes.
-- Its tasks end with their loop, and so does its connection: see `_async_connect.py`.
+- Its tasks end with their loop, and so does its connection: see `_loop_end.py`.
 
 Who may touch what: a channel, its link and its tasks belong to the loop's thread.
 
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import math
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,7 +28,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._async_connect import CLOSE_LIMIT_S, AsyncLink, attend, open_link
+from redislock_fast._async_connect import AsyncLink, open_link
 from redislock_fast._async_pipe import Pipe
 from redislock_fast._channel import (
     FOREVER_S,
@@ -39,6 +39,7 @@ from redislock_fast._channel import (
     Channel,
 )
 from redislock_fast._connect import own_copy, redis_error
+from redislock_fast._loop_end import LoopEnd
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
@@ -56,17 +57,6 @@ _Result = TypeVar("_Result")
 
 Begun: TypeAlias = tuple[AsyncLink, Reply, BaseException | None]
 """A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
-
-
-async def _cancel_at_the_end(tasks: set[asyncio.Task[Any]], ended: asyncio.Event) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        ended.set()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_LIMIT_S)
 
 
 class Alarms:
@@ -171,9 +161,10 @@ class LoopChannel(Channel[AsyncLink]):
 
     Args:
         owner: the connection pool whose server it is.
+        end: what closes its connections; a new one where it shares it with no other channel.
     """
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
         super().__init__(owner)
         self._loop = asyncio.get_running_loop()
         self._alarms = Alarms(self._loop)
@@ -182,8 +173,8 @@ class LoopChannel(Channel[AsyncLink]):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beside: weakref.WeakSet[LoopChannel] = weakref.WeakSet()
         self._spares: list[LoopChannel] = []  # those of them that nobody uses
-        self._ended = asyncio.Event()
-        self._end = attend(_cancel_at_the_end(self._tasks, self._ended))
+        self._end = end or LoopEnd()
+        self._end.attend(self)
 
     async def execute(  # noqa: PLR0912, PLR0915  # one coroutine, where ThreadChannel has two methods: 0.3 us each
         self,
@@ -294,7 +285,7 @@ class LoopChannel(Channel[AsyncLink]):
         if self._spares:
             spare = self._spares.pop()
         else:
-            spare = type(self)(self._live_owner())
+            spare = type(self)(self._live_owner(), self._end)
             self._beside.add(spare)
         spare.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         loose: list[AsyncLink] = []
@@ -311,7 +302,7 @@ class LoopChannel(Channel[AsyncLink]):
     @property
     def has_ended(self) -> bool:
         """Whether the loop is being closed: what breaks now is not to be mended."""
-        return self._ended.is_set()
+        return self._end.has_come
 
     def seat(self, key: bytes, token: bytes) -> Seat | None:
         """A seat for a waiter, where it can be had at once; else see `enter`."""
@@ -385,7 +376,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no link may stand in either.
-        self.link = await open_link(self._live_owner())
+        self.link = await open_link(self._live_owner(), self._end)
         self._post_first(self.link)
         self._spares.clear()  # which may lead to a server that was the primary once
 
@@ -397,9 +388,10 @@ class LoopChannel(Channel[AsyncLink]):
 
     def _start_undoing(self) -> None:
         if self._undoer is None or self._undoer.done():
-            # The task keeps no channel alive.
+            # The task keeps no channel alive, but for its first attempt.
+            self._end.kept[self] = self._owner()
             self._undoer = undoer = self._start(_undo_in_background(weakref.ref(self)))
-            undoer.add_done_callback(partial(_undo_after_interrupt, weakref.ref(self)))
+            undoer.add_done_callback(partial(_undo_again, weakref.ref(self)))
 
     def _start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         task = self._loop.create_task(work)
@@ -427,6 +419,8 @@ class LoopChannel(Channel[AsyncLink]):
             raise
         if self._undone:
             self._start_undoing()
+        else:
+            self._end.kept.pop(self, None)
 
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
@@ -443,7 +437,23 @@ class LoopChannel(Channel[AsyncLink]):
         postponed = [*undoing.to_undo(failed=False), *map(entries.__getitem__, unanswered)]
         gone = set(entries)
         self._undone[:] = [*(entry for entry in self._undone if entry not in gone), *postponed]
+        if postponed or not self._undone:
+            self._end.kept.pop(self, None)
         return not postponed
+
+    def undoing(self) -> asyncio.Task[None] | None:
+        """The task that undoes what waits for it; None where nothing waits, or where nothing can be undone."""
+        if self.idle:
+            return None
+        self._start_undoing()  # the end of a loop cancels all tasks, and then closes the connections
+        return self._undoer
+
+    def stop(self) -> set[asyncio.Task[Any]]:
+        """Cancel the channel's own tasks, and return them."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
@@ -466,8 +476,9 @@ async def _undo_in_background(channel_ref: weakref.ref[LoopChannel]) -> None:
             delay_s *= 2
 
 
-def _undo_after_interrupt(channel_ref: weakref.ref[LoopChannel], undoer: asyncio.Task[None]) -> None:
-    """An interrupt strikes whatever task runs, and ends it: what waits to be undone needs another."""
+def _undo_again(channel_ref: weakref.ref[LoopChannel], undoer: asyncio.Task[None]) -> None:
+    """The task was cancelled, perhaps with all others of the loop, or interrupted: what is left needs another."""
+    failed = undoer.cancelled() or undoer.exception() is not None
     channel = channel_ref()
-    if channel is not None and not undoer.cancelled() and undoer.exception() is not None:
-        channel._start_undoing()  # noqa: SLF001  # which has started this one
+    if failed and channel is not None and channel._undoer is undoer and not channel.has_ended:  # noqa: SLF001  # its own
+        channel.undoing()

@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redislock_fast._async_connect import AsyncLink
 from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import Begun, LoopChannel
+from redislock_fast._loop_end import LoopEnd
 from redislock_fast._many import Many
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
@@ -80,8 +81,8 @@ class _Pool:
 class _Node(NodeRules[AsyncLink], LoopChannel):
     """All that the loop sends to one node."""
 
-    def __init__(self, pool: _Pool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: _Pool, end: LoopEnd) -> None:
+        super().__init__(pool, end)
         self._pool = pool  # lives as long as the channel does
 
 
@@ -222,7 +223,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
     def _channel_to(self, client: Any, node: Any) -> LoopChannel:
         channel = self._nodes.get(node.name)
         if channel is None:
-            channel = self._nodes[node.name] = _Node(_Pool(client, node.name))
+            channel = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end)
         return channel
 
 
