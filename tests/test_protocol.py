@@ -22,7 +22,7 @@ from redislock_fast._protocol import (
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply
-from tests.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"
 TOKEN = b"token"
@@ -490,8 +490,8 @@ def test_moved_and_ask_are_redirections(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [WRONGTYPE, f"ERR Error running script (call to f_0): @user_script:7: {WRONGTYPE}"],
-    ids=["plain", "wrapped"],
+    [WRONGTYPE, f"ERR Error running script (call to f_0): @user_script:7: {WRONGTYPE}", DELEX_WRONGTYPE],
+    ids=["plain", "wrapped", "of DELEX"],
 )
 def test_what_is_no_string_is_not_our_lock(text: str) -> None:
     for server in SERVERS:

@@ -47,6 +47,9 @@ __all__ = [
 HANDED_OVER = 2
 """What a release answers when a waiter has the lock now."""
 
+_DELEX_WRONGTYPE = "should be of string type"
+"""Part of what Redis 8.4 and later answer to `DELEX key IFEQ` instead of WRONGTYPE."""
+
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
 
 
@@ -161,7 +164,7 @@ class TokenOperation:
             for word in text.split():
                 if word.startswith("-") and word[1:] in _TRY_LATER:
                     raise NotExecuted(word[1:], text)
-            if "WRONGTYPE" in text:
+            if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
                 return "WRONGTYPE"
         return code
 
