@@ -462,6 +462,7 @@ def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) 
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "NOREPLICAS Not enough good replicas to write.",
         "READONLY You can't write against a read only replica.",
+        "NOAUTH Authentication required.",
         "ERR Error running script (call to f_0): @user_script:7: @user_script: 7: -READONLY You can't write.",
     ],
     ids=lambda text: text.split()[0],

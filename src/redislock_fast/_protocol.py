@@ -29,6 +29,7 @@ from redislock_fast._wire import Args, Reply
 
 __all__ = [
     "HANDED_OVER",
+    "NOAUTH",
     "Acquire",
     "Exchange",
     "Extend",
@@ -50,7 +51,10 @@ HANDED_OVER = 2
 _DELEX_WRONGTYPE = "should be of string type"
 """Part of what Redis 8.4 and later answer to `DELEX key IFEQ` instead of WRONGTYPE."""
 
-_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
+NOAUTH = "NOAUTH"
+"""The code of the error that means: this connection has lost its authentication, or never had any."""
+
+_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
 
 
 class NotExecuted(Exception):

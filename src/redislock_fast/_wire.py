@@ -26,6 +26,7 @@ __all__ = [
     "Pipe",
     "Reply",
     "is_answer",
+    "is_unauthenticated",
     "new_reader",
 ]
 
@@ -194,6 +195,11 @@ class Pipe(Protocol):
 def is_answer(push: list[Reply]) -> bool:
     """Whether a push is the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
     return push[:1] in ([b"subscribe"], [b"ssubscribe"])
+
+
+def is_unauthenticated(reply: Reply) -> bool:
+    """Whether a reply says that the server does not accept requests on this connection: nothing was executed."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOAUTH")
 
 
 def new_reader() -> hiredis.Reader:
