@@ -23,6 +23,7 @@ from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
 from redislock_fast._protocol import NOAUTH, Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
+from redislock_fast._reauth import take_part
 from redislock_fast._room import Room
 from redislock_fast._standing import Standing
 from redislock_fast._wire import Args, Lost, NoReply, OnReply, Reply
@@ -127,6 +128,7 @@ class Channel(Encoding, Generic[LinkType]):
         self._undone: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
         self.standing = Standing()
+        take_part(owner, self)
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -238,6 +240,17 @@ class Channel(Encoding, Generic[LinkType]):
     def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
         link.pipe.post(args, on_reply)
+
+    def authenticate(self, request: Args) -> None:
+        """Send new credentials on the connection, in order with all other requests. From any thread.
+
+        The server's answer is not waited for: a connection that goes on with the old credentials is replaced when the
+        server does not accept them any more.
+        """
+        link = self.link
+        if link is not None:
+            with contextlib.suppress(Lost):
+                self.post(link, request)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
