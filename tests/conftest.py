@@ -33,7 +33,7 @@ from redislock_fast._wire import Pipe
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.clusters import Cluster, Place
-from tests.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass
+from tests.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, dialect_of
 from tests.holding_helpers import Holders, Losses
 from tests.pipes import MAKERS, Peer
 from tests.proxy import Proxy
@@ -124,9 +124,21 @@ def valkey(servers: Servers) -> Server:
 
 
 @pytest.fixture
-def redis7(servers: Servers) -> Server:
-    """Redis 7.0, which has scripts only, its database empty."""
-    return _emptied(servers.get("redis"))
+def scripts_only(servers: Servers) -> Server:
+    """A server that has no command in place of a script (Redis before 8.4), its database empty."""
+    for kind in ("redis", "redis-6.2"):
+        if find_binary(kind) is not None and dialect_of(servers.get(kind)).release is None:
+            return _emptied(servers.get(kind))
+    absent("no server without commands in place of scripts here")
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def native(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    """A server that has commands in place of scripts (Valkey 9, Redis 8.4), its database empty."""
+    server = servers.get(request.param)
+    if dialect_of(server).release is None:
+        pytest.skip("this redis-server has no commands in place of scripts")
+    return _emptied(server)
 
 
 def _emptied(server: Server) -> Server:

@@ -21,12 +21,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+import redis
 import redis.lock
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
 import redislock_fast
 import redislock_fast.lock
+from redislock_fast._dialect import HELLO, PROBE, Dialect
+from redislock_fast.server import Server
 
 Result = TypeVar("Result")
 LockClass = type[redis.lock.Lock]
@@ -83,6 +86,17 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         if time.monotonic() > give_up:
             raise AssertionError(f"did not happen: {what}")
         time.sleep(0.002)
+
+
+def dialect_of(server: Server) -> Dialect:
+    """What a server understands, whatever its version."""
+    with redis.Redis(port=server.port) as client:
+        connection: Any = client.connection_pool.get_connection()
+        replies = []
+        for request in (PROBE, HELLO):
+            connection.send_command(*request)
+            replies.append(connection.read_response())
+    return Dialect(*replies)
 
 
 def settings_of(lock: Any) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ SERVERS: dict[str, frozenset[str]] = {
 """What each server has beyond the commands that all of them have."""
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+DELEX_WRONGTYPE = "ERR Key should be of string type if conditions are specified"
 _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 _SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
@@ -322,19 +323,19 @@ class Model:
 
     def _delifeq(self, args: Args) -> Reply:
         _, key, token = args
-        return self._compare_and_delete(key, token)
+        return self._compare_and_delete(key, token, WRONGTYPE)
 
     def _delex(self, args: Args) -> Reply:
         _, key, ifeq, token = args
         assert ifeq == b"IFEQ"
-        return self._compare_and_delete(key, token)
+        return self._compare_and_delete(key, token, DELEX_WRONGTYPE)
 
-    def _compare_and_delete(self, key: object, token: object) -> Reply:
+    def _compare_and_delete(self, key: object, token: object, wrong_type: str) -> Reply:
         entry = self.entry(key)
         if entry is None:
             return 0
         if entry.value is None:
-            return hiredis.ReplyError(WRONGTYPE)
+            return hiredis.ReplyError(wrong_type)
         if entry.value != token:
             return 0
         assert isinstance(key, bytes)

@@ -1,7 +1,8 @@
-"""A TCP proxy between a client and a server that loses or delays chosen requests and replies.
+"""A TCP proxy between a client and a server that loses or delays chosen requests and replies, or answers them itself.
 
 It understands enough RESP to cut both directions into messages, and matches replies to requests first in, first out.
-Rules: loopback only; bytes that pass are never changed; a fault is armed first and awaited on an event afterwards.
+Rules: loopback only; bytes that pass are never changed; what the server gets instead of a request that the proxy
+answers is a PING, so that replies stay in order; a fault is armed first and awaited on an event afterwards.
 Must not know: locks.
 """
 
@@ -20,6 +21,9 @@ from types import TracebackType
 _WAIT_S = 10.0
 _READ_SIZE = 65536
 _MESSAGE = "message"  # commands are in capitals
+_PING = b"*1\r\n$4\r\nPING\r\n"
+_RESET = b"*1\r\n$5\r\nRESET\r\n"
+_BY_PROXY = "request of the proxy's own"
 
 
 def message_end(buffer: bytes | bytearray, start: int = 0) -> int | None:
@@ -64,12 +68,18 @@ class _Rule:
         left: how many more of them until it strikes.
         drops_request: whether the request is lost; else its reply.
         share: how much of what is lost is passed on nevertheless, from 0 to 1.
+        answer: the reply, where the proxy gives it; such a rule stands for good.
     """
 
     commands: frozenset[str]
     left: int
     drops_request: bool
     share: float
+    answer: bytes = b""
+
+    def part_of(self, message: bytes) -> bytes:
+        """What is passed on of a message that is lost."""
+        return message[: int(self.share * len(message))]
 
 
 class _Late:
@@ -104,6 +114,7 @@ class _Link:
         self.in_flight: deque[tuple[str, _Rule | None]] = deque()
         self.threads: list[threading.Thread] = []
         self.stalled = False
+        self.forgets = False
 
     def cut(self) -> None:
         for end in (self.client, self.server):
@@ -160,6 +171,16 @@ class Proxy:
     def drop_message(self, nth: int = 1, share: float = 0) -> None:
         """The n-th message that answers no request is lost, its connection closed; else as `drop_reply`."""
         self._arm(_Rule(frozenset({_MESSAGE}), nth, drops_request=False, share=share))
+
+    def answer(self, reply: bytes, *commands: str) -> None:
+        """These commands never reach the server from now on: they get this reply."""
+        self._arm(_Rule(frozenset(commands), 1, drops_request=False, share=1, answer=reply))
+
+    def forget(self) -> None:
+        """Have the server forget who is on the connections that are open now: a RESET precedes the next request."""
+        with self._state:
+            for link in self._links:
+                link.forgets = True
 
     def _arm(self, rule: _Rule) -> None:
         with self._state:
@@ -314,7 +335,7 @@ class Proxy:
         link: _Link,
         source: socket.socket,
         target: socket.socket,
-        on_message: Callable[[_Link, bytes], tuple[float, bool]],
+        on_message: Callable[[_Link, bytes], tuple[bytes, bool]],
     ) -> None:
         buffer = bytearray()
         late: _Late | None = None
@@ -324,13 +345,12 @@ class Proxy:
                 while buffer and (end := message_end(buffer)) is not None:
                     message = bytes(buffer[:end])
                     del buffer[:end]
-                    share, goes_on = on_message(link, message)
-                    part = message[: int(share * len(message))]
+                    passed, goes_on = on_message(link, message)
                     if self.delay_s and source is link.server:
                         late = late or _Late(target)
-                        late.send(part, self.delay_s)
+                        late.send(passed, self.delay_s)
                     else:
-                        target.sendall(part)
+                        target.sendall(passed)
                     if not goes_on:
                         return
         except OSError:
@@ -344,30 +364,35 @@ class Proxy:
                     self._links.remove(link)
                 self._state.notify_all()
 
-    def _on_request(self, link: _Link, message: bytes) -> tuple[float, bool]:
-        """How much of it is passed on, from 0 to 1, and whether the connection stays open."""
+    def _on_request(self, link: _Link, message: bytes) -> tuple[bytes, bool]:
+        """What is passed on, and whether the connection stays open."""
         name = command_name(message)
         with self._state:
             self._state.wait_for(lambda: not link.stalled or link not in self._links)
             if link not in self._links:  # cut
-                return 0, False
+                return b"", False
             rule = self._strike(name)
             self.requests[name] += 1
             self._state.notify_all()
             if rule is not None and rule.drops_request:
                 self.dropped.set()
-                return rule.share, False
+                return rule.part_of(message), False
+            passed = _PING if rule is not None and rule.answer else message
+            if link.forgets:
+                link.forgets = False
+                link.in_flight.append((_BY_PROXY, None))
+                passed = _RESET + passed
             link.in_flight.append((name, rule))
-            return 1, True
+            return passed, True
 
-    def _on_reply(self, link: _Link, message: bytes) -> tuple[float, bool]:
+    def _on_reply(self, link: _Link, message: bytes) -> tuple[bytes, bool]:
         """As `_on_request`."""
         with self._state:
             pushed = is_message(message)
             if pushed and self._losing:
                 self.lost += 1
                 self._state.notify_all()
-                return 0, True
+                return b"", True
             name, rule = "", None
             if pushed:
                 rule = self._strike(_MESSAGE)
@@ -376,20 +401,23 @@ class Proxy:
             passes = pushed and self._messages_pass
             self._state.wait_for(lambda: passes or not self._holding or link not in self._links)
             if link not in self._links:  # cut
-                return 0, False
-            if rule is not None:
+                return b"", False
+            if name == _BY_PROXY:
+                return b"", True
+            if rule is not None and not rule.answer:
                 self.dropped.set()
-                return rule.share, False
+                return rule.part_of(message), False
             self.replies[name] += 1
             self._state.notify_all()
-            return 1, True
+            return message if rule is None else rule.answer, True
 
     def _strike(self, name: str) -> _Rule | None:
         """The fault that this request, or message, triggers."""
         for rule in self._rules:
             if name in rule.commands or (not rule.commands and name != _MESSAGE):
                 rule.left -= 1
-                if rule.left == 0:
-                    self._rules.remove(rule)
+                if rule.left <= 0:
+                    if not rule.answer:
+                        self._rules.remove(rule)
                     return rule
         return None

@@ -13,7 +13,7 @@ from redis.exceptions import LockNotOwnedError, NoPermissionError
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.helpers import LockClass
+from tests.helpers import LockClass, dialect_of
 
 NO_SCRIPTS = ("-eval", "-evalsha", "-script")
 NO_COMMAND = ("-command",)
@@ -44,21 +44,25 @@ def exercise(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_native_commands_do_without_scripts(
-    valkey: Server, connect: Connect, acl_user: MakeUser, protocol: int
+    native: Server, connect: Connect, acl_user: MakeUser, protocol: int
 ) -> None:
-    user = acl_user(valkey, *NO_SCRIPTS)
-    exercise(connect(valkey.port, protocol=protocol, **user.options()))
+    user = acl_user(native, *NO_SCRIPTS)
+    exercise(connect(native.port, protocol=protocol, **user.options()))
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [("-delifeq",), ("-delifeq", *NO_COMMAND), NO_COMMAND],
-    ids=["delifeq", "delifeq and command", "command"],
-)
+def no_release(server: Server) -> str:
+    """The rule that forbids what a release is sent as."""
+    release = dialect_of(server).release
+    return "-script" if release is None else f"-{release.decode().lower()}"
+
+
+@pytest.mark.parametrize("forbidden", ["release", "release and command", "command"])
 def test_scripts_do_without_native_commands(
-    valkey: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+    native: Server, connect: Connect, acl_user: MakeUser, forbidden: str
 ) -> None:
-    exercise(connect(valkey.port, **acl_user(valkey, *rules).options()))
+    rules = {"release": [no_release(native)], "command": NO_COMMAND}
+    user = acl_user(native, *(rule for kind in forbidden.split(" and ") for rule in rules[kind]))
+    exercise(connect(native.port, **user.options()))
 
 
 @pytest.mark.parametrize("rules", [NO_COMMAND, ("-client",), ("-script",), ("-eval", "+evalsha", "+script")], ids=str)
@@ -80,10 +84,10 @@ def test_every_server_does_without_hello(
 
 
 def test_release_without_any_means_raises_no_permission(
-    lock_class: LockClass, redis7: Server, connect: Connect, acl_user: MakeUser
+    lock_class: LockClass, scripts_only: Server, connect: Connect, acl_user: MakeUser
 ) -> None:
-    user = acl_user(redis7, *NO_SCRIPTS)
-    lock = lock_class(connect(redis7.port, **user.options()), "name", timeout=10)
+    user = acl_user(scripts_only, *NO_SCRIPTS)
+    lock = lock_class(connect(scripts_only.port, **user.options()), "name", timeout=10)
     lock.acquire()
     with pytest.raises(NoPermissionError):
         lock.extend(10)
@@ -91,14 +95,16 @@ def test_release_without_any_means_raises_no_permission(
         lock.release()
 
 
-def test_release_refused_by_the_server_keeps_the_token(redis7: Server, connect: Connect, acl_user: MakeUser) -> None:
-    user = acl_user(redis7, *NO_SCRIPTS)
-    lock = redislock_fast.Lock(connect(redis7.port, **user.options()), "name", timeout=10)
+def test_release_refused_by_the_server_keeps_the_token(
+    scripts_only: Server, connect: Connect, acl_user: MakeUser
+) -> None:
+    user = acl_user(scripts_only, *NO_SCRIPTS)
+    lock = redislock_fast.Lock(connect(scripts_only.port, **user.options()), "name", timeout=10)
     lock.acquire()
     with pytest.raises(NoPermissionError):
         lock.release()
     assert lock.owned()
-    with redis.Redis(port=redis7.port) as admin:
+    with redis.Redis(port=scripts_only.port) as admin:
         admin.execute_command("ACL", "SETUSER", user.username, "+@all")
     lock.release()
     assert not lock.locked()
@@ -141,8 +147,7 @@ def test_permission_taken_away_while_held(server: Server, connect: Connect, acl_
     exercise(client)
     lock = redislock_fast.Lock(client, "name", timeout=10)
     lock.acquire()
-    forbidden = "-delifeq" if server.kind == "valkey" else "-script"
     with redis.Redis(port=server.port) as admin:
-        admin.execute_command("ACL", "SETUSER", user.username, forbidden)
+        admin.execute_command("ACL", "SETUSER", user.username, no_release(server))
     lock.release()
     assert not lock.locked()

@@ -58,6 +58,16 @@ def test_wrong_type_of_one_name_raises_and_nothing_is_held(
     nothing_left(client, _MANY[at].encode())
 
 
+@pytest.mark.parametrize("use", ["release", "extend", "reacquire"])
+def test_a_name_that_became_no_string_is_lost_and_the_others_are_not(
+    make_locker: MakeLocker, server: Server, client: redis.Redis, use: str
+) -> None:
+    batch = make_locker(server.port).acquire_many(["a", "b", "c"], 60)
+    client.delete("b")
+    client.lpush("b", "x")
+    assert {"a": True, "b": False, "c": True} == getattr(batch, use)(*([10] if use == "extend" else []))
+
+
 @pytest.mark.parametrize("all_or_nothing", [False, True])
 def test_a_forbidden_name_raises_and_nothing_is_held(
     make_locker: MakeLocker, server: Server, client: redis.Redis, acl_user: MakeUser, all_or_nothing: bool

@@ -19,7 +19,7 @@ import redislock_fast
 import redislock_fast.lock
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect
-from tests.helpers import EXTEND_COMMANDS, LockClass, few, once, start, wait_until
+from tests.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, start, wait_until
 from tests.proxy import Proxy
 
 StartServer = Callable[..., Server]
@@ -158,7 +158,7 @@ def test_request_lost_on_the_way_is_repeated(
     if fault == "cut":
         proxy.cut()
     else:
-        proxy.drop_request("DELIFEQ", *EXTEND_COMMANDS)
+        proxy.drop_request(*RELEASE_COMMANDS, *EXTEND_COMMANDS)
     result = lock.extend(20) if use == "extend" else getattr(lock, use)()
     assert result in (True, None)
     assert (fault == "drop_request") == proxy.dropped.is_set()

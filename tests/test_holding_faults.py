@@ -177,9 +177,9 @@ def test_scripts_that_are_flushed_all_the_time(
 
 
 def test_server_without_memory_renews_and_releases(
-    spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
+    spare_server: Callable[..., Server], scripts_only: Server, holders: Holders, losses: Losses, connect: Connect
 ) -> None:
-    server = spare_server("redis")
+    server = spare_server(scripts_only.kind)
     admin = connect(server.port)
     holder = holders.hold(server.port, on_lost=losses, **RENEWED)
     admin.config_set("maxmemory", "1")

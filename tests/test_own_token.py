@@ -332,7 +332,7 @@ def test_found_lock_where_valkey_does_not_allow_everything(
 
 @pytest.mark.parametrize("rules", [("-eval", "-evalsha"), ("-get",)], ids=str)
 def test_found_lock_where_scripts_can_do_nothing_counts_as_anothers(
-    redis7: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+    scripts_only: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
 ) -> None:
-    client = connect(redis7.port, **acl_user(redis7, *rules).options())
+    client = connect(scripts_only.port, **acl_user(scripts_only, *rules).options())
     assert [acquire(client).result for _ in range(2)] == [True, False]

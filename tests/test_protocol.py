@@ -22,7 +22,7 @@ from redislock_fast._protocol import (
 )
 from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
 from redislock_fast._wire import Args, Reply
-from tests.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"
 TOKEN = b"token"
@@ -462,6 +462,7 @@ def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) 
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "NOREPLICAS Not enough good replicas to write.",
         "READONLY You can't write against a read only replica.",
+        "NOAUTH Authentication required.",
         "ERR Error running script (call to f_0): @user_script:7: @user_script: 7: -READONLY You can't write.",
     ],
     ids=lambda text: text.split()[0],
@@ -490,8 +491,8 @@ def test_moved_and_ask_are_redirections(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [WRONGTYPE, f"ERR Error running script (call to f_0): @user_script:7: {WRONGTYPE}"],
-    ids=["plain", "wrapped"],
+    [WRONGTYPE, f"ERR Error running script (call to f_0): @user_script:7: {WRONGTYPE}", DELEX_WRONGTYPE],
+    ids=["plain", "wrapped", "of DELEX"],
 )
 def test_what_is_no_string_is_not_our_lock(text: str) -> None:
     for server in SERVERS:

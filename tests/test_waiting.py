@@ -24,7 +24,7 @@ from redislock_fast._room import Seat
 from redislock_fast._waiting import Waiting
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, start, wait_until
+from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, dialect_of, start, wait_until
 from tests.waiting_helpers import (
     CALLERS,
     FAR_S,
@@ -51,11 +51,15 @@ def holder(client: redis.Redis) -> Lock:
 
 # What is sent
 
-ATTEMPT = {"valkey": ["SET"], "redis": ["SET"], "redis-6.2": ["SET", "GET"]}
-"""One that fails: Redis 6.2 does not say at once whose the lock is."""
 
-RELEASE = {"valkey": ["DELIFEQ"], "redis": ["EVALSHA"], "redis-6.2": ["EVALSHA"]}
-"""Where nobody waits."""
+def attempt_at(server: Server) -> list[str]:
+    """An attempt that fails: Redis 6.2 does not say at once whose the lock is."""
+    return ["SET"] if dialect_of(server).set_get else ["SET", "GET"]
+
+
+def release_at(server: Server) -> list[str]:
+    """A release where nobody waits."""
+    return [(dialect_of(server).release or b"EVALSHA").decode()]
 
 
 def warm(callers: Callers, server: Server, admin: redis.Redis, client_name: str = "waiter") -> Any:
@@ -75,7 +79,7 @@ def test_an_uncontended_pair_is_two_commands(callers: Callers, server: Server, c
         for _ in range(3):
             assert contender.call("acquire")
             contender.release()
-    assert sent.commands == 3 * (["SET"] + RELEASE[server.kind])
+    assert sent.commands == 3 * (["SET", *release_at(server)])
 
 
 def test_a_lock_handed_over_costs_an_attempt_a_wait_and_a_release(
@@ -87,7 +91,7 @@ def test_a_lock_handed_over_costs_an_attempt_a_wait_and_a_release(
         answers = queue_up([waiter], client)
         holder.release()
         hand_round([waiter], answers)
-    assert sent.commands[:-1] == ATTEMPT[server.kind] + ["EVALSHA"]
+    assert sent.commands[:-1] == [*attempt_at(server), "EVALSHA"]
     assert sent.commands[-1] in RELEASE_COMMANDS
 
 
@@ -162,9 +166,9 @@ def test_an_attempt_is_left_out_only_once_and_a_free_lock_taken_nevertheless(
             assert first.call("acquire")
             assert first.call("owned")
             first.release()
-    pair = ["SET", "GET", *RELEASE[server.kind]]
+    pair = ["SET", "GET", *release_at(server)]
     no_attempt = ["EVALSHA", "GET", "EVALSHA"]
-    assert sent.commands == [*ATTEMPT[server.kind], *no_attempt, *pair, *pair]
+    assert sent.commands == [*attempt_at(server), *no_attempt, *pair, *pair]
     assert client.keys() == []
 
 
@@ -369,7 +373,7 @@ def test_a_lock_is_marked_from_when_somebody_waits(
 def test_every_operation_on_a_marked_lock(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, scripts: bool
 ) -> None:
-    if not scripts and server.kind != "valkey":
+    if not scripts and dialect_of(server).release is None:
         pytest.skip("without scripts, only native commands extend and release")
     user = acl_user(server, *([] if scripts else ["-eval", "-evalsha", "-script"]))
     holder = callers.contender(callers.client(server.port, **user.options()), timeout=10)

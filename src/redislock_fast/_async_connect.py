@@ -13,10 +13,10 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 
 from redislock_fast import _dialect, _process
 from redislock_fast._async_pipe import Pipe, new_pipe
-from redislock_fast._connect import connecting_error, settings_of
+from redislock_fast._connect import connecting_error, redis_error, settings_of
 from redislock_fast._loop_end import LoopEnd
 from redislock_fast._room import BROKEN, Room
-from redislock_fast._wire import Args, Lost, NoReply
+from redislock_fast._wire import Args, Lost, NoReply, is_unauthenticated
 
 __all__ = ["AsyncLink", "open_link"]
 
@@ -73,6 +73,7 @@ async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
+        redis.exceptions.AuthenticationError: it wants credentials that the pool does not have.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -95,6 +96,8 @@ async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     try:
         requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = await pipe.call_many(requests, timeout_s)
+        if is_unauthenticated(probed):
+            raise redis_error(str(probed))
     except (Lost, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble) from None

@@ -20,7 +20,7 @@ from redislock_fast._dialect import Dialect
 from redislock_fast._queue import undo_requests
 from redislock_fast._round import Round
 from redislock_fast._standing import Standing
-from redislock_fast._wire import Lost, Reply
+from redislock_fast._wire import Lost, Reply, is_unauthenticated
 
 __all__ = ["Ballot", "end", "insist", "meet", "undo"]
 
@@ -96,15 +96,29 @@ class Ballot:
         """Take a reply, and send the next request if the operation takes more than one."""
         dialect: Any = self._dialect
         self.standing.silent = False
+        if is_unauthenticated(reply):
+            link = self._current_link()
+            if link is not None:
+                self.close(link)
+            return
         if not self.round.take(self.index, reply, dialect):
-            channel = self._channel()
-            link = None if channel is None else channel.link
-            if channel is not None and link is not None and link.dialect is dialect:
+            link = self._current_link()
+            if link is not None:
                 with contextlib.suppress(Lost):  # who waits is told of that
                     link.pipe.post(self.round.request(self.index, dialect), self.answer)
                 return
         self.standing.owed.discard(self)
         self.settled()
+
+    def _current_link(self) -> Any:
+        """The connection on which the request has left, if the channel still uses it; else None."""
+        channel = self._channel()
+        link = None if channel is None else channel.link
+        return link if link is not None and link.dialect is self._dialect else None
+
+    def close(self, link: Any) -> None:
+        """Close a connection that has lost its authentication: each ballot on it is told, as after any break."""
+        link.close()
 
     def settled(self) -> None:
         """There is a verdict."""

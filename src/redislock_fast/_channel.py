@@ -22,8 +22,9 @@ from redislock_fast import _process
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
-from redislock_fast._protocol import Exchange, NotExecuted, Operation
+from redislock_fast._protocol import NOAUTH, Exchange, NotExecuted, Operation
 from redislock_fast._queue import Leave, undo_requests
+from redislock_fast._reauth import take_part
 from redislock_fast._room import Room
 from redislock_fast._standing import Standing
 from redislock_fast._wire import Args, Forked, Lost, NoReply, OnReply, Reply
@@ -128,6 +129,7 @@ class Channel(Encoding, Generic[LinkType]):
         self._undone: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
         self.standing = Standing()
+        take_part(owner, self)
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -201,7 +203,7 @@ class Channel(Encoding, Generic[LinkType]):
                 self.leave_if_silent(link)
             return TimeoutError(str(trouble))
         if isinstance(trouble, NotExecuted):
-            if trouble.code == "READONLY":  # a demoted primary: look for the new one
+            if trouble.code in ("READONLY", NOAUTH):  # a demoted primary: look for the new one; or authenticate anew
                 self._drop(link)
             return redis_error(str(trouble))
         # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
@@ -209,8 +211,12 @@ class Channel(Encoding, Generic[LinkType]):
 
     def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:
         """How long to wait before the next attempt; None to give up."""
-        # A server that answers "later" is asked until the caller's time ends, if it has an end.
-        retries = -1 if deadline is not None and isinstance(trouble, NotExecuted) else self._retry.retries
+        retries = self._retry.retries
+        if isinstance(trouble, NotExecuted):
+            if trouble.code == NOAUTH:  # one new connection is worth a try
+                retries = 1
+            elif deadline is not None:  # a server that answers "later" is asked until the caller's time ends
+                retries = -1
         delay_s = self._retry.delay_s(failures)
         if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline):
             return None
@@ -235,6 +241,17 @@ class Channel(Encoding, Generic[LinkType]):
     def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply nobody waits; see `_wire.Pipe.post`."""
         link.pipe.post(args, on_reply)
+
+    def authenticate(self, request: Args) -> None:
+        """Send new credentials on the connection, in order with all other requests. From any thread.
+
+        The server's answer is not waited for: a connection that goes on with the old credentials is replaced when the
+        server does not accept them any more.
+        """
+        link = self.link
+        if link is not None:
+            with contextlib.suppress(Lost):
+                self.post(link, request)
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""

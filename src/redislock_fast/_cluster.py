@@ -26,7 +26,7 @@ from redis.exceptions import (
 from redislock_fast._channel import Registry
 from redislock_fast._connect import Link, redis_error
 from redislock_fast._many import Many
-from redislock_fast._protocol import Exchange, Look, NotExecuted, Redirected, Refused
+from redislock_fast._protocol import NOAUTH, Exchange, Look, NotExecuted, Redirected, Refused
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._routing import (
     ASKING,
@@ -98,6 +98,9 @@ class _Node(NodeRules[Link], ThreadChannel):
             self._trouble(link, operation, lost, errand.loose)
             return False
         except (NoReply, NotExecuted) as trouble:
+            if isinstance(trouble, NotExecuted) and trouble.code == NOAUTH:
+                self._trouble(link, operation, trouble, errand.loose)
+                return False
             raise self._trouble(link, operation, trouble, errand.loose) from None
         except BaseException:  # an interrupt: the request may be under way
             operation.lost(True)

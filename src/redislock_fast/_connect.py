@@ -22,7 +22,7 @@ from redislock_fast import _core_py, _dialect
 from redislock_fast._implementation import compiled
 from redislock_fast._room import Room
 from redislock_fast._times import MOST_FAILURES, clock
-from redislock_fast._wire import SPIN_US, Args, Lost, NoReply, Pipe
+from redislock_fast._wire import SPIN_US, Args, Lost, NoReply, Pipe, is_unauthenticated
 
 __all__ = ["Link", "RetryPolicy", "connecting_error", "open_link", "own_copy", "redis_error", "settings_of"]
 
@@ -125,6 +125,7 @@ def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
+        redis.exceptions.AuthenticationError: it wants credentials that the pool does not have.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -156,6 +157,8 @@ def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
     try:
         requests = [_dialect.PROBE, _dialect.HELLO, _dialect.CLIENT_INFO]
         probed, greeted, described = pipe.call_many(requests, timeout_s)
+        if is_unauthenticated(probed):
+            raise redis_error(str(probed))
     except (Lost, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble) from None

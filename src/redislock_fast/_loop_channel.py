@@ -45,7 +45,7 @@ from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, R
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import Seat
 from redislock_fast._times import clock
-from redislock_fast._wire import Lost, NoReply, Reply
+from redislock_fast._wire import Args, Lost, NoReply, Reply
 
 __all__ = ["Begun", "LoopChannel"]
 
@@ -422,6 +422,12 @@ class LoopChannel(Channel[AsyncLink]):
         else:
             self._end.kept.pop(self, None)
 
+    def authenticate(self, request: Args) -> None:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in Mailbox.tell
+            super().authenticate(request)
+        elif not self.has_ended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(super().authenticate, request)
+
     async def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
         undoing = self._next_undoing()
@@ -457,6 +463,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
+        self._ended.set()  # so that `authenticate` leaves the parent's loop alone
         for channel in (self, *self._beside):
             if channel.link is not None:
                 channel.link.pipe.abandon()

@@ -199,6 +199,9 @@ class _LoopBallot(Ballot):
             self.skip(standing.trouble)
         self.start_again()
 
+    def close(self, link: Any) -> None:
+        asyncio.get_running_loop().call_soon(link.close)  # the pipe that calls this has more replies to hand out
+
     def settled(self) -> None:
         self.standing.asked.discard(self)
         if self._meeting is not None:

@@ -29,6 +29,7 @@ from redislock_fast._wire import Args, Reply
 
 __all__ = [
     "HANDED_OVER",
+    "NOAUTH",
     "Acquire",
     "Exchange",
     "Extend",
@@ -47,7 +48,13 @@ __all__ = [
 HANDED_OVER = 2
 """What a release answers when a waiter has the lock now."""
 
-_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY"})
+_DELEX_WRONGTYPE = "should be of string type"
+"""Part of what Redis 8.4 and later answer to `DELEX key IFEQ` instead of WRONGTYPE."""
+
+NOAUTH = "NOAUTH"
+"""The code of the error that means: this connection has lost its authentication, or never had any."""
+
+_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
 
 
 class NotExecuted(Exception):
@@ -161,7 +168,7 @@ class TokenOperation:
             for word in text.split():
                 if word.startswith("-") and word[1:] in _TRY_LATER:
                     raise NotExecuted(word[1:], text)
-            if "WRONGTYPE" in text:
+            if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
                 return "WRONGTYPE"
         return code
 

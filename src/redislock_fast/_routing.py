@@ -33,7 +33,7 @@ from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
 from redislock_fast._names import slot_of
-from redislock_fast._protocol import Exchange, NotExecuted, Redirected
+from redislock_fast._protocol import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Bulk, Lost, Reply
 
@@ -217,17 +217,19 @@ class ClusterRules(Channel[LinkType]):
 class NodeRules(Channel[LinkType]):
     """What a channel to a node does otherwise than one to a server: it leaves to the cluster's when and where to retry.
 
-    But a connection that was closed while idle is found out by the request that it fails: that is tried again at once.
+    But a connection that was closed while idle, or has lost its authentication, is found out by the request that it
+    fails: that is tried again at once.
     """
 
     def _trouble(
         self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
     ) -> Exception:
         error = super()._trouble(link, operation, trouble, loose)
-        return trouble if isinstance(trouble, NotExecuted) else error
+        return trouble if isinstance(trouble, NotExecuted) and trouble.code != NOAUTH else error
 
     def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:  # noqa: ARG002  # as the cluster's
-        return 0.0 if failures == 1 and isinstance(trouble, Lost) else None
+        is_of_connection = isinstance(trouble, Lost) or (isinstance(trouble, NotExecuted) and trouble.code == NOAUTH)
+        return 0.0 if failures == 1 and is_of_connection else None
 
 
 def slot_node(client: Any, key: bytes) -> Any:

@@ -34,7 +34,7 @@ from redislock_fast._steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._tally import PythonTally, new_tally
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
-from redislock_fast._wire import MISSING, Mailbox
+from redislock_fast._wire import MISSING, Lost, Mailbox, is_unauthenticated
 
 __all__ = ["ThreadQuorum"]
 
@@ -217,11 +217,14 @@ def _ask_at_once(channels: Sequence[ThreadChannel], round_: Round, ballots: list
             link = links[index]
             channel = channels[index]
             channel.standing.note_wait(tally.waited_s[place])
-            if reply is not MISSING and round_.take(index, reply, link.dialect):
+            lost = tally.lost[place]
+            if is_unauthenticated(reply):
+                link.close()
+                lost = Lost(False, str(reply))
+            elif reply is not MISSING and round_.take(index, reply, link.dialect):
                 continue
             ballot = _ThreadBallot(channel, round_, index)
             ballots.append(ballot)
-            lost = tally.lost[place]
             if lost is not None:
                 ballot.lose(lost.sent, lost)
             elif reply is MISSING:

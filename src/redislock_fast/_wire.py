@@ -31,6 +31,7 @@ __all__ = [
     "Reply",
     "is_answer",
     "is_answer_to",
+    "is_unauthenticated",
     "new_reader",
 ]
 
@@ -243,6 +244,11 @@ def is_answer_to(push: list[Reply], request: Args | None) -> bool:
         return False
     command, channel = request
     return type(command) is bytes and push[:2] == [command.lower(), channel]
+
+
+def is_unauthenticated(reply: Reply) -> bool:
+    """Whether a reply says that the server does not accept requests on this connection: nothing was executed."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOAUTH")
 
 
 def new_reader() -> hiredis.Reader:
