@@ -102,7 +102,7 @@ def _raise(error: BaseException) -> None:
 
 @final
 class _Slot:
-    """Where other replies go than one for a waiting caller: many for one caller, one for nobody, and a subscription's."""
+    """Where replies go, but one for a waiting caller: many for one caller, one for nobody, and a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 

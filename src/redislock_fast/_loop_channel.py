@@ -463,7 +463,7 @@ class LoopChannel(Channel[AsyncLink]):
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
-        self._ended.set()  # so that `authenticate` leaves the parent's loop alone
+        self._end.has_come = True  # so that `authenticate` leaves the parent's loop alone
         for channel in (self, *self._beside):
             if channel.link is not None:
                 channel.link.pipe.abandon()
