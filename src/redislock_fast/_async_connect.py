@@ -14,7 +14,8 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from redis.asyncio.retry import Retry
@@ -41,10 +42,11 @@ class AsyncLink:
         dialect: what the server understands.
         ending: what ends it when another connection sends it; None where the server does not tell.
         room: who waits on it for messages; None where none can come.
+        callers: tell each caller that waits for the reply to a posted request; told BROKEN when it cannot come.
         timeout_s: how long the pool's settings let a reply take; below 0 for ever.
     """
 
-    __slots__ = ("_end", "dialect", "ending", "pipe", "room", "timeout_s")
+    __slots__ = ("_end", "callers", "dialect", "ending", "pipe", "room", "timeout_s")
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class AsyncLink:
         self._end = end
         self.timeout_s = timeout_s
         self.room: Room | None = None
+        self.callers: set[Callable[[object], None]] = set()
+        pipe.closed.add_done_callback(partial(_tell_all, self.callers))
         if dialect.push:
             self.room = room = Room(dialect)
             pipe.on_push = room.hear
@@ -68,6 +72,11 @@ class AsyncLink:
     def close(self) -> None:
         """Break the pipe; whoever still waits is told."""
         self.pipe.close()
+
+
+def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
+    for tell in list(callers):
+        tell(BROKEN)
 
 
 async def _close_at_the_end(pipe: Pipe) -> AsyncGenerator[None]:

@@ -306,11 +306,13 @@ class LockBase:
         """
         if token == before:
             return False
-        taken = attempt is not None and attempt.token is token and attempt.result
-        noted = local.token == token and (taken or brought is None)  # else by another who has brought the same token
+        acquired = attempt is not None and attempt.token is token and attempt.result
+        noted = local.token == token and (acquired or brought is None)  # else by another who has brought the same token
         if noted:
             local.token = None
-        return noted or taken
+        if brought is not None:
+            return acquired and attempt is not None and attempt.took
+        return noted or acquired
 
     def _undo_unnoticed(
         self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
@@ -325,11 +327,12 @@ class LockBase:
 
         Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
         """
-        if not waiting.queues and not (waiting.attempt is not None and waiting.attempt.result):
+        attempt = waiting.attempt
+        if not waiting.queues and not (attempt is not None and attempt.result):
             return False
         if local.token == waiting.token:
             local.token = None
-        return True
+        return waiting.queues or (attempt is not None and attempt.took)
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.

@@ -237,14 +237,26 @@ class KeepingBase(LockBase, Keeper):
                 terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
         return tenure
 
-    def _give_up(self, local: Holding, token: bytes) -> tuple[bytes, bytes]:
-        """The acquire failed after it had the lock. Returns what must be undone."""
+    def _give_up(self, local: Holding, trial: Trial, before: bytes | None, brought: Any) -> list[tuple[bytes, bytes]]:
+        """The acquire failed. Returns what must be undone.
+
+        Args:
+            local: the caller's holding.
+            trial: what the acquire has got.
+            before: the token that was held till then.
+            brought: the token as the caller brought it; None where the caller did not.
+        """
+        token = trial.token
+        if token is None or token == before:
+            return []
         tenure = local.tenure
         if tenure is not None and tenure.token == token:
             self._forget(local, tenure)
         if local.token == token:  # where the token is shared, another may have acquired meanwhile
             local.token = None
-        return self._key, token
+        attempt = trial.attempt
+        took = attempt is not None and attempt.token == token and attempt.took
+        return [(self._key, token)] if brought is None or took else []
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The token of what is to be prolonged, instead of acquiring with this token."""

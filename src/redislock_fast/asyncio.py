@@ -280,12 +280,12 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                 await drive(self._transport, self._completing(terms, trial))
                 self._keep(self._begin(terms, local, trial, asked_at, task))
         except GeneratorExit:
-            if trial.token is not None and trial.token is not before:
-                self._transport.undo_dropped(loop, [self._give_up(local, trial.token)])
+            if left := self._give_up(local, trial, before, token):
+                self._transport.undo_dropped(loop, left)
             raise
         except BaseException:  # whatever it is: the lock is not held
-            if trial.token is not None and trial.token is not before:
-                self._transport.undo([self._give_up(local, trial.token)])
+            if left := self._give_up(local, trial, before, token):
+                self._transport.undo(left)
             raise
         return True
 
