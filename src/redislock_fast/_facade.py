@@ -234,6 +234,14 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
+    _may_be_marked = True
+
+    @classmethod
+    def _note_hooks(cls, original: type) -> None:
+        """Note, once for the class, whether its tokens may be marked: its own hooks may compare them."""
+        hooks = "do_release", "do_extend", "do_reacquire"
+        cls._may_be_marked = all(getattr(cls, hook) is getattr(original, hook) for hook in hooks)
+
     _attempt_kind: type[Acquire] = Acquire  # with a token made here
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
 
@@ -241,9 +249,14 @@ class LockBase:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
             fresh = new_token()
-            if self.lua_release is RELEASE and self.lua_extend is EXTEND and self.lua_reacquire is REACQUIRE:
+            if (
+                self._may_be_marked
+                and self.lua_release is RELEASE
+                and self.lua_extend is EXTEND
+                and self.lua_reacquire is REACQUIRE
+            ):
                 return fresh
-            return fresh[len(MARKER) :]  # scripts of a class's own know nothing of marks
+            return fresh[len(MARKER) :]  # hooks and scripts of a class's own know nothing of marks
         encoded: bytes = self._transport.encode(token)
         return encoded
 

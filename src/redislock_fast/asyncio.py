@@ -78,6 +78,10 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
 
     _is_for_tasks = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._note_hooks(Lock)
+
     @staticmethod
     def _transport_of(client: Any) -> Transport:
         return transport_of(client)

@@ -86,6 +86,10 @@ class Lock(KeepingBase, redis.lock.Lock):
 
     _transport: Transport
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._note_hooks(Lock)
+
     @staticmethod
     def _transport_of(client: Any) -> Transport:
         return transport_of(client)
