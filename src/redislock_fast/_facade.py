@@ -407,7 +407,7 @@ class LockBase:
         self.register_scripts()
 
 
-_NOT_PICKLED = {"local", "_transport", "_generation"}
+_NOT_PICKLED = {"local", "_attached", "_transport", "_generation"}
 
 
 _AnyLock = TypeVar("_AnyLock", bound=LockBase)

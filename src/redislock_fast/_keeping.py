@@ -356,7 +356,8 @@ class KeepingBase(LockBase, Keeper):
     def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
         """Hold a lock that was detached, here or in another process. Nothing is sent.
 
-        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact.
+        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact. A `with` block
+        of the lock takes it as it is attached, and raises LockLostError where it is lost.
 
         Args:
             client: as for the class.
@@ -385,7 +386,27 @@ class KeepingBase(LockBase, Keeper):
             trial.publish(local)
         else:
             lock._keep(lock._begin(lock._terms, local, trial, task=current_task()))
+        lock._attached = handle.token
         return lock
+
+    _attached: bytes | None = None  # what `attach` held, until a block enters it
+
+    def _enter_attached(self) -> bool:
+        """Enter what was attached, without an acquire. Returns False where that is not what the caller holds now.
+
+        Raises:
+            LockLostError: the lock was lost.
+        """
+        held = self._held()
+        if held.token is not self._attached:  # not the same object: released, and perhaps acquired again
+            return False
+        tenure = self._tenure_of(held)
+        if clock() >= self._deadline(held):
+            if tenure is not None:
+                raise self._lost_error("enter", tenure)
+            raise LockLostError("Cannot enter a lock that was lost", lock_name=self.name, reason=LossReason.EXPIRED)
+        self._attached = None
+        return True
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:
         """End a tenure, whatever becomes of the lock."""

@@ -478,12 +478,13 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
     # ---- async with ----
 
     async def __aenter__(self) -> Lock:
-        """Acquire.
+        """Acquire, or take what was attached.
 
         Raises:
+            LockLostError: what was attached is lost.
             redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
         """
-        if await self.acquire():
+        if (self._attached is not None and self._enter_attached()) or await self.acquire():
             return self
         raise LockError(NOT_ENTERED, lock_name=self.name)
 

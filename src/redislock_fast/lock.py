@@ -626,12 +626,13 @@ class Lock(KeepingBase, redis.lock.Lock):
     # ---- with ----
 
     def __enter__(self) -> Lock:
-        """Acquire.
+        """Acquire, or take what was attached.
 
         Raises:
+            LockLostError: what was attached is lost.
             redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
         """
-        if self.acquire():
+        if (self._attached is not None and self._enter_attached()) or self.acquire():
             return self
         raise LockError(NOT_ENTERED, lock_name=self.name)
 
