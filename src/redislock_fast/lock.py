@@ -528,17 +528,13 @@ class Lock(KeepingBase, redis.lock.Lock):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
-            before = self.local.lease
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
+            prolonging = self.local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
                 self._transport.execute(operation)
-            except BaseException:
-                if replace_ttl and operation.unsettled:
-                    self.local.shorten(token, operation.sent_at + add_ms / 1000)
-                raise
+            finally:
+                self.local.prolonged(prolonging, operation, add_ms)
             extended = operation.result
-            if extended:
-                self.local.prolong(token, operation.expires_at, before)
         if not extended:
             raise self._lost("extend")
         return True
@@ -571,17 +567,13 @@ class Lock(KeepingBase, redis.lock.Lock):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            before = self.local.lease
             operation = _protocol.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
+            prolonging = self.local.begin_prolonging(token, ttl_ms)
             try:
                 self._transport.execute(operation)
-            except BaseException:
-                if operation.unsettled:
-                    self.local.shorten(token, operation.sent_at + ttl_ms / 1000)
-                raise
+            finally:
+                self.local.prolonged(prolonging, operation)
             held = operation.result
-            if held:
-                self.local.prolong(token, operation.sent_at + ttl_ms / 1000, before)
         if not held:
             raise self._lost("reacquire")
         return True
