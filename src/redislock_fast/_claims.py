@@ -1,4 +1,4 @@
-"""What attempts by a caller's own token have taken, as the replies to their requests say.
+"""The keys that attempts by a caller's own token have taken, as the replies to their requests say.
 
 Another holder may have the same token, so an attempt of unknown outcome is not undone for that alone: it would delete
 that holder's lock. It is undone when a reply says that the attempt itself took the key. That reply is heard also after
@@ -50,7 +50,7 @@ class Claims:
 
 
 class Claim:
-    """What attempts with one key and one token have taken and nobody holds.
+    """Whether attempts with one key and one token have taken the key and nobody holds it.
 
     Attributes:
         under_way: how many attempts have not ended.

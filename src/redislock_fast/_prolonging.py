@@ -1,6 +1,6 @@
 """Until when a lease is certainly valid while several requests prolong it at once.
 
-What is certain, of requests that were all executed at times and in an order that nobody knows:
+The times and the order in which the server executes the requests are not known. These facts are certain:
 
 - The request that was executed last was executed after each of the others was sent. So a lease that it set ends no
   earlier than its ttl after the latest of these times.

@@ -68,7 +68,7 @@ class _Asking:
     """An operation as it is sent to the node that ASK has named."""
 
     many = True
-    claim: Claim | None = None  # a late reply from a slot that moves is not heard: what it took is left to its ttl
+    claim: Claim | None = None  # a late reply from a slot that moves is not heard: its key is left to its ttl
 
     def __init__(self, operation: Exchange) -> None:
         self._operation = operation

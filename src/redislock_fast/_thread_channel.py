@@ -403,7 +403,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 except NoReply:
                     silent.append(link)
                 except Lost:
-                    pass  # what it took is left to its ttl
+                    pass  # a key that it took is left to its ttl
         finally:
             self.inside.discard(thread)
             self._unheard.update(silent)
