@@ -33,7 +33,7 @@ from tests.holding_helpers import (
     assert_believes_no_more_than_is_true,
     until_passed,
 )
-from tests.waiting_helpers import FAR_S
+from tests.waiting_helpers import FAR_S, Contender
 
 CANARY = "canary-token"
 OTHER = "canary of another"
@@ -272,6 +272,67 @@ def test_handle_that_says_nothing_of_its_lease_is_not_believed(
     assert attached.lock.remaining() == 0.0
     assert attached.call("reacquire")
     assert attached.lock.valid
+
+
+def in_block(holder: Contender, body: Callable[[], object]) -> None:
+    """Run the body in a `with` or `async with` block of the lock."""
+    lock = holder.lock
+
+    def block() -> None:
+        with lock:
+            body()
+
+    async def async_block() -> None:
+        async with lock:
+            body()
+
+    lock.in_block = block if hasattr(lock, "__enter__") else async_block
+    holder.call("in_block")
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True, "fencing": True}], ids=["plain", "on terms"])
+def test_block_takes_what_was_attached(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S, fencing=True).call("detach")
+    attached = holders.attach(valkey.port, handle, blocking=False, **settings)
+    inside: list[object] = []
+    in_block(attached, lambda: inside.extend((valkey_client.get("name"), attached.lock.valid, attached.lock.fence)))
+    assert inside == [handle.token, True, handle.fence]
+    assert not valkey_client.exists("name")
+    in_block(attached, lambda: inside.append(valkey_client.get("name")))
+    assert inside[-1] not in (None, handle.token)
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=["plain", "on terms"])
+def test_block_of_a_lock_that_arrived_lost_raises(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    handle = holders.hold(valkey.port, timeout=BRIEF_S).call("detach")
+    wait_until(lambda: not valkey_client.exists("name"), "the ttl passes")
+    attached = holders.attach(valkey.port, handle, **settings)
+    for _ in range(2):
+        with pytest.raises(LockLostError, match="enter"):
+            in_block(attached, lambda: None)
+        assert not valkey_client.exists("name")
+
+
+def test_block_after_a_release_of_what_was_attached_acquires(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
+    attached = holders.attach(valkey.port, handle, blocking=False)
+    attached.release()
+    valkey_client.set("name", OTHER)
+    with pytest.raises(LockError, match="Unable to acquire"):
+        in_block(attached, lambda: None)
+    assert valkey_client.get("name") == OTHER.encode()
+
+
+def test_attached_lock_is_pickled_without_its_token(holders: Holders, valkey: Server) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
+    attached = holders.attach(valkey.port, handle)
+    assert handle.token not in pickle.dumps(attached.lock)
 
 
 def test_handle_of_a_lock_that_does_not_expire(holders: Holders, valkey: Server) -> None:

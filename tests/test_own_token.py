@@ -12,16 +12,16 @@ import redis
 from redis.exceptions import ResponseError
 
 from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._own_token import AcquireOwn
+from redislock_fast._own_token import AcquireOwn, has_taken
 from redislock_fast._protocol import Acquire, NotExecuted, Redirected, Refused
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK
 from redislock_fast._transport import transport_of
-from redislock_fast._wire import Reply
+from redislock_fast._wire import Args, Reply
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.helpers import EXTEND_COMMANDS, once, wait_until
+from tests.helpers import EXTEND_COMMANDS, once
 from tests.model import SERVERS, WRONGTYPE, Entry, Model
 from tests.proxy import Proxy
 
@@ -171,13 +171,35 @@ def test_look_of_unknown_outcome_leaves_the_earlier_lock_alone() -> None:
 
 
 @EACH_SERVER
-def test_set_of_unknown_outcome_is_undone_though_an_earlier_lock_was_found(server: str) -> None:
+def test_set_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> None:
     pen = _Pen(server)
     pen.model.put(KEY, TOKEN, 30_000)
     pen.send()
     pen.operation.lost(True)
     pen.step_until_found()
-    assert pen.operation.to_undo(failed=True) == [(KEY, TOKEN)]
+    assert pen.operation.to_undo(failed=True) == []
+
+
+@EACH_SERVER
+def test_attempt_took_what_was_free_and_not_what_it_found(server: str) -> None:
+    free, found = _Pen(server), _Pen(server)
+    found.model.put(KEY, TOKEN, 30_000)
+    for pen in (free, found):
+        pen.finish()
+        assert pen.operation.result
+    assert (free.operation.took, found.operation.took) == (True, False)
+
+
+@EACH_SERVER
+def test_reply_says_whether_its_request_took_the_key(server: str) -> None:
+    pen = _Pen(server)
+    request = pen.operation.request(pen.dialect, pen.now)
+    assert has_taken(request, pen.model.execute(request))
+    assert not has_taken(request, pen.model.execute(request))
+    assert not has_taken(request, NOPERM)
+    reacquire: Args = (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", 60_000)
+    for reply in (b"OK", None):
+        assert not has_taken(reacquire, reply)
 
 
 @EACH_SERVER
@@ -200,7 +222,7 @@ def test_lock_that_may_be_its_own_and_may_not_be_reacquired_is_an_error(server: 
     pen.forbid_to_reacquire()
     with pytest.raises(Refused, match="NOPERM"):
         pen.finish()
-    assert pen.operation.to_undo(failed=True) == [(KEY, TOKEN)]
+    assert pen.operation.to_undo(failed=True) == []
 
 
 def test_lock_that_may_not_be_read_counts_as_anothers() -> None:
@@ -311,15 +333,16 @@ def test_failed_reacquire_leaves_the_earlier_lock_alone(proxy: Proxy, connect: C
     assert client.get(KEY) == TOKEN
 
 
-def test_failed_set_is_undone_and_the_earlier_lock_with_it(proxy: Proxy, connect: Connect) -> None:
+def test_failed_set_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect) -> None:
     client = connect(proxy.port, retry=once())
     acquire(client)
     proxy.drop_reply("SET")
     proxy.refuse()
     with pytest.raises(redis.ConnectionError):
         acquire(client)
+    assert channel_of(client).idle
     proxy.accept()
-    wait_until(lambda: not client.exists(KEY), "the undoing")
+    assert client.get(KEY) == TOKEN
 
 
 @pytest.mark.parametrize("rules", [("-delifeq",), ("-eval", "-evalsha"), ("-get",)], ids=str)

@@ -302,6 +302,46 @@ def test_a_class_with_a_script_of_its_own_is_never_marked(
     assert client.keys() == []
 
 
+def comparing_hooks(callers: Callers, client: redis.Redis) -> dict[str, Any]:
+    """The hooks of a class that compares tokens itself, each to what it does where they are the same."""
+
+    def hook_of(act: Callable[..., object]) -> Any:
+        def hook(self: Any, *args: Any) -> bool:
+            if client.get(self.name) != self.local.token:
+                raise LockNotOwnedError("the key does not hold the token", lock_name=self.name)
+            act(self, *args)
+            return True
+
+        async def async_hook(self: Any, *args: Any) -> bool:
+            return hook(self, *args)
+
+        return hook if isinstance(callers, Threads) else async_hook
+
+    return {
+        "do_release": hook_of(lambda self, _: client.delete(self.name)),
+        "do_extend": hook_of(lambda self, additional_time, _: client.expire(self.name, additional_time)),
+        "do_reacquire": hook_of(lambda self: client.expire(self.name, self.timeout)),
+    }
+
+
+@pytest.mark.parametrize("overridden", ["do_release", "do_extend", "do_reacquire"])
+def test_a_class_with_a_hook_that_compares_tokens_is_never_marked(
+    callers: Callers, server: Server, client: redis.Redis, overridden: str
+) -> None:
+    kind = own_kind(callers, **{overridden: comparing_hooks(callers, client)[overridden]})
+    kind = type("Derived", (kind,), {})
+    holder = contender_of(callers, kind, server.port, timeout=int(FAR_S))
+    assert holder.call("acquire")
+    waiter = callers.contender(callers.client(server.port), **LATE)
+    answers = queue_up_and_watch([waiter], client)
+    assert client.get("name") == holder.lock.local.token
+    assert holder.call("extend", 2 * int(FAR_S)) is True
+    assert holder.call("reacquire") is True
+    holder.release()
+    hand_round([waiter], answers)
+    assert client.keys() == []
+
+
 def test_a_class_with_a_do_acquire_of_its_own_polls_through_it(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:

@@ -5,6 +5,8 @@ Must not know: locks, retries, waiting callers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis.asyncio.retry import Retry
@@ -29,10 +31,11 @@ class AsyncLink:
         dialect: what the server understands.
         ending: what ends it when another connection sends it; None where the server does not tell.
         room: who waits on it for messages; None where none can come.
+        callers: tell each caller that waits for the reply to a posted request; told BROKEN when it cannot come.
         timeout_s: how long the pool's settings let a reply take; below 0 for ever.
     """
 
-    __slots__ = ("_end", "_generation", "dialect", "ending", "pipe", "room", "timeout_s")
+    __slots__ = ("_end", "_generation", "callers", "dialect", "ending", "pipe", "room", "timeout_s")
 
     def __init__(
         self,
@@ -49,6 +52,8 @@ class AsyncLink:
         self._generation = _process.generation
         self.timeout_s = timeout_s
         self.room: Room | None = None
+        self.callers: set[Callable[[object], None]] = set()
+        pipe.closed.add_done_callback(partial(_tell_all, self.callers))
         if dialect.push:
             self.room = room = Room(dialect)
             pipe.on_push = room.hear
@@ -61,6 +66,11 @@ class AsyncLink:
     def __del__(self) -> None:
         if self._generation == _process.generation:  # else the loop is the parent's
             self._end.retire(self.pipe)
+
+
+def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
+    for tell in list(callers):
+        tell(BROKEN)
 
 
 async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:

@@ -121,17 +121,13 @@ class ProlongingBase(KeepingBase):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(await self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
-            before = local.lease
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, local.expires_at(token))
+            prolonging = local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
                 await self._transport.execute(operation)
-            except BaseException:
-                if replace_ttl and operation.unsettled:
-                    local.shorten(token, operation.sent_at + add_ms / 1000)
-                raise
+            finally:
+                local.prolonged(prolonging, operation, add_ms)
             extended = operation.result
-            if extended:
-                local.prolong(token, operation.expires_at, before)
         if not extended:
             raise self._lost("extend")
         return True
@@ -165,17 +161,13 @@ class ProlongingBase(KeepingBase):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(await self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            before = local.lease
             operation = _protocol.Reacquire(self._key, token, ttl_ms, local.queued == token)
+            prolonging = local.begin_prolonging(token, ttl_ms)
             try:
                 await self._transport.execute(operation)
-            except BaseException:
-                if operation.unsettled:
-                    local.shorten(token, operation.sent_at + ttl_ms / 1000)
-                raise
+            finally:
+                local.prolonged(prolonging, operation)
             held = operation.result
-            if held:
-                local.prolong(token, operation.sent_at + ttl_ms / 1000, before)
         if not held:
             raise self._lost("reacquire")
         return True

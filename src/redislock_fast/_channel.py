@@ -19,6 +19,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast import _process
+from redislock_fast._claims import Claims
 from redislock_fast._connect import RetryPolicy, redis_error
 from redislock_fast._dialect import Dialect
 from redislock_fast._many import Many
@@ -128,6 +129,7 @@ class Channel(Encoding, Generic[LinkType]):
         self.link: LinkType | None = None
         self._undone: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
+        self.claims = Claims(self.undo)
         self.standing = Standing()
         take_part(owner, self)
 
@@ -228,8 +230,11 @@ class Channel(Encoding, Generic[LinkType]):
         """Undo an acquire that failed although the server may have, or may yet, execute it.
 
         On each connection the undoing goes behind the attempt, so that in whatever order the connections are read, the
-        last word on each is the undoing.
+        last word on each is the undoing. An attempt by a caller's own token is undone by its claim alone.
         """
+        claim, operation.claim = operation.claim, None
+        if claim is not None:
+            claim.end(operation.result)
         entries = operation.to_undo(failed)
         if entries:
             for link in loose:

@@ -234,6 +234,14 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
+    _may_be_marked = True
+
+    @classmethod
+    def _note_hooks(cls, original: type) -> None:
+        """Note, once for the class, whether its tokens may be marked: its own hooks may compare them."""
+        hooks = "do_release", "do_extend", "do_reacquire"
+        cls._may_be_marked = all(getattr(cls, hook) is getattr(original, hook) for hook in hooks)
+
     _attempt_kind: type[Acquire] = Acquire  # with a token made here
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
 
@@ -241,9 +249,14 @@ class LockBase:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
             fresh = new_token()
-            if self.lua_release is RELEASE and self.lua_extend is EXTEND and self.lua_reacquire is REACQUIRE:
+            if (
+                self._may_be_marked
+                and self.lua_release is RELEASE
+                and self.lua_extend is EXTEND
+                and self.lua_reacquire is REACQUIRE
+            ):
                 return fresh
-            return fresh[len(MARKER) :]  # scripts of a class's own know nothing of marks
+            return fresh[len(MARKER) :]  # hooks and scripts of a class's own know nothing of marks
         encoded: bytes = self._transport.encode(token)
         return encoded
 
@@ -310,11 +323,13 @@ class LockBase:
         """
         if token == before:
             return False
-        taken = attempt is not None and attempt.token is token and attempt.result
-        noted = local.token == token and (taken or brought is None)  # else by another who has brought the same token
+        acquired = attempt is not None and attempt.token is token and attempt.result
+        noted = local.token == token and (acquired or brought is None)  # else by another who has brought the same token
         if noted:
             local.token = None
-        return noted or taken
+        if brought is not None:
+            return acquired and attempt is not None and attempt.took
+        return noted or acquired
 
     def _undo_unnoticed(
         self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
@@ -329,11 +344,12 @@ class LockBase:
 
         Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
         """
-        if not waiting.queues and not (waiting.attempt is not None and waiting.attempt.result):
+        attempt = waiting.attempt
+        if not waiting.queues and not (attempt is not None and attempt.result):
             return False
         if local.token == waiting.token:
             local.token = None
-        return True
+        return waiting.queues or (attempt is not None and attempt.took)
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
@@ -396,7 +412,7 @@ class LockBase:
         self.register_scripts()
 
 
-_NOT_PICKLED = {"local", "_transport", "_generation"}
+_NOT_PICKLED = {"local", "_attached", "_transport", "_generation"}
 
 
 _AnyLock = TypeVar("_AnyLock", bound=LockBase)

@@ -265,14 +265,26 @@ class KeepingBase(LockBase, Keeper):
                 terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
         return tenure
 
-    def _give_up(self, local: Holding, token: bytes) -> tuple[bytes, bytes]:
-        """The acquire failed after it had the lock. Returns what must be undone."""
+    def _give_up(self, local: Holding, trial: Trial, before: bytes | None, brought: Any) -> list[tuple[bytes, bytes]]:
+        """The acquire failed. Returns what must be undone.
+
+        Args:
+            local: the caller's holding.
+            trial: what the acquire has got.
+            before: the token that was held till then.
+            brought: the token as the caller brought it; None where the caller did not.
+        """
+        token = trial.token
+        if token is None or token == before:
+            return []
         tenure = local.tenure
         if tenure is not None and tenure.token == token:
             self._forget(local, tenure)
         if local.token == token:  # where the token is shared, another may have acquired meanwhile
             local.token = None
-        return self._key, token
+        attempt = trial.attempt
+        took = attempt is not None and attempt.token == token and attempt.took
+        return [(self._key, token)] if brought is None or took else []
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The token of what is to be prolonged, instead of acquiring with this token."""
@@ -386,7 +398,8 @@ class KeepingBase(LockBase, Keeper):
     def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
         """Hold a lock that was detached, here or in another process. Nothing is sent.
 
-        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact.
+        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact. A `with` block
+        of the lock takes it as it is attached, and raises LockLostError where it is lost.
 
         Args:
             client: as for the class.
@@ -415,7 +428,27 @@ class KeepingBase(LockBase, Keeper):
             trial.publish(local)
         else:
             lock._keep(lock._begin(lock._terms, local, trial, task=current_task()))
+        lock._attached = handle.token
         return lock
+
+    _attached: bytes | None = None  # what `attach` held, until a block enters it
+
+    def _enter_attached(self) -> bool:
+        """Enter what was attached, without an acquire. Returns False where that is not what the caller holds now.
+
+        Raises:
+            LockLostError: the lock was lost.
+        """
+        held = self._held()
+        if held.token is not self._attached:  # not the same object: released, and perhaps acquired again
+            return False
+        tenure = self._tenure_of(held)
+        if clock() >= self._deadline(held):
+            if tenure is not None:
+                raise self._lost_error("enter", tenure)
+            raise LockLostError("Cannot enter a lock that was lost", lock_name=self.name, reason=LossReason.EXPIRED)
+        self._attached = None
+        return True
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:
         """End a tenure, whatever becomes of the lock."""

@@ -38,9 +38,11 @@ from redislock_fast._channel import (
     UNDO_LIMIT_S,
     Channel,
 )
+from redislock_fast._claims import Claim, Heard
 from redislock_fast._connect import own_copy, redis_error
 from redislock_fast._loop_end import LoopEnd
 from redislock_fast._many import Many
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import Seat
@@ -199,6 +201,8 @@ class LoopChannel(Channel[AsyncLink]):
             asyncio.CancelledError: the caller was cancelled. An acquire is undone.
         """
         tidies = loose is None
+        if tidies and isinstance(operation, AcquireOwn):
+            self.claims.begin(operation)
         now = clock()
         deadline = None if limit_s is None or limit_s > FOREVER_S else now + limit_s
         failures = 0
@@ -226,6 +230,8 @@ class LoopChannel(Channel[AsyncLink]):
                     timeout_s = self.timeout_s if deadline is None else self._bounded_s(deadline - now)
                     dialect = link.dialect
                     call: Any = link.pipe.call_many if operation.many else link.pipe.call
+                    if operation.claim is not None:
+                        call = partial(self._call_heard, link, operation.claim)
                     while not operation.feed(await call(operation.request(dialect, now), timeout_s), dialect):
                         now = clock()
                     break
@@ -265,8 +271,29 @@ class LoopChannel(Channel[AsyncLink]):
             # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
             link = loose = call = None
             raise
-        if tidies and operation.unsettled:
+        if tidies and (operation.unsettled or operation.claim is not None):
             self.tidy(operation, loose or [], failed=False)
+
+    async def _call_heard(self, link: AsyncLink, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`Pipe.call` for an attempt by a caller's own token, whose reply is heard however late it comes."""
+        callers, listener = link.callers, link.pipe.listener()
+        tell = partial(link.pipe.tell, listener)
+        heard = Heard(claim, request, tell)
+        link.pipe.post(request, heard)
+        del link  # an error keeps this frame
+        callers.add(tell)
+        timer = None if timeout_s < 0 else self._loop.call_later(timeout_s, tell, None)
+        try:
+            told = await listener
+        finally:
+            heard.tell = None
+            callers.discard(tell)
+            if timer is not None:
+                timer.cancel()
+            del tell, listener, timer
+        if told is heard:
+            return heard.reply
+        raise NoReply("no reply in time") if told is None else Lost(True, "the connection broke")
 
     async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
         """Drive operations, each on locks of another server, to their ends; here, there is one server."""

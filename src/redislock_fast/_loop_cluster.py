@@ -26,6 +26,7 @@ from redislock_fast._connect import redis_error
 from redislock_fast._loop_channel import Begun, LoopChannel
 from redislock_fast._loop_end import LoopEnd
 from redislock_fast._many import Many
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Look, Operation, Refused
 from redislock_fast._room import Seat
 from redislock_fast._routing import (
@@ -106,6 +107,8 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
     ) -> None:
         """Drive an operation until it is finished, at whichever node has its slot; see `LoopChannel.execute`."""
         tidies = loose is None
+        if tidies and isinstance(operation, AcquireOwn):
+            self.claims.begin(operation)
         left: list[AsyncLink] = [] if loose is None else loose
         try:
             route = Route(operation, limit_s, self._retry)
@@ -122,7 +125,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
                 if isinstance(error, Refused):
                     raise redis_error(str(error)) from None
             raise
-        if tidies and operation.unsettled:
+        if tidies and (operation.unsettled or operation.claim is not None):
             self.tidy(operation, left, failed=False)
 
     async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:

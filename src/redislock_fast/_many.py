@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 from redislock_fast._dialect import Dialect
 from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused, Release
 from redislock_fast._wire import Args, Bulk, Reply
+
+if TYPE_CHECKING:
+    from redislock_fast._claims import Claim
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]
 
@@ -34,6 +38,7 @@ class Many:
     """
 
     many = True
+    claim: Claim | None = None
     result = False
     unsettled = False
 

@@ -13,10 +13,17 @@ from redislock_fast._protocol import Acquire, Reacquire, Refused
 from redislock_fast._tokens import MARK, is_ours
 from redislock_fast._wire import Args, Reply
 
-__all__ = ["AcquireOwn"]
+__all__ = ["AcquireOwn", "has_taken"]
 
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. As often as that, it is not to be had."""
+
+
+def has_taken(request: Args, reply: Reply) -> bool:
+    """Whether the reply says that this request, of an attempt of any kind, took the key."""
+    if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
+        return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
+    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
 
 
 class AcquireOwn(Acquire):
@@ -29,12 +36,15 @@ class AcquireOwn(Acquire):
     Where the server refuses the reacquire, or to let the key be read, the lock counts as another's, as it does for
     `Acquire`. After a SET of unknown outcome, that is an error: it may be ours, or going to be.
 
-    `unsettled` speaks of the SETs alone, since a reacquire sets no key that is not there. So an acquire that ended with
-    an error leaves a lock that was held before under the same token alone, with its old lease or a new one (with no
-    ttl, where this acquire asked for none), unless a SET may have been executed: nobody can then tell whose lock stands
-    there, and it is undone, the earlier one with it.
+    `unsettled` speaks of the SETs alone, since a reacquire sets no key that is not there. An acquire that ends with an
+    error leaves a lock that was held before under the same token alone, with its old lease or a new one (with no ttl,
+    where this acquire asked for none). What it may have set itself is undone by its `claim` alone.
+
+    Attributes:
+        claim: what the attempts of its channel with this key and token have taken; None while it is not driven.
     """
 
+    _took = False
     _renewal: Reacquire | None = None
     _renewals_left = _MAX_RENEWALS
 
@@ -51,6 +61,7 @@ class AcquireOwn(Acquire):
             return self._renewed(self._renewal, reply, dialect)
         finished = super().feed(reply, dialect)
         if self.holder is None:
+            self._took = self.result
             return finished
         self.result = False
         is_marked = is_ours(self.token) and self.holder == self.token + MARK
@@ -58,6 +69,13 @@ class AcquireOwn(Acquire):
             return True
         self._renewal = Reacquire(self.key, self.token, self.ttl_ms, queued=is_marked)
         return False
+
+    @property
+    def took(self) -> bool:
+        return self._took
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim says what is undone
+        return []
 
     def lost(self, sent: bool) -> None:
         if self._renewal is None and not self._looking:

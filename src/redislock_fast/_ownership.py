@@ -17,6 +17,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast import _protocol
+from redislock_fast._prolonging import Prolonging, Prolongings, mutex
+from redislock_fast._protocol import Extend, Reacquire
+from redislock_fast._times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._quorum import QuorumLease
@@ -46,6 +49,8 @@ class Holding:
         releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
         queued: the token of a lock behind which somebody waited when it was granted.
         retries: how often the last acquire polled again.
+        prolongings: the requests under way that prolong the lease; None before the first one.
+        booked: the lease as they have left it.
         fence: the number of what is held, where it was asked for.
         tenure: what is known of what is held on terms.
         quorum: what a Redlock holds under the token.
@@ -64,6 +69,8 @@ class Holding:
     queued: bytes | None = None
     brought: bytes | None = None
     retries = 0
+    prolongings: Prolongings | None = None
+    booked: tuple[bytes | None, float | None] | None = None
     fence: int | None = None
     tenure: Tenure | None = None
     quorum: QuorumLease | None = None
@@ -82,23 +89,49 @@ class Holding:
             self.releasing = None
         self.token = token
 
-    def prolong(self, token: bytes, expires_at: float | None, before: tuple[bytes | None, float | None]) -> None:
-        """Note the lease that a request has set, and `before`, what stood here when it left.
+    def begin_prolonging(self, token: bytes, ttl_ms: int | None, added_ms: int = 0) -> Prolonging:
+        """A request begins that prolongs the lease of this token: it sets a ttl, or (None) adds to it.
 
-        Where that has changed, another who shares the holding has prolonged it, too, and nobody knows which request was
-        executed last: of both leases, only the shorter is certain.
+        Others who share the holding may do so at the same time. `prolonged` ends that.
         """
-        if self.lease is not before:
-            self.shorten(token, expires_at)
-        else:
-            self.lease = (token, expires_at)
+        with mutex.lock:
+            book = self.prolongings
+            if book is None or book.token != token or not book.under_way:
+                book = self.prolongings = Prolongings(token, self.expires_at(token))
+            elif self.lease is not self.booked:  # acquired again with the same token, or renewed
+                self._book_others(book)
+            one = book.begin(clock(), None if ttl_ms is None else ttl_ms / 1000, added_ms / 1000)
+            self._note_lease(book)
+            return one
 
-    def shorten(self, token: bytes, expires_at: float | None) -> None:
-        """Believe in no more of the lease than what a request of unknown outcome may have left of it."""
-        if token != self.token:  # another who shares the holding has acquired meanwhile
-            return
-        known = self.expires_at(token)
-        self.lease = (token, expires_at if known is None or expires_at is None else min(known, expires_at))
+    def prolonged(self, one: Prolonging, operation: Extend | Reacquire, added_ms: int = 0) -> None:
+        """The request has ended: it was executed, or not, or nobody knows."""
+        with mutex.lock:
+            book = self.prolongings
+            if book is None or one not in book.under_way:  # of another token by now
+                return
+            if self.lease is not self.booked:
+                self._book_others(book)
+            book.under_way.remove(one)
+            if one.ttl_s is not None:
+                if operation.result or operation.unsettled:
+                    book.set(one, operation.sent_at, operation.result)
+            elif operation.result:
+                assert isinstance(operation, Extend)
+                book.add(one, added_ms / 1000, operation.expires_at, operation.unsettled)
+            self._note_lease(book)
+
+    def _book_others(self, book: Prolongings) -> None:
+        ends_at = self.expires_at(book.token)
+        if ends_at is not None:
+            book.cut(ends_at)
+
+    def _note_lease(self, book: Prolongings) -> None:
+        lease = book.token, book.ends_at
+        # Of another token by now, or not known: then nothing is noted.
+        if book.token == self.token and book.ends_at is not None and lease != self.lease:
+            self.lease = lease
+        self.booked = self.lease
 
     def note_release(self, operation: _protocol.Release) -> None:
         """A release has failed, and may have been executed."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
 
@@ -26,6 +26,9 @@ from redislock_fast._names import queue_keys
 from redislock_fast._scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE, Script
 from redislock_fast._tokens import MARK, is_held_with, is_ours
 from redislock_fast._wire import Args, Reply
+
+if TYPE_CHECKING:
+    from redislock_fast._claims import Claim
 
 __all__ = [
     "HANDED_OVER",
@@ -79,9 +82,11 @@ class Exchange(Protocol):
     Attributes:
         key: the lock's name on the wire.
         many: whether `request` gives a list of requests and `feed` wants the list of their replies.
+        claim: what hears the replies to its requests also when nobody waits for them; mostly None.
     """
 
     many: bool
+    claim: Claim | None
 
     @property
     def key(self) -> bytes: ...
@@ -127,6 +132,7 @@ class TokenOperation:
     """
 
     many = False
+    claim: Claim | None = None
     unsettled = False
     result = False
     with_text = False
@@ -254,6 +260,11 @@ class Acquire(TokenOperation):
                 self.result = self.unsettled and is_held_with(reply, self.token)
             return True
         return self._refused(reply, dialect)
+
+    @property
+    def took(self) -> bool:
+        """Whether the lock is ours because a request took the key, not because another had taken it with the token."""
+        return self.result
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return [(self.key, self.token)]

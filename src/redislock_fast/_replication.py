@@ -9,11 +9,16 @@ Must not know: sockets, threads, asyncio, redis-py; what follows where too few h
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import hiredis
 
 from redislock_fast._dialect import Dialect
 from redislock_fast._protocol import Reacquire, Refused
 from redislock_fast._wire import Args, Reply
+
+if TYPE_CHECKING:
+    from redislock_fast._claims import Claim
 
 __all__ = ["Replicate"]
 
@@ -40,6 +45,7 @@ class Replicate:
     """
 
     many = True
+    claim: Claim | None = None
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, queued)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.cluster import PRIMARY
 from redis.exceptions import (
@@ -36,6 +36,9 @@ from redislock_fast._names import slot_of
 from redislock_fast._protocol import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._times import clock
 from redislock_fast._wire import Args, Bulk, Lost, Reply
+
+if TYPE_CHECKING:
+    from redislock_fast._claims import Claim
 
 __all__ = [
     "ASKING",
@@ -65,6 +68,7 @@ class _Asking:
     """An operation as it is sent to the node that ASK has named."""
 
     many = True
+    claim: Claim | None = None  # a late reply from a slot that moves is not heard: its key is left to its ttl
 
     def __init__(self, operation: Exchange) -> None:
         self._operation = operation

@@ -3,7 +3,7 @@
 A tenure belongs to the holding of the thread or task that acquired: with the lock object, or the thread, it goes. Who
 renews it has only weak references, so nobody keeps alive what nobody holds.
 
-Who may touch what: `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` are changed under `_mutex`, by the
+Who may touch what: `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` are changed under `mutex`, by the
 holder and by who renews, and read without it. `_releasing` is for holders who share a lock object, likewise. `renewing`
 and `troubled` are changed by who renews alone. Everything else is the holder's.
 
@@ -15,16 +15,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast import _process
 from redislock_fast._loss import LossReason
 from redislock_fast._ownership import Holding
+from redislock_fast._prolonging import mutex
 from redislock_fast._terms import Terms
 from redislock_fast._times import clock, drift_s
 
@@ -34,20 +33,6 @@ _RENEWED_AT = 2 / 3  # what is left of a lease when it is renewed: two more atte
 _JITTER = 0.1
 _RETRY = 0.1  # of the ttl, between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
-
-
-class _Mutex:
-    """One for all tenures, held for a few assignments; another one in a forked child."""
-
-    def __init__(self) -> None:
-        self.new()
-        _process.on_fork(self.new)
-
-    def new(self) -> None:
-        self.lock = threading.RLock()  # a finalizer may enter again
-
-
-_mutex = _Mutex()
 
 
 class Tenure:
@@ -154,7 +139,7 @@ class Tenure:
             reason: why.
             by_release: whether its release has found that out; else, what is released is not lost any more.
         """
-        with _mutex.lock:
+        with mutex.lock:
             if self.loss is not None or (self.over and not by_release):
                 return False
             self.loss = reason
@@ -162,20 +147,20 @@ class Tenure:
 
     def end(self) -> bool:
         """Give it back. Returns False where it has been lost."""
-        with _mutex.lock:
+        with mutex.lock:
             self.over = True
             return self.loss is None
 
     def begin_release(self, release: object) -> bool:
         """This release is to be sent. Returns False where another is under way, or has had its verdict."""
-        with _mutex.lock:
+        with mutex.lock:
             if self._releasing is None:
                 self._releasing = release
             return self._releasing is release
 
     def release_failed(self, release: object) -> None:
         """If this one was sent, nobody knows whether it was executed: it can be called again."""
-        with _mutex.lock:
+        with mutex.lock:
             if self._releasing is release:
                 self._releasing = None
 
@@ -221,7 +206,7 @@ class Tenure:
 
     def begin_renewal(self, now: float) -> int | None:
         """The ttl that a renewal sets now; None where none is to be sent."""
-        with _mutex.lock:
+        with mutex.lock:
             if self.busy or self.renewing or self.over or self.loss is not None:
                 return None
             ttl_ms = self.renewal_ms(now)
@@ -238,7 +223,7 @@ class Tenure:
             expires_at: until when the lease is valid by it.
             certainly: whether it was executed.
         """
-        with _mutex.lock:
+        with mutex.lock:
             if self.loss is not None:
                 return
             if certainly and not self.touched:
@@ -260,13 +245,13 @@ class Tenure:
         """
         begun = False
         try:
-            with _mutex.lock:
+            with mutex.lock:
                 begun = True
                 if not (self.renewing or self.troubled):
                     self.ceiling = math.inf
                 self.busy += 1
                 self.touched = True
-                if local.lease != (self.token, self.expires_at):
+                if self.busy == 1 and local.lease != (self.token, self.expires_at):  # else theirs tells what they do
                     local.lease = (self.token, self.expires_at)
                 if new_ttl_ms is not None and self.expires_at is not None:
                     self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
@@ -276,10 +261,8 @@ class Tenure:
             raise
         finally:
             if begun:
-                with _mutex.lock:
+                with mutex.lock:
                     self.busy -= 1
                     token, expires_at = local.lease
                     if self.loss is None and token == self.token and expires_at is not None:
-                        so_far = math.inf if self.expires_at is None else self.expires_at
-                        others_s = so_far if self.busy else math.inf  # another holder's may make it shorter yet
-                        self.expires_at = min(expires_at, self.ceiling, others_s)
+                        self.expires_at = min(expires_at, self.ceiling)

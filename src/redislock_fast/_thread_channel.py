@@ -5,7 +5,8 @@ when the pool's retry policy or the caller's time is used up, and then undoes wh
 
 Who may touch what: `ThreadChannel.link` is replaced under `_connecting` and read without it (a stale link is broken,
 and says so); `_undone` is added to by anybody, by one `+=` on the list, and taken from under `_undoing`; `inside` is
-used by atomic methods of set alone.
+used by atomic methods of set alone, and so is `_unheard`, the connections on which nobody waits any more for replies
+that must be heard.
 
 A signal handler or a finalizer may run in the middle of anything and use a lock of the same client. Its thread is then
 inside already, perhaps as the one that reads for all, so it gets a connection of its own for that one operation, as
@@ -23,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any, TypeAlias
 
@@ -43,14 +45,16 @@ from redislock_fast._channel import (
     Channel,
     Encoding,
 )
+from redislock_fast._claims import Claim, Claims, Heard
 from redislock_fast._connect import Link, open_link, redis_error
 from redislock_fast._many import Many
+from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Exchange, Look, NotExecuted, Operation, Redirected, Refused
 from redislock_fast._queue import Leave, Subscribe
 from redislock_fast._room import BROKEN, Seat
 from redislock_fast._standing import Standing
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Forked, Lost, NoReply, OnReply
+from redislock_fast._wire import Args, Forked, Lost, NoReply, OnReply, Reply
 
 __all__ = ["Begun", "BlockingEncoding", "ThreadChannel"]
 
@@ -83,6 +87,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._undoer: threading.Thread | None = None
         self.inside: set[int] = set()  # idents of the threads that drive an operation
         self._spares: list[ThreadChannel] = []
+        self._unheard: set[Link] = set()
         _process.forget_in_child(self)
 
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
@@ -106,6 +111,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             RuntimeError: a signal handler has forked meanwhile, and this is the child.
         """
         loose: list[Link] = []
+        if isinstance(operation, AcquireOwn):
+            self.claims.begin(operation)
         try:
             self.run(operation, limit_s, loose, begun)
         except BaseException as error:
@@ -115,7 +122,7 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             raise
         finally:
             del begun  # an error keeps this frame, which must keep neither it nor a connection
-        if operation.unsettled:
+        if operation.unsettled or operation.claim is not None:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
     def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
@@ -161,6 +168,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 timeout_s = self.timeout_s if deadline is None else self._bounded_s(deadline - now)
                 dialect = link.dialect
                 call: Any = link.pipe.call_many if operation.many else link.pipe.call
+                if operation.claim is not None:
+                    call = partial(self._call_heard, link, operation.claim)
                 while not operation.feed(call(operation.request(dialect, now), timeout_s), dialect):
                     now = clock()
             except (AuthenticationError, AuthorizationError, Refused, Redirected, Forked):
@@ -188,6 +197,23 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             if pause_s:
                 time.sleep(pause_s)
                 now = clock()
+
+    def _call_heard(self, link: Link, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`Pipe.call` for an attempt by a caller's own token, whose reply is heard however late it comes."""
+        mailbox = link.pipe.mailbox()
+        heard = Heard(claim, request, mailbox.tell)
+        link.pipe.post(request, heard)
+        try:
+            mailbox.wait(timeout_s, soon=True)
+        except Lost as lost:
+            raise Lost(True, str(lost)) from None
+        except BaseException:
+            self._unheard.add(link)
+            self._start_undoing()
+            raise
+        finally:
+            heard.tell = None
+        return heard.reply
 
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
@@ -334,6 +360,11 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                 undoer.start()
                 _undoers.add(undoer)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be undone or to be heard, or nothing can be, because the owner is gone."""
+        return super().idle and not (self._unheard and self._owner() is not None)
+
     def may_rest(self) -> bool:
         """Whether the undoing thread may end. Once it has been told so, whoever leaves something starts another."""
         if self.idle:
@@ -343,8 +374,9 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
     def undo_some(self) -> bool:
         """Undo the oldest attempts that wait for it. Returns False when the server could not be asked."""
         with self._undoing:
+            all_heard = self._hear_late()
             if not self._undone:
-                return True
+                return all_heard
             undoing = self._next_undoing()
             unanswered: list[int] = []
             try:
@@ -357,7 +389,29 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             postponed = [*undoing.to_undo(failed=False), *map(self._undone.__getitem__, unanswered)]
             del self._undone[: len(undoing)]
             self._undone += postponed
-            return not postponed
+            return all_heard and not postponed
+
+    def _hear_late(self) -> bool:
+        """Read the connections on which replies are to be heard that nobody waits for. Returns False if some are left.
+
+        Replies come in order, so each of them has been heard once the one to a later request is there.
+        """
+        silent: list[Link] = []
+        thread = get_ident()
+        self.inside.add(thread)
+        try:
+            while self._unheard:
+                link = self._unheard.pop()
+                try:
+                    link.pipe.call((b"PING",), UNDO_LIMIT_S)
+                except NoReply:
+                    silent.append(link)
+                except Lost:
+                    pass  # a key that it took is left to its ttl
+        finally:
+            self.inside.discard(thread)
+            self._unheard.update(silent)
+        return not silent
 
     def _undo_before(self, operation: Exchange, limit_s: float | None) -> None:
         if not self._returning(operation):
@@ -385,8 +439,10 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         self._undoing = threading.RLock()
         self._undone.clear()
         self._endings.clear()
+        self._unheard.clear()
         self.inside.clear()
         self._spares.clear()  # each forgets for itself
+        self.claims = Claims(self.undo)  # another thread may have had its mutex
         self.standing = Standing()
         if link is not None:
             link.forget()

@@ -82,6 +82,10 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
 
     _is_for_tasks = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._note_hooks(Lock)
+
     @staticmethod
     def _transport_of(client: Any) -> Transport:
         return transport_of(client)
@@ -287,12 +291,12 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                     return False
                 self._keep(self._begin(terms, local, trial, asked_at, task))
         except GeneratorExit:
-            if trial.token is not None and trial.token is not before:
-                self._transport.undo_dropped(loop, [self._give_up(local, trial.token)])
+            if left := self._give_up(local, trial, before, token):
+                self._transport.undo_dropped(loop, left)
             raise
         except BaseException:  # whatever it is: the lock is not held
-            if trial.token is not None and trial.token is not before:
-                self._transport.undo([self._give_up(local, trial.token)])
+            if left := self._give_up(local, trial, before, token):
+                self._transport.undo(left)
             raise
         return True
 
@@ -482,12 +486,13 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
     # ---- async with ----
 
     async def __aenter__(self) -> Lock:
-        """Acquire.
+        """Acquire, or take what was attached.
 
         Raises:
+            LockLostError: what was attached is lost.
             redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
         """
-        if await self.acquire():
+        if (self._attached is not None and self._enter_attached()) or await self.acquire():
             return self
         raise LockError(NOT_ENTERED, lock_name=self.name)
 

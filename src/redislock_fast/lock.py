@@ -92,6 +92,10 @@ class Lock(KeepingBase, redis.lock.Lock):
 
     _transport: Transport
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._note_hooks(Lock)
+
     @staticmethod
     def _transport_of(client: Any) -> Transport:
         return transport_of(client)
@@ -289,8 +293,8 @@ class Lock(KeepingBase, redis.lock.Lock):
                     return False
                 self._keep(self._begin(terms, local, trial, asked_at))
         except BaseException:  # whatever it is: the lock is not held
-            if trial.token is not None and trial.token is not before:
-                self._transport.undo([self._give_up(local, trial.token)])
+            if left := self._give_up(local, trial, before, token):
+                self._transport.undo(left)
             raise
         return True
 
@@ -540,17 +544,13 @@ class Lock(KeepingBase, redis.lock.Lock):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
-            before = self.local.lease
             operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
+            prolonging = self.local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
                 self._transport.execute(operation)
-            except BaseException:
-                if replace_ttl and operation.unsettled:
-                    self.local.shorten(token, operation.sent_at + add_ms / 1000)
-                raise
+            finally:
+                self.local.prolonged(prolonging, operation, add_ms)
             extended = operation.result
-            if extended:
-                self.local.prolong(token, operation.expires_at, before)
         if not extended:
             raise self._lost("extend")
         return True
@@ -583,17 +583,13 @@ class Lock(KeepingBase, redis.lock.Lock):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            before = self.local.lease
             operation = _protocol.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
+            prolonging = self.local.begin_prolonging(token, ttl_ms)
             try:
                 self._transport.execute(operation)
-            except BaseException:
-                if operation.unsettled:
-                    self.local.shorten(token, operation.sent_at + ttl_ms / 1000)
-                raise
+            finally:
+                self.local.prolonged(prolonging, operation)
             held = operation.result
-            if held:
-                self.local.prolong(token, operation.sent_at + ttl_ms / 1000, before)
         if not held:
             raise self._lost("reacquire")
         return True
@@ -638,12 +634,13 @@ class Lock(KeepingBase, redis.lock.Lock):
     # ---- with ----
 
     def __enter__(self) -> Lock:
-        """Acquire.
+        """Acquire, or take what was attached.
 
         Raises:
+            LockLostError: what was attached is lost.
             redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
         """
-        if self.acquire():
+        if (self._attached is not None and self._enter_attached()) or self.acquire():
             return self
         raise LockError(NOT_ENTERED, lock_name=self.name)
 
