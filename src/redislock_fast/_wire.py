@@ -16,6 +16,8 @@ __all__ = [
     "NOT_ASKED",
     "NOT_ENOUGH",
     "SPIN_US",
+    "UNSENT_LIMIT_BYTES",
+    "UNSENT_SILENCE_S",
     "Args",
     "Bulk",
     "Lost",
@@ -62,6 +64,18 @@ _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") 
 SPIN_US = 100 if _usable_cpus > 1 else 0
 """How long who reads spins before it blocks, where that pays: a near server's reply comes within 30 us or so. With one
 CPU, there is none to be kept awake."""
+
+UNSENT_LIMIT_BYTES: Final = 8 << 20
+"""How many bytes of requests may wait to be sent while the server is silent.
+
+A pipe breaks instead of queueing a request while more than that many bytes wait and nothing was heard for
+`UNSENT_SILENCE_S`. A caller without a time limit keeps its connection, so nothing else bounds what the callers that
+come and give up leave in the queue of a frozen server.
+"""
+
+UNSENT_SILENCE_S: Final = 5.0
+"""How long a server is silent before `UNSENT_LIMIT_BYTES` counts, in seconds: a batch larger than that may be sent to a
+server that reads."""
 
 NOT_ENOUGH = object()
 """What the reader answers when its buffer ends within a reply."""
