@@ -39,6 +39,7 @@ $(VENV)/installed: $(SOURCES)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m bench throughput --mode main
+	$(BIN)/python -m bench latency --rtt 1 --callers 8 --kinds threads
 	$(BIN)/python -m bench contention --preset short
 
 # Only what is missing. Debian starts the services that it installs: the bench does not use them, it starts its own.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
-from bench import redlock, throughput
+from bench import latency, redlock, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 from bench.renewal import command as renewal
@@ -31,6 +31,7 @@ class Command(Protocol):
 
 COMMANDS: Mapping[str, Command] = {
     "throughput": throughput,
+    "latency": latency,
     "contention": contention,
     "alternatives": alternatives,
     "renewal": renewal,

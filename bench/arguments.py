@@ -52,6 +52,11 @@ def counts(text: str) -> list[int]:
     return [int(positive(int)(part)) for part in text.split(",")]
 
 
+def lengths(text: str) -> list[float]:
+    """Numbers above 0, with commas between them."""
+    return [positive(float)(part) for part in text.split(",")]
+
+
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
     """The parser of names with commas between them, all of which must be known."""
 

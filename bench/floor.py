@@ -5,13 +5,13 @@ Rules: the C file is compiled on the spot. Must not know: the other contestants.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 from bench import contestants
 from bench.commands import BareLock, Commands, new_token
-from bench.contestants import AbsentError, CheckFailedError
+from bench.compiling import compiled
+from bench.contestants import CheckFailedError
 from bench.rounds import TWO_ROUND_TRIPS, Entrant, Sample, Scene
 
 BLOCKING = "floor"
@@ -32,7 +32,7 @@ def entrants_of(wanted: str, scene: Scene) -> list[Entrant]:
         AbsentError: without a C compiler, or where the server wants more than plain TCP.
     """
     commands = Commands(scene.witness)
-    program = _compile(scene.folder)
+    program = compiled(_SOURCE, scene.folder)
     waiting = NAMES[wanted]
     holder, rival = BareLock(commands, scene.prefix), BareLock(commands, scene.prefix)
     entrant = Entrant(
@@ -63,15 +63,3 @@ def _run(program: Path, commands: Commands, name: str, seconds: float, waiting: 
     if done.returncode:
         raise CheckFailedError(done.stderr.strip())
     return float(done.stdout)
-
-
-def _compile(folder: Path) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise AbsentError("no C compiler")
-    program = folder / "floor"
-    command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", str(program), str(_SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AbsentError(f"floor.c does not compile: {done.stderr}")
-    return program

@@ -55,6 +55,7 @@ class Sample:
     Attributes:
         pairs_per_s: of all threads, tasks or names together.
         latencies_s: of every single operation: an acquire or a release, of one lock or of a batch.
+        acquires_s: of every acquire, where these are told apart.
         connections: how many the contestant has to the server.
         client_cpu_us: microseconds of this process's CPU time per pair.
         server_cpu_us: the same of the server's.
@@ -65,6 +66,7 @@ class Sample:
     connections: int | None = None
     client_cpu_us: float | None = None
     server_cpu_us: float | None = None
+    acquires_s: Sequence[float] = ()
 
 
 @dataclass

@@ -58,6 +58,18 @@ MANY_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
 BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
 TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 REDLOCK_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("bare"))
+LATENCY_COLUMNS = (
+    _CONTESTANT,
+    _WORKLOAD,
+    _RATE,
+    _TO_REDIS_PY,
+    Column("acquire\np50 ms", "{:.2f}".format, ("acquire_p50_ms",)),
+    Column(":\nredis-py", "{:.2f}".format, ("acquire_p50_to_redis_py",)),
+    Column("acquire\np99 ms", "{:.2f}".format, ("acquire_p99_ms",)),
+    Column(":\nredis-py", "{:.2f}".format, ("acquire_p99_to_redis_py",)),
+    Column("taken in\ntime", "{} of {}".format, ("taken_in_time", "tries_in_time")),
+    Column("conn.", str, ("connections",)),
+)
 MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"), *_COSTS)
 
 

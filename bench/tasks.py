@@ -9,17 +9,20 @@ rounds, or how a contestant works.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import random
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import redis.asyncio
 
 from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant
 from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
+from bench.threads import UNDO_LIMIT_S
 
 COUNTS = (1, 10, 100, 1000)
 """How many tasks there are, in one row each."""
@@ -45,7 +48,7 @@ def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequenc
         raise AbsentError(f"{loop} is not installed") from None
 
     def entrant(count: int) -> Entrant:
-        crew = _Crew(contestant, scene, new_loop(), count)
+        crew = Crew(contestant, scene, new_loop(), count)
         scene.closing.callback(crew.close)
         workload = f"{count:,} task{'s' * (count > 1)}, {loop}"
         return Entrant(contestant.name, contestant.name, workload, crew.measure, crew.check, count)
@@ -53,7 +56,7 @@ def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequenc
     return [entrant(count) for count in counts]
 
 
-class _Crew:
+class Crew:
     """So many tasks, each with its own lock, on one client in one loop.
 
     The client is the crew's own: what it has connected, this count of tasks made it connect.
@@ -74,6 +77,28 @@ class _Crew:
     def measure(self, seconds: float) -> Sample:
         """Take and give back the locks, for so long."""
         return self._loop.run_until_complete(self._measure(seconds))
+
+    def acquire_within(self, limit_s: float, tries: int) -> int:
+        """Take each lock several times, each with a time limit, as `threads.Crew.acquire_within`."""
+
+        async def work(lock: Any) -> int:
+            taken = 0
+            for _ in range(tries):
+                await asyncio.sleep(random.uniform(0, limit_s))
+                with contextlib.suppress(redis.RedisError):
+                    if await lock.acquire(blocking_timeout=limit_s):
+                        taken += 1
+                        await lock.release()
+            return taken
+
+        async def all_of_them() -> int:
+            taken = sum(await _each(self._locks, work))
+            give_up = time.monotonic() + UNDO_LIMIT_S
+            while self._witness.exists(*self._keys) and time.monotonic() < give_up:
+                await asyncio.sleep(0.001)  # an acquire that failed is undone in the background
+            return taken
+
+        return self._loop.run_until_complete(all_of_them())
 
     def check(self) -> None:
         """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.
@@ -98,7 +123,7 @@ class _Crew:
 
     async def _measure(self, seconds: float) -> Sample:
         meter = Meter(self._witness)
-        latencies_s = array("d")
+        acquires_s, releases_s = array("d"), array("d")
 
         async def work(lock: AnyAsyncLock) -> int:
             acquire, release = lock.acquire, lock.release
@@ -111,8 +136,8 @@ class _Crew:
                 acquired = time.perf_counter()
                 await release()
                 now = time.perf_counter()
-                latencies_s.append(acquired - began)
-                latencies_s.append(now - acquired)
+                acquires_s.append(acquired - began)
+                releases_s.append(now - acquired)
                 pairs += 1
             return pairs
 
@@ -122,7 +147,14 @@ class _Crew:
         pairs = sum(await _each(self._locks, work))
         seconds_taken = time.perf_counter() - began_all
         client_cpu_us, server_cpu_us = meter.read(pairs)
-        return Sample(pairs / seconds_taken, latencies_s, self._connections(), client_cpu_us, server_cpu_us)
+        return Sample(
+            pairs / seconds_taken,
+            [*acquires_s, *releases_s],
+            self._connections(),
+            client_cpu_us,
+            server_cpu_us,
+            acquires_s=acquires_s,
+        )
 
     async def _check(self) -> None:
         tokens: set[bytes | str | None] = set()

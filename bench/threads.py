@@ -8,13 +8,15 @@ contestant works.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 
@@ -25,6 +27,9 @@ from bench.rounds import Entrant, Sample, Scene
 COUNTS = (4, 16, 64)
 """How many threads there are, in one row each."""
 
+UNDO_LIMIT_S = 2.0
+"""How long a contestant may take to undo acquires that have failed."""
+
 _T = TypeVar("_T")
 
 
@@ -32,7 +37,7 @@ def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = CO
     """A contestant's rows, one for each count of threads."""
 
     def entrant(count: int) -> Entrant:
-        crew = _Crew(contestant, scene, count)
+        crew = Crew(contestant, scene, count)
         return Entrant(contestant.name, contestant.name, f"{count} threads", crew.measure, crew.check, count)
 
     return [entrant(count) for count in counts]
@@ -45,17 +50,24 @@ class Turns:
     Attributes:
         pairs: of all threads together.
         seconds: from the start to the end of the last thread.
-        latencies_s: of every acquire and every release.
+        acquires_s: how long each acquire took.
+        releases_s: how long each release took.
     """
 
     pairs: int
     seconds: float
-    latencies_s: Sequence[float]
+    acquires_s: Sequence[float]
+    releases_s: Sequence[float]
 
     @property
     def pairs_per_s(self) -> float:
         """Of all threads together."""
         return self.pairs / self.seconds
+
+    @property
+    def latencies_s(self) -> list[float]:
+        """Of every acquire and every release."""
+        return [*self.acquires_s, *self.releases_s]
 
 
 def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], None] = lambda: None) -> Turns:
@@ -69,7 +81,7 @@ def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], 
     Raises:
         CheckFailedError: where a lock is not to be had.
     """
-    latencies_s = array("d")
+    acquires_s, releases_s = array("d"), array("d")
     began_all = deadline = 0.0
 
     def start() -> None:
@@ -92,16 +104,16 @@ def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], 
             acquired = time.perf_counter()
             release()
             now = time.perf_counter()
-            latencies_s.append(acquired - began)
-            latencies_s.append(now - acquired)
+            acquires_s.append(acquired - began)
+            releases_s.append(now - acquired)
             pairs += 1
         return pairs, now
 
     done = _each(locks, work)
-    return Turns(sum(pairs for pairs, _ in done), max(ended for _, ended in done) - began_all, latencies_s)
+    return Turns(sum(pairs for pairs, _ in done), max(ended for _, ended in done) - began_all, acquires_s, releases_s)
 
 
-class _Crew:
+class Crew:
     """So many threads, each with its own lock, on one client.
 
     The client is the crew's own: what it has connected, this count of threads made it connect.
@@ -120,7 +132,41 @@ class _Crew:
         meter = Meter(self._witness)
         turns = take_turns(self._locks, seconds, meter.start)
         client_cpu_us, server_cpu_us = meter.read(turns.pairs)
-        return Sample(turns.pairs_per_s, turns.latencies_s, self._connections(), client_cpu_us, server_cpu_us)
+        return Sample(
+            turns.pairs_per_s,
+            turns.latencies_s,
+            self._connections(),
+            client_cpu_us,
+            server_cpu_us,
+            acquires_s=turns.acquires_s,
+        )
+
+    def acquire_within(self, limit_s: float, tries: int) -> int:
+        """Take each lock several times, each with a time limit, all threads at a time, at random moments.
+
+        Args:
+            limit_s: the `blocking_timeout`.
+            tries: how many for each lock.
+
+        Returns:
+            How many acquires took their lock. All of the locks are free.
+        """
+
+        def work(lock: Any) -> int:
+            taken = 0
+            for _ in range(tries):
+                time.sleep(random.uniform(0, limit_s))
+                with contextlib.suppress(redis.RedisError):
+                    if lock.acquire(blocking_timeout=limit_s):
+                        taken += 1
+                        lock.release()
+            return taken
+
+        taken = sum(_each(self._locks, work))
+        give_up = time.monotonic() + UNDO_LIMIT_S
+        while self._witness.exists(*self._keys) and time.monotonic() < give_up:
+            time.sleep(0.001)  # an acquire that failed is undone in the background
+        return taken
 
     def check(self) -> None:
         """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.

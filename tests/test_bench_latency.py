@@ -1,0 +1,93 @@
+"""The bench of a distant server: what passes is delayed and unchanged, and each row has its figures.
+
+Rules: on a real server, for a moment: the figures mean nothing here. Must not know: how a lock is acquired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bench", reason="the bench is no part of the package")
+pytest.importorskip("rich", reason="what the bench prints its tables with")
+
+from bench import latency
+from bench.compiling import compiled
+from bench.contestants import OURS, REDIS_PY, AbsentError
+from redislock_fast.server import Server
+from tests.conftest import absent
+
+RTT_MS = 20.0
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        absent("no C compiler here")
+    return compiled(latency._SOURCE, tmp_path_factory.mktemp("bench"))
+
+
+def test_everything_arrives_unchanged_and_the_end_too(program: Path) -> None:
+    words = [bytes([65 + number]) * 3_000_000 for number in range(4)]  # more than the sockets hold
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with latency.open_delay(program, url, 1.0) as delayed:
+            near = socket.create_connection(("127.0.0.1", int(delayed.rpartition(":")[2])))
+            far, _ = listener.accept()
+            with near, far:
+                for sender, receiver in ((near, far), (far, near)):
+                    sending = threading.Thread(target=lambda sender=sender: [sender.sendall(word) for word in words])
+                    sending.start()
+                    with receiver.makefile("rb") as received:
+                        assert [received.read(len(word)) for word in words] == words
+                    sending.join()
+                near.shutdown(socket.SHUT_WR)
+                assert far.recv(1) == b""
+                far.shutdown(socket.SHUT_WR)
+                assert near.recv(1) == b""
+
+
+def test_each_direction_takes_half_of_the_round_trip(program: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with latency.open_delay(program, url, RTT_MS) as delayed:
+            near = socket.create_connection(("127.0.0.1", int(delayed.rpartition(":")[2])))
+            far, _ = listener.accept()
+            with near, far:
+                for sender, receiver in ((near, far), (far, near)):
+                    began = time.perf_counter()
+                    sender.sendall(b"x")
+                    assert receiver.recv(1) == b"x"
+                    assert 1000 * (time.perf_counter() - began) >= RTT_MS / 2
+
+
+def test_only_plain_tcp_is_delayed(program: Path) -> None:
+    with pytest.raises(AbsentError), latency.open_delay(program, "rediss://127.0.0.1:1", 1.0):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "one"), [("threads", "1 thread"), ("tasks", "1 task")])
+def test_command_prints_and_saves(kind: str, one: str, program: Path, valkey: Server, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    latency.add_arguments(parser)
+    saved = tmp_path / "figures.json"
+    arguments = ["--rtt", "0.5,1", "--callers", "1,3", "--kinds", kind, "--rounds", "1", "--seconds", "0.01"]
+    assert latency.run(parser.parse_args([*arguments, "--server", valkey.url, "--json", str(saved)])) == 0
+    rows = json.loads(saved.read_text())["results"]
+    assert [(row["rtt_ms"], row["workload"], row["contestant"]) for row in rows] == [
+        (rtt_ms, workload, contestant)
+        for rtt_ms in (0.5, 1.0)
+        for workload in (one, f"3 {kind}")
+        for contestant in (REDIS_PY, OURS)
+    ]
+    for row in rows:
+        assert row["acquire_p99_ms"] >= row["acquire_p50_ms"] >= row["rtt_ms"]
+        assert row["tries_in_time"] == 3 * row["count"] >= row["taken_in_time"]
+    assert {row["acquire_p50_to_redis_py"] for row in rows if row["contestant"] == REDIS_PY} == {1.0}
