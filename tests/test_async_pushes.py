@@ -12,7 +12,7 @@ import pytest
 
 from redislock_fast._wire import Reply
 from tests.async_helpers import eventually, in_loop
-from tests.async_peer import FOREVER, MakePipe, call, connected, outcomes, start, start_many, within
+from tests.async_peer import FOREVER, MakePipe, call, connected, outcomes, start, start_many, start_subscribing, within
 from tests.pipes import MESSAGES
 from tests.test_async_pipe import PIPES
 
@@ -67,7 +67,8 @@ async def test_a_subscription_is_answered_by_a_push(make_pipe: MakePipe, kind: b
     async with connected(make_pipe) as (pipe, peer):
         told: list[list[Reply]] = []
         pipe.on_push = told.append
-        subscribing, behind = await start(pipe, b"c", b"behind")
+        subscribing = await start_subscribing(pipe, kind.upper(), b"c")
+        (behind,) = await start(pipe, b"behind")
         await peer.read(2)
         await peer.answer(b">2\r\n+invalidate\r\n_\r\n>3\r\n+%b\r\n+c\r\n:1\r\n+behind\r\n" % kind)
         assert [[kind, b"c", 1], b"behind"] == await outcomes(subscribing, behind)
@@ -77,7 +78,7 @@ async def test_a_subscription_is_answered_by_a_push(make_pipe: MakePipe, kind: b
 @in_loop
 async def test_a_refused_subscription_is_answered_by_an_error(make_pipe: MakePipe) -> None:
     async with connected(make_pipe) as (pipe, peer):
-        (subscribing,) = await start(pipe, b"c")
+        subscribing = await start_subscribing(pipe, b"SUBSCRIBE", b"c")
         await peer.answer(b"-NOPERM no\r\n")
         assert isinstance(await within(subscribing), hiredis.ReplyError)
         assert not pipe.broken

@@ -22,12 +22,27 @@ import hiredis
 
 from redislock_fast import _process
 from redislock_fast._implementation import compiled, encode
-from redislock_fast._wire import NOT_ENOUGH, Args, Bulk, Lost, NoReply, OnPush, OnReply, Reply, is_answer, new_reader
+from redislock_fast._wire import (
+    NOT_ENOUGH,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
+    Args,
+    Bulk,
+    Lost,
+    NoReply,
+    OnPush,
+    OnReply,
+    Reply,
+    is_answer,
+    is_answer_to,
+    new_reader,
+)
 
 __all__ = ["AsyncPipe", "Pipe", "new_pipe", "running_loop"]
 
 _NEVER = math.inf
 _INBOX_BYTES = 65536
+_SUBSCRIBING = {(b"SUBSCRIBE",), (b"SSUBSCRIBE",)}
 
 
 class Pipe(Protocol):
@@ -83,12 +98,19 @@ def _raise(error: BaseException) -> None:
 
 @final
 class _Slot:
-    """Where replies go that are not for one waiting caller: many for one caller, or one for nobody."""
+    """Where other replies go than one for a waiting caller: many for one caller, one for nobody, and a subscription's."""
 
-    __slots__ = ("future", "on_reply", "replies", "wanted")
+    __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 
-    def __init__(self, future: asyncio.Future[Any] | None, wanted: int, on_reply: OnReply | None = None) -> None:
+    def __init__(
+        self,
+        future: asyncio.Future[Any] | None,
+        wanted: int,
+        on_reply: OnReply | None = None,
+        subscription: Args | None = None,
+    ) -> None:
         self.on_reply = on_reply
+        self.subscription = subscription  # the request, where a push answers it
         self.future = future
         self.replies: list[Reply] = []
         self.wanted = wanted
@@ -134,6 +156,9 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._deadlines: deque[float] = deque()  # of each slot
         self._queued: list[bytes] = []  # leaves with the next iteration of the loop
         self._queued_slots = 0  # how many of the last slots are in it
+        self._queued_bytes = 0
+        self._just_sent = 0  # how many slots' requests have left since bytes were received last
+        self._answerable = 0  # how many slots' requests had left before: only these can have been answered
         self._paused = False  # the transport has enough to send
         self._flushing = False  # a flush is scheduled
         self._timer: asyncio.Handle | None = None
@@ -160,7 +185,8 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def call(self, args: Args, timeout_s: float) -> asyncio.Future[Reply]:
         """Send one request. The contract of `_wire.Pipe.call`, but for the result: a future, to be awaited at once."""
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._send(encode(args), future, timeout_s)
+        slot = _Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
+        self._send(encode(args), slot, timeout_s)
         return future
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
@@ -200,6 +226,10 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         if self.broken:
             raise Lost(False, "the connection is closed")
         now = self._loop.time()
+        if self._queued_bytes > UNSENT_LIMIT_BYTES and now - self._heard_s > UNSENT_SILENCE_S:
+            self._fail("the server is silent, and too much waits to be sent")
+            self.transport.abort()
+            raise Lost(False, "the connection is closed")
         deadline = _NEVER
         if timeout_s >= 0:
             deadline = now + timeout_s
@@ -208,11 +238,13 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         if self._slots:
             self._queued.append(data)
             self._queued_slots += 1
+            self._queued_bytes += len(data)
             if not self._flushing:
                 self._flushing = True
                 self._loop.call_soon(self._flush)
         else:
             self._heard_s = now
+            self._just_sent += 1
             self.transport.write(data)
         self._slots.append(slot)
         self._deadlines.append(deadline)
@@ -222,7 +254,8 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         if self._queued and not self._paused and not self.broken:
             data = b"".join(self._queued)
             self._queued.clear()
-            self._queued_slots = 0
+            self._just_sent += self._queued_slots
+            self._queued_slots = self._queued_bytes = 0
             self.transport.write(data)
 
     # ---- time ----
@@ -260,37 +293,26 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         """Complete the slots whose replies have come."""
         if not self.broken:
             self._heard_s = self._loop.time()
+            self._answerable += self._just_sent
+            self._just_sent = 0
             self._parser.feed(self._inbox, 0, received)  # type: ignore[arg-type]  # any buffer will do
             self._deliver()
 
     def _deliver(self) -> None:
         try:
             while True:
-                reply = self._parser.gets()
+                reply = self._parse()
                 if reply is NOT_ENOUGH:
                     return
-                if type(reply) is hiredis.PushNotification and not is_answer(reply):
-                    if self.on_push is not None:
-                        self.on_push(reply)
-                    continue
-                if not self._slots:
-                    raise hiredis.ProtocolError("a reply that nobody asked for")
-                slot = self._slots[0]
-                if type(slot) is _Slot:
-                    slot.replies.append(reply)
-                    slot.wanted -= 1
-                    if slot.wanted:
-                        continue
-                    del self._slots[0], self._deadlines[0]
-                    if slot.on_reply is not None:
-                        slot.on_reply(reply)
-                        continue
-                    future, reply = slot.future, slot.replies
-                else:
-                    future = slot
-                    del self._slots[0], self._deadlines[0]
-                if future is not None and not future.done():
-                    future.set_result(reply)
+                if type(reply) is not hiredis.PushNotification:
+                    self._complete(reply)
+                elif is_answer(reply):
+                    oldest = self._slots[0] if self._slots else None
+                    if type(oldest) is not _Slot or not is_answer_to(reply, oldest.subscription):
+                        raise hiredis.ProtocolError("a subscription that nobody asked for")
+                    self._complete(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()
@@ -298,6 +320,34 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self._fail("a push could not be delivered")
             self.transport.abort()
             self._loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
+
+    def _parse(self) -> Any:
+        try:
+            return self._parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
+    def _complete(self, reply: Any) -> None:
+        """Give the oldest slot its reply, or one of its replies."""
+        if not self._answerable:
+            if self.broken:  # by what was called with a reply before
+                return
+            raise hiredis.ProtocolError("a reply that nobody asked for")
+        slot = self._slots[0]
+        future = slot.future if type(slot) is _Slot else slot
+        if type(slot) is _Slot:
+            slot.replies.append(reply)
+            slot.wanted -= 1
+            if slot.wanted:
+                return
+            if slot.subscription is None:
+                reply = slot.replies
+        del self._slots[0], self._deadlines[0]
+        self._answerable -= 1
+        if type(slot) is _Slot and slot.on_reply is not None:
+            slot.on_reply(slot.replies[0])
+        elif future is not None and not future.done():
+            future.set_result(reply)
 
     def pause_writing(self) -> None:
         """Keep what callers send until the transport has room."""
@@ -327,6 +377,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             future = slot.future if type(slot) is _Slot else slot
             if future is not None and not future.done():
                 future.set_exception(Lost(index < sent, cause))
+        self._answerable = 0
         self._slots.clear()
         self._deadlines.clear()
         self._queued.clear()

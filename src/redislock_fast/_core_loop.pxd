@@ -23,6 +23,7 @@ cdef class Waiter:
     cdef State state
     cdef list replies              # what has come of many replies; None where one is wanted
     cdef Py_ssize_t wanted         # how many are still to come, the last one not counted
+    cdef tuple request             # of `call`
     cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
     cdef Waiter next
     cdef public bint _asyncio_future_blocking
@@ -57,6 +58,8 @@ cdef class LoopPipe:
     cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
     cdef Py_ssize_t queued_count   # how many of the last waiters are in it
+    cdef Py_ssize_t just_sent      # how many waiters' requests have left since bytes were received last
+    cdef Py_ssize_t answerable     # how many waiters' requests had left before: only these can have been answered
     cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
     cdef bint flushing             # a flush is scheduled
     cdef bint paused               # the transport has enough to send
@@ -75,9 +78,11 @@ cdef class LoopPipe:
     cdef int _await(self, Spinner* spinner) except -1
     cdef int _deliver(self, Py_ssize_t received) except -1
     cdef int _take(self, object push) except -1
+    cdef object _parse(self)
     cdef int _complete(self, object reply) except -1
     cdef int _make_done(self, Waiter waiter) except -1
     cdef int _step_told(self) except -1
     cdef int _step(self) except -1
     cdef int _step_one(self, Waiter waiter) except -1
     cdef int _fail(self, str cause) except -1
+    cdef int _leave(self) except -1

@@ -50,7 +50,17 @@ from redislock_fast._core_resp cimport (
 )
 from redislock_fast._core_spin cimport Spinner, may_spin, new_spinner, spin
 
-from redislock_fast._wire import NOT_ENOUGH, SPIN_US, Lost, NoReply, is_answer, new_reader
+from redislock_fast._wire import (
+    NOT_ENOUGH,
+    SPIN_US,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
+    Lost,
+    NoReply,
+    is_answer,
+    is_answer_to,
+    new_reader,
+)
 
 cdef enum:
     INBOX_BYTES = 65536
@@ -78,6 +88,8 @@ cdef extern from *:
     bint PyCFunction_Check(object callback)
 
 cdef double NEVER = INFINITY
+cdef Py_ssize_t unsent_limit_bytes = UNSENT_LIMIT_BYTES
+cdef double unsent_silence_s = UNSENT_SILENCE_S
 cdef object PushNotification = hiredis.PushNotification
 cdef object current_task = asyncio.current_task
 cdef object get_running_loop = asyncio.get_running_loop
@@ -236,6 +248,7 @@ cdef class LoopPipe:
     def call(self, tuple args not None, double timeout_s):
         """Send one request; await the result."""
         cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.request = args
         self._enlist(args, None, request_size(args), waiter, timeout_s)
         return waiter
 
@@ -291,6 +304,8 @@ cdef class LoopPipe:
         cdef double now = monotonic()
         if self.broken:
             raise Lost(False, "the connection is closed")
+        if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
+            self._leave()
         if reserve(&self.queued, size) < 0:
             raise MemoryError
         waiter.loop = self.loop
@@ -331,6 +346,7 @@ cdef class LoopPipe:
         if self.queued.used and not self.paused and not self.broken:
             data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
             self.queued.used = 0
+            self.just_sent += self.queued_count
             self.queued_count = 0
             self.transport.write(data)
             if self.head is self.tail:
@@ -401,6 +417,8 @@ cdef class LoopPipe:
         if self.broken:
             return
         self.heard = monotonic()
+        self.answerable += self.just_sent
+        self.just_sent = 0
         if self.awaited is &self.calling:
             self.awaited = NULL
         self.direct = current_task(self.loop) is None
@@ -440,7 +458,7 @@ cdef class LoopPipe:
                     continue
                 reply = plain_object(plain)
                 waiter = self.head
-                if waiter is not None and waiter.replies is not None and waiter.wanted:
+                if self.answerable and waiter.replies is not None and waiter.wanted:
                     count = append_run(
                         waiter.replies, reply, self.landing + at, received - at, length, waiter.wanted
                     )
@@ -455,10 +473,14 @@ cdef class LoopPipe:
                 # of an array has no data left either.
                 self.between = False
             while not self.between:
-                reply = self.parser.gets()
+                reply = self._parse()
                 if reply is NOT_ENOUGH:
                     return 0
-                if type(reply) is not PushNotification or is_answer(reply):
+                if type(reply) is not PushNotification:
+                    self._complete(reply)
+                elif is_answer(reply):
+                    if self.head is None or not is_answer_to(reply, self.head.request):
+                        raise hiredis.ProtocolError("a subscription that nobody asked for")
                     self._complete(reply)
                 else:
                     self._take(reply)
@@ -482,10 +504,19 @@ cdef class LoopPipe:
                 self._step_told()
         return 0
 
+    cdef object _parse(self):
+        """The next reply or push; NOT_ENOUGH for none."""
+        try:
+            return self.parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
     cdef int _complete(self, object reply) except -1:
         """Give the oldest waiter its reply, or one of its replies."""
         cdef Waiter waiter = self.head
-        if waiter is None:
+        if not self.answerable:
+            if self.broken:  # by what was called with a reply before
+                return 0
             raise hiredis.ProtocolError("a reply that nobody asked for")
         if waiter.replies is not None:
             waiter.replies.append(reply)
@@ -493,6 +524,7 @@ cdef class LoopPipe:
                 waiter.wanted -= 1
                 return 0
             reply = waiter.replies
+        self.answerable -= 1
         self.head = waiter.next
         if self.head is None:
             self.tail = None
@@ -598,6 +630,7 @@ cdef class LoopPipe:
         if self.broken:
             return 0
         self.broken = True
+        self.answerable = 0
         self.head = self.tail = None
         if self.timer is not None:
             self.timer.cancel()
@@ -613,3 +646,9 @@ cdef class LoopPipe:
             waiter.next = None
             waiter = following
         return 0
+
+    cdef int _leave(self) except -1:
+        """The server is silent, and too much waits to be sent."""
+        self._fail("the server is silent, and too much waits to be sent")
+        self.transport.abort()
+        raise Lost(False, "the connection is closed")

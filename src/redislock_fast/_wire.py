@@ -22,12 +22,14 @@ __all__ = [
     "Bulk",
     "Lost",
     "Mailbox",
+    "Malformed",
     "NoReply",
     "OnPush",
     "OnReply",
     "Pipe",
     "Reply",
     "is_answer",
+    "is_answer_to",
     "new_reader",
 ]
 
@@ -96,6 +98,17 @@ class Lost(Exception):
         self.sent = sent
 
 
+class Malformed(Lost, hiredis.ProtocolError):
+    """A reply or a push is of a type or shape that its request cannot have.
+
+    Replies may belong to other requests then, so the connection must be left. Raised to the caller that got the reply,
+    it is a `Lost`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe for all callers.
+    """
+
+    def __init__(self, reply: object) -> None:
+        super().__init__(True, f"the server broke the protocol: an unexpected {type(reply).__name__}")
+
+
 class NoReply(Exception):
     """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
 
@@ -134,8 +147,11 @@ class Pipe(Protocol):
             anything, since it keeps everybody from their replies, and must not raise: that breaks the pipe, and goes on
             to the caller who happens to read.
 
-    (S)SUBSCRIBE may be called like any command, with one channel: RESP3 answers it by a push, and `call` returns that.
-    (S)UNSUBSCRIBE must not be sent: its answer cannot be told from what the server pushes by itself.
+    A protocol error breaks the pipe: malformed RESP, a reply that came before its request had left, and a push that
+    answers a subscription which is not the oldest request under way. So no caller gets the reply of another.
+
+    (S)SUBSCRIBE may be called, not posted, with one channel, both words bytes: RESP3 answers it by a push, and `call`
+    returns that. (S)UNSUBSCRIBE must not be sent: its answer cannot be told from what the server pushes by itself.
     """
 
     on_push: OnPush | None
@@ -206,8 +222,16 @@ class Pipe(Protocol):
 
 
 def is_answer(push: list[Reply]) -> bool:
-    """Whether a push is the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
+    """Whether a push claims to be the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
     return push[:1] in ([b"subscribe"], [b"ssubscribe"])
+
+
+def is_answer_to(push: list[Reply], request: Args | None) -> bool:
+    """Whether a push for which `is_answer` holds is the reply to this request: a (S)SUBSCRIBE to the same channel."""
+    if request is None or len(request) != 2 or len(push) != 3:
+        return False
+    command, channel = request
+    return type(command) is bytes and push[:2] == [command.lower(), channel]
 
 
 def new_reader() -> hiredis.Reader:
