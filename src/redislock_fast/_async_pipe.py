@@ -98,7 +98,7 @@ def _raise(error: BaseException) -> None:
 
 @final
 class _Slot:
-    """Where other replies go than one for a waiting caller: many for one caller, one for nobody, and a subscription's."""
+    """Where replies go that are not one for one waiting caller: many, one for nobody, or a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 

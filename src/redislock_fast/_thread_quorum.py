@@ -34,7 +34,7 @@ from redislock_fast._steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._tally import PythonTally, new_tally
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
-from redislock_fast._wire import MISSING, Mailbox
+from redislock_fast._wire import MISSING, Mailbox, Malformed
 
 __all__ = ["ThreadQuorum"]
 
@@ -56,7 +56,12 @@ class _ThreadBallot(Ballot):
         """Take the reply to what a tally has posted, as the one in this place."""
         self.link = link
         self.posted(link)
-        tally.hand_on(place, self.answer)
+        try:
+            tally.hand_on(place, self.answer)
+        except Malformed as malformed:  # where the reply has just come, this thread takes it
+            link.close()
+            self.link = None
+            self.lose(True, malformed)
 
     def settled(self) -> None:
         mailbox = self.mailbox
@@ -217,11 +222,15 @@ def _ask_at_once(channels: Sequence[ThreadChannel], round_: Round, ballots: list
             link = links[index]
             channel = channels[index]
             channel.standing.note_wait(tally.waited_s[place])
-            if reply is not MISSING and round_.take(index, reply, link.dialect):
-                continue
+            lost = tally.lost[place]
+            try:
+                if reply is not MISSING and round_.take(index, reply, link.dialect):
+                    continue
+            except Malformed as malformed:
+                link.close()
+                lost = malformed
             ballot = _ThreadBallot(channel, round_, index)
             ballots.append(ballot)
-            lost = tally.lost[place]
             if lost is not None:
                 ballot.lose(lost.sent, lost)
             elif reply is MISSING:
