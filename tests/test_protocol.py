@@ -308,9 +308,12 @@ def test_reacquire_without_a_ttl_takes_the_old_one_away(server: str) -> None:
     assert model.entry(KEY) == Entry(TOKEN)
 
 
-@pytest.mark.parametrize(("reply", "result"), [(b"OK", True), (None, False), (1, True), (0, False)])
-def test_reacquire_result(reply: Reply, result: bool) -> None:
-    dialect = dialect_of("Valkey 9")
+@pytest.mark.parametrize(
+    ("server", "reply", "result"),
+    [("Valkey 9", b"OK", True), ("Valkey 9", None, False), ("Redis 7.0", 1, True), ("Redis 7.0", 0, False)],
+)
+def test_reacquire_result(server: str, reply: Reply, result: bool) -> None:
+    dialect = dialect_of(server)
     reacquire = Reacquire(KEY, TOKEN, 1500)
     reacquire.request(dialect, 5.0)
     assert reacquire.feed(reply, dialect)

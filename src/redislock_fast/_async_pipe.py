@@ -102,7 +102,7 @@ def _raise(error: BaseException) -> None:
 
 @final
 class _Slot:
-    """Where replies go, but one for a waiting caller: many for one caller, one for nobody, and a subscription's."""
+    """Where replies go that are not one for one waiting caller: many, one for nobody, or a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 

@@ -93,7 +93,11 @@ class Ballot:
         self.links += (link,)
 
     def answer(self, reply: Reply) -> None:
-        """Take a reply, and send the next request if the operation takes more than one."""
+        """Take a reply, and send the next request if the operation takes more than one.
+
+        Raises:
+            Malformed: as `Round.take`. The connection is left then, and that loses what was asked on it.
+        """
         dialect: Any = self._dialect
         self.standing.silent = False
         if is_unauthenticated(reply):

@@ -18,7 +18,7 @@ from redislock_fast._names import fence_key
 from redislock_fast._own_token import AcquireOwn
 from redislock_fast._protocol import Acquire, Refused, TokenOperation
 from redislock_fast._scripts import ACQUIRE_FENCED
-from redislock_fast._wire import Args, Reply
+from redislock_fast._wire import Args, Malformed, Reply
 
 __all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence"]
 
@@ -31,14 +31,18 @@ def _request(operation: TokenOperation, ttl_ms: bytes | int) -> Args:
     return (name, body, 2, operation.key, fence_key(operation.key), operation.token, ttl_ms)
 
 
-def _answer(operation: TokenOperation, reply: Any) -> list[Any] | None:
-    """What the script returned; None when it is to be sent whole."""
+def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
+    """What the script returned: verdict, value, and with a number that too; None when it is to be sent whole."""
     if isinstance(reply, hiredis.ReplyError):
         if operation.error_code(reply) == "NOSCRIPT":
             return None
         raise Refused(str(reply))
-    answer: list[Any] = reply
-    return answer
+    answer: Any = reply
+    kinds = list(map(type, reply)) if type(reply) is list else []
+    numbers = [int] if kinds and answer[0] in (_TAKEN, _HELD) else []
+    if kinds in ([int, bytes, *numbers], [int, type(None), *numbers]) and 0 <= answer[0] <= _HELD:
+        return list(answer)
+    raise Malformed(reply)
 
 
 class AcquireFenced(Acquire):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from redislock_fast._dialect import Dialect
 from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused, Release
-from redislock_fast._wire import Args, Bulk, Reply
+from redislock_fast._wire import Args, Bulk, Malformed, Reply
 
 if TYPE_CHECKING:
     from redislock_fast._claims import Claim
@@ -74,6 +74,8 @@ class Many:
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
         trouble: Exception | None = None
         still_open: list[int] = []
+        refused: list[int] = []
+        refusal = self._refusal
         for index, reply in zip(self._open, replies, strict=True):
             machine = self._machine(index)
             try:
@@ -81,13 +83,16 @@ class Many:
                     self.results[index] = machine.result
                 else:
                     still_open.append(index)
-            except Refused as refusal:
-                self._refused.append(index)
-                self._refusal = self._refusal or refusal
+            except Refused as error:
+                refused.append(index)
+                refusal = refusal or error
             except (NotExecuted, Redirected) as error:
                 trouble = trouble or error
                 still_open.append(index)
+        # Not where a reply was malformed: then no reply counts, and all are asked again.
         self._open = still_open
+        self._refused += refused
+        self._refusal = refusal
         if trouble is not None:
             raise trouble
         if not still_open and self._refusal is not None:
@@ -149,13 +154,18 @@ class _InBulk(Many):
             for index, reply in enumerate(replies):
                 if reply == won:
                     self.results[index] = True
-                elif type(reply) is not lost_type:
+                elif type(reply) is not lost_type or (lost_type is int and reply != 0):
                     still_open.append(index)
                     self._continue(index)
             if not still_open:
                 return True
             replies = [replies[index] for index in still_open]
-        return super().feed(replies, dialect)
+        try:
+            return super().feed(replies, dialect)
+        except Malformed:
+            if self._bulk:  # none of the others counts, either
+                self._begin(len(self._keys))
+            raise
 
     def lost(self, sent: bool) -> None:
         if self._bulk:

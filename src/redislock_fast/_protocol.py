@@ -9,6 +9,7 @@ Rules:
 - A `Dialect` says what the server of one connection understands. A machine that learns that it does not (an ACL, a
   proxy) lowers the dialect and goes on with the next best; it never fails for a missing native command.
 - Errors that mean "not executed, try later" raise `NotExecuted`; the rest of the server's errors raise `Refused`.
+- A reply of a type or shape that the request cannot have raises `Malformed`: it may be the reply to another request.
 
 Must not know: sockets, threads, asyncio, redis-py.
 """
@@ -25,7 +26,7 @@ from redislock_fast._dialect import Dialect, native_release
 from redislock_fast._names import queue_keys
 from redislock_fast._scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE, Script
 from redislock_fast._tokens import MARK, is_held_with, is_ours
-from redislock_fast._wire import Args, Reply
+from redislock_fast._wire import Args, Malformed, Reply
 
 if TYPE_CHECKING:
     from redislock_fast._claims import Claim
@@ -101,6 +102,7 @@ class Exchange(Protocol):
             NotExecuted: try the same request later.
             Redirected: try it at another node.
             Refused: the server's error.
+            Malformed: the reply is none that the request can have; the connection must be left.
         """
 
     def lost(self, sent: bool) -> None:
@@ -193,6 +195,11 @@ def _syntax_or_permission(code: str, text: str) -> bool:
     return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
 
 
+def _is_verdict(reply: Reply, native: bool) -> bool:
+    """Whether it is a reply to SET ... IFEQ, or to a script that answers 1 or 0."""
+    return (reply is None or reply == b"OK") if native else type(reply) is int and reply in (0, 1)
+
+
 def first_acquire(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
     """The first request of an `Acquire`, and the reply that means "ours"."""
     if dialect.set_get:
@@ -253,11 +260,13 @@ class Acquire(TokenOperation):
             self.refused = not self.unsettled  # else it may be ours by an earlier attempt
             return False
         if type(reply) is bytes:
-            if reply == b"OK" and not self._looking and not self.with_get:
-                self.result = True
-            else:
+            if self._looking or self.with_get:
                 self.holder = reply
                 self.result = self.unsettled and is_held_with(reply, self.token)
+            elif reply == b"OK":
+                self.result = True
+            else:
+                raise Malformed(reply)
             return True
         return self._refused(reply, dialect)
 
@@ -274,14 +283,15 @@ class Acquire(TokenOperation):
         return [(self.key, self.token)] if self.unsettled and not self.result else []
 
     def _refused(self, reply: Reply, dialect: Dialect) -> bool:
+        if not isinstance(reply, hiredis.ReplyError):
+            raise Malformed(reply)
         text = str(reply)
-        if isinstance(reply, hiredis.ReplyError):
-            code = self.error_code(reply)
-            if self._looking and code == "NOPERM" and not self.unsettled:
-                return True  # may not read: held by somebody
-            if self.with_get and not self._looking and _syntax_or_permission(code, text):
-                dialect.set_get = False
-                return False
+        code = self.error_code(reply)
+        if self._looking and code == "NOPERM" and not self.unsettled:
+            return True  # may not read: held by somebody
+        if self.with_get and not self._looking and _syntax_or_permission(code, text):
+            dialect.set_get = False
+            return False
         raise Refused(text)
 
 
@@ -292,16 +302,17 @@ class _NativeOrScript(TokenOperation):
 
     def _refusal(self, reply: Reply, dialect: Dialect) -> bool:
         """Deal with what is no verdict. True: the lock is not held. False: ask again, in the next form."""
+        if not isinstance(reply, hiredis.ReplyError):
+            raise Malformed(reply)
         text = str(reply)
-        if isinstance(reply, hiredis.ReplyError):
-            code = self.error_code(reply)
-            if code == "WRONGTYPE":
-                return True
-            if code == "NOSCRIPT":
-                return False
-            if self._native and _syntax_or_permission(code, text):
-                self._lower(dialect)
-                return False
+        code = self.error_code(reply)
+        if code == "WRONGTYPE":
+            return True
+        if code == "NOSCRIPT":
+            return False
+        if self._native and _syntax_or_permission(code, text):
+            self._lower(dialect)
+            return False
         raise Refused(text)
 
     @abstractmethod
@@ -377,7 +388,7 @@ class Release(_NativeOrScript):
         return 1, None if self.unsettled or is_ours(self.token) else int
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        if type(reply) is int:
+        if type(reply) is int and 0 <= reply <= HANDED_OVER:
             if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
                 self._step = "pass on"
                 return False
@@ -430,8 +441,8 @@ class Reacquire(_NativeOrScript):
         if reply is None and self._native and self._value is self.token and is_ours(self.token):
             self._value = self.token + MARK  # a lock that was marked stays so until it is handed over
             return False
-        if reply is None or type(reply) in (bytes, int):
-            self.result = reply in (b"OK", 1)
+        if _is_verdict(reply, self._native):
+            self.result = bool(reply)
             return True
         return self._refusal(reply, dialect)
 
@@ -483,21 +494,27 @@ class Extend(TokenOperation):
         if isinstance(reply, hiredis.ReplyError):
             return self._refused(reply, dialect)
         if self._step == "GET":
-            if not isinstance(reply, bytes) or not is_held_with(reply, self.token):
+            if reply is not None and type(reply) is not bytes:
+                raise Malformed(reply)
+            if reply is None or not is_held_with(reply, self.token):
                 return True
             self._value = reply
             self._step = "PTTL"
             return False
         if self._step == "PTTL":
-            if not isinstance(reply, int) or reply < 0:
+            if type(reply) is not int:
+                raise Malformed(reply)
+            if reply < 0:
                 return True  # gone, or without a ttl: nothing that could be extended
             self.expires_at = self._now + reply / 1000
             self._step = "extend"
             return False
+        if not _is_verdict(reply, self._native):
+            raise Malformed(reply)
         if reply is None and self._value is self.token and is_ours(self.token):
             self._value = self.token + MARK  # marked since it was read
             return False
-        self.result = reply in (b"OK", 1)
+        self.result = bool(reply)
         if self.result:
             base = self._now if self._replace or self.expires_at is None else self.expires_at
             self.expires_at = base + self._add_ms / 1000
@@ -532,7 +549,9 @@ class Look(TokenOperation):
             self.result = reply is not None
             self.holder = reply
             return True
-        if isinstance(reply, hiredis.ReplyError) and self.error_code(reply) == "WRONGTYPE":
+        if not isinstance(reply, hiredis.ReplyError):
+            raise Malformed(reply)
+        if self.error_code(reply) == "WRONGTYPE":
             self.result = True
             return True
         raise Refused(str(reply))

@@ -17,12 +17,15 @@ from redislock_fast._names import queue_keys
 from redislock_fast._protocol import Refused, Release, TokenOperation
 from redislock_fast._scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._tokens import MARK, is_ours
-from redislock_fast._wire import Args, Reply
+from redislock_fast._wire import Args, Malformed, Reply, is_answer_to
 
-__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "first_wait", "undo_requests"]
+__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "first_wait", "undo_requests", "wait_answer"]
 
 MOVING = "TRYAGAIN"
 """What a node of a cluster says to a script with several keys while their slot is on the move."""
+
+_GRANTED = [int, bytes]
+_QUEUED = [int, bytes, int, int, int]
 
 
 def first_wait(
@@ -31,6 +34,19 @@ def first_wait(
     """The first request of a `Wait` that looks for nobody."""
     keys = queue_keys(key)
     return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
+
+
+def wait_answer(reply: Any) -> list[Any]:
+    """The reply to a `Wait` that is no error, as wait.lua returns it.
+
+    Raises:
+        Malformed: it is none.
+    """
+    kinds = list(map(type, reply)) if type(reply) is list else []
+    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)):
+        answer: list[Any] = reply
+        return answer
+    raise Malformed(reply)
 
 
 class Wait(TokenOperation):
@@ -84,7 +100,7 @@ class Wait(TokenOperation):
             if code == MOVING:
                 self.unsettled = True  # whoever asks this way may stand in the queue by an earlier request
             return self.denied != ""
-        answer: Any = reply  # a list, as the script says
+        answer = wait_answer(reply)
         self.word = answer[1]
         self.result = answer[0] == 1
         if not self.result:
@@ -134,9 +150,11 @@ class Leave(Release):
                 self._step = "delete"
                 self._is_postponed = self.unsettled = code == MOVING
             return code == "WRONGTYPE"
-        if isinstance(reply, bytes):
+        if type(reply) is bytes:
             self.result = True
             self.word = reply
+        elif reply is not None:
+            raise Malformed(reply)
         return True
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
@@ -199,7 +217,11 @@ class Watch(TokenOperation):
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises what is to be tried again
                 self.denied = True
-        word = replies[-1]
+        *armed, word = replies
+        if any(reply != b"OK" and not isinstance(reply, hiredis.ReplyError) for reply in armed):
+            raise Malformed(armed)
+        if word is not None and not isinstance(word, (bytes, hiredis.ReplyError)):
+            raise Malformed(word)
         self.word = word if isinstance(word, bytes) else None
         return True
 
@@ -218,5 +240,10 @@ class Subscribe(TokenOperation):
     def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
         if isinstance(reply, hiredis.ReplyError):
             self.error_code(reply)  # raises what is to be tried again
-        self.result = isinstance(reply, list)
+        elif isinstance(reply, list):
+            if not is_answer_to(reply, self._words):
+                raise Malformed(reply)
+            self.result = True
+        elif reply is not None and type(reply) is not bytes:
+            raise Malformed(reply)
         return True

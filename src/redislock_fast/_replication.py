@@ -15,7 +15,7 @@ import hiredis
 
 from redislock_fast._dialect import Dialect
 from redislock_fast._protocol import Reacquire, Refused
-from redislock_fast._wire import Args, Reply
+from redislock_fast._wire import Args, Malformed, Reply
 
 if TYPE_CHECKING:
     from redislock_fast._claims import Claim
@@ -78,7 +78,9 @@ class Replicate:
             return False
         if isinstance(counted, hiredis.ReplyError):
             raise Refused(str(counted))
-        if self.held and isinstance(counted, int):
+        if type(counted) is not int:
+            raise Malformed(counted)
+        if self.held:
             self.replicas = counted
             self.result = counted >= self._wanted
         return True

@@ -26,13 +26,15 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
+import hiredis
+
 from redislock_fast._dialect import Dialect
 from redislock_fast._names import channel_beside
 from redislock_fast._ownership import Holding
-from redislock_fast._queue import Leave
+from redislock_fast._queue import Leave, wait_answer
 from redislock_fast._times import clock
 from redislock_fast._tokens import MARK, TOKEN_BYTES
-from redislock_fast._wire import Args, Lost, OnReply, Reply
+from redislock_fast._wire import Args, Lost, Malformed, OnReply, Reply
 
 __all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
 
@@ -261,10 +263,17 @@ class Seat:
                 self.base.post(self.link, self.room.leaving(self).request(self.link.dialect, 0.0))
 
     def answer(self, reply: Reply) -> None:
-        """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one."""
-        answer: Any = reply  # a list as wait.lua has it, or an error
+        """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one.
+
+        Raises:
+            Malformed: it is none that a wait can have.
+        """
         asked_at, self.asked_at = self.asked_at, 0.0
-        verdict = answer[0] if isinstance(reply, list) else None
+        if isinstance(reply, hiredis.ReplyError):
+            self.mailbox.tell(LOOK)
+            return
+        answer = wait_answer(reply)
+        verdict = answer[0]
         if verdict == 0:
             self.note(answer[1], asked_at, answer[2])
             self._have_reckoned(self)
@@ -455,21 +464,33 @@ class Room:
         return leave
 
     def hear(self, push: list[Reply]) -> None:
-        """A push has come."""
-        kind: Any = push[0]
+        """A push has come.
+
+        Raises:
+            Malformed: it is none that a server sends.
+        """
+        kind: Any = push[0] if push else None
         if kind == b"message" or kind == b"smessage":  # noqa: PLR1714  # mostly the first
-            text: Any = push[2]
+            text: Any = push[-1]
+            if len(push) != 3 or type(text) is not bytes:
+                raise Malformed(push)
             seat = self._by_token.get(text[_TOKEN])
             if seat is not None:
                 since = max(seat.since, seat.line.since)
                 seat.mailbox.tell(_new_grant((text[_WORD], since, text[_ARRIVAL])))
         elif kind == b"invalidate":
-            keys: Any = push[1]
+            keys: Any = push[-1]
+            if len(push) != 2 or not (keys is None or type(keys) is list):
+                raise Malformed(push)
             self._tell(LOOK, [seat for seat in self._seats() if keys is None or seat.key in keys])
         elif kind == b"sunsubscribe":  # the slot has moved
-            channel: Any = push[1]
+            channel: Any = push[1] if len(push) == 3 else None
+            if type(channel) is not bytes:
+                raise Malformed(push)
             self._subscribed.pop(channel, None)
             self._tell(BROKEN, [seat for seat in self._seats() if seat.channel == channel])
+        elif type(kind) is not bytes:
+            raise Malformed(push)
 
     def tell_all(self, message: object) -> None:
         """Tell everybody who waits here."""

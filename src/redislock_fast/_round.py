@@ -108,7 +108,11 @@ class Round:
         self.lost[index] = True
 
     def take(self, index: int, reply: Reply, dialect: Dialect) -> bool:
-        """Take a server's reply. True: it has had its say. False: send it the next request."""
+        """Take a server's reply. True: it has had its say. False: send it the next request.
+
+        Raises:
+            Malformed: it is none that the request can have; the connection must be left.
+        """
         if self.votes[index] is not None:  # by another connection, when this one seemed lost
             return True
         operation = self.operations[index]

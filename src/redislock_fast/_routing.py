@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import hiredis
 from redis.cluster import PRIMARY
 from redis.exceptions import (
     AskError,
@@ -35,7 +36,7 @@ from redislock_fast._many import Many
 from redislock_fast._names import slot_of
 from redislock_fast._protocol import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._times import clock
-from redislock_fast._wire import Args, Bulk, Lost, Reply
+from redislock_fast._wire import Args, Bulk, Lost, Malformed, Reply
 
 if TYPE_CHECKING:
     from redislock_fast._claims import Claim
@@ -83,6 +84,9 @@ class _Asking:
         return [part for one in requests for part in (ASKING, one)]
 
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+        for reply in replies[::2]:
+            if reply != b"OK" and not isinstance(reply, hiredis.ReplyError):
+                raise Malformed(reply)
         answers = replies[1::2]
         return self._operation.feed(answers if self._operation.many else answers[0], dialect)
 

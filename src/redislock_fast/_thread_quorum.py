@@ -34,7 +34,7 @@ from redislock_fast._steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._tally import PythonTally, new_tally
 from redislock_fast._thread_channel import ThreadChannel
 from redislock_fast._times import clock
-from redislock_fast._wire import MISSING, Lost, Mailbox, is_unauthenticated
+from redislock_fast._wire import MISSING, Lost, Mailbox, Malformed, is_unauthenticated
 
 __all__ = ["ThreadQuorum"]
 
@@ -56,7 +56,12 @@ class _ThreadBallot(Ballot):
         """Take the reply to what a tally has posted, as the one in this place."""
         self.link = link
         self.posted(link)
-        tally.hand_on(place, self.answer)
+        try:
+            tally.hand_on(place, self.answer)
+        except Malformed as malformed:  # where the reply has just come, this thread takes it
+            link.close()
+            self.link = None
+            self.lose(True, malformed)
 
     def settled(self) -> None:
         mailbox = self.mailbox
@@ -218,11 +223,14 @@ def _ask_at_once(channels: Sequence[ThreadChannel], round_: Round, ballots: list
             channel = channels[index]
             channel.standing.note_wait(tally.waited_s[place])
             lost = tally.lost[place]
-            if is_unauthenticated(reply):
+            try:
+                if is_unauthenticated(reply):
+                    raise Lost(False, str(reply))
+                if reply is not MISSING and round_.take(index, reply, link.dialect):
+                    continue
+            except Lost as trouble:  # a reply that is malformed is one, too
                 link.close()
-                lost = Lost(False, str(reply))
-            elif reply is not MISSING and round_.take(index, reply, link.dialect):
-                continue
+                lost = trouble
             ballot = _ThreadBallot(channel, round_, index)
             ballots.append(ballot)
             if lost is not None:
