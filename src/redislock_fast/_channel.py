@@ -260,7 +260,9 @@ class Channel(Encoding, Generic[LinkType]):
 
     def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
-        if isinstance(sys.exc_info()[1], Forked):  # what fails by that in the child goes on in the parent
+        if not entries or isinstance(
+            sys.exc_info()[1], Forked
+        ):  # what fails by that in the child goes on in the parent
             return
         self._undone += entries
         self._start_undoing()

@@ -286,8 +286,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                 if not await self._acquire(trial, blocking, None, token, limit=limit):
                     return False
                 if not await drive(self._transport, self._completing(terms, trial, limit)):
-                    if trial.token is not None and trial.token is not before:
-                        self._transport.undo([self._give_up(local, trial.token)])
+                    self._transport.undo(self._give_up(local, trial, before, token))
                     return False
                 self._keep(self._begin(terms, local, trial, asked_at, task))
         except GeneratorExit:
@@ -295,8 +294,7 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
                 self._transport.undo_dropped(loop, left)
             raise
         except BaseException:  # whatever it is: the lock is not held
-            if left := self._give_up(local, trial, before, token):
-                self._transport.undo(left)
+            self._transport.undo(self._give_up(local, trial, before, token))
             raise
         return True
 

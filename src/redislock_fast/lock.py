@@ -288,13 +288,11 @@ class Lock(KeepingBase, redis.lock.Lock):
                 if not self._acquire(trial, sleep, blocking, None, token, limit=limit):
                     return False
                 if not drive(self._transport, self._completing(terms, trial, limit)):
-                    if trial.token is not None and trial.token is not before:
-                        self._transport.undo([self._give_up(local, trial.token)])
+                    self._transport.undo(self._give_up(local, trial, before, token))
                     return False
                 self._keep(self._begin(terms, local, trial, asked_at))
         except BaseException:  # whatever it is: the lock is not held
-            if left := self._give_up(local, trial, before, token):
-                self._transport.undo(left)
+            self._transport.undo(self._give_up(local, trial, before, token))
             raise
         return True
 
