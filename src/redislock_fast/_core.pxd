@@ -20,8 +20,8 @@ reply may be a round trip away, or never come where it waits for a message. So c
   leave sending to the reader, and so their requests leave together.
 
 So every byte that is queued has a thread that sends it: a sender, which ends in the section in which it sees the queue
-empty; else the reader, after its next reply, or before it blocks. After a sender found no room, the reader looks within
-SIGNAL_CHECK_MS. Only with no reader do bytes wait for the next one.
+empty; else the reader, after its next reply, or before it blocks for one that may be far away. The reader looks again
+within SIGNAL_CHECK_MS in any case. Only with no reader do bytes wait for the next one.
 
 A forked child has one thread, and may have copied the mutex in its locked state. It never takes the mutex: Pipe.forked
 is looked at first.

@@ -534,16 +534,17 @@ cdef class Pipe:
     cdef bint _may_block(self, Wait* wait) noexcept nogil:
         """Reader, with nothing leaving: let callers send for themselves. Returns False when something is to be sent first.
 
-        Not beside other callers' requests where the server is near: what they queue until its next reply leaves in one
-        write then. Without that, 64 threads on loopback made 0.7 of the pairs/s.
+        Where a near server's reply is about to come, what is queued leaves in one write behind it. Without that, 64
+        threads on loopback made 0.7 of the pairs/s; with it, 2 threads 1 ms away would make 0.8 of redis-py's.
         """
         with self.mutex:
-            wait.sends = not self.sending and self._load()
-            self.callers_send = not wait.sends and self._is_idle()
+            self.callers_send = self._is_idle()
+            wait.sends = self.callers_send and not self.sending and self._load()
+            self.callers_send = self.callers_send and not wait.sends
         return not wait.sends
 
     cdef bint _is_idle(self) noexcept nogil:
-        """Under the mutex: whether to wait for the next reply would take long."""
+        """Under the mutex: whether the next reply is not about to come."""
         return self.far or self._caller() == NULL
 
     cdef void _send_early(self, bint sends) noexcept nogil:

@@ -417,12 +417,13 @@ class Pipe:
     def _may_block(self) -> bool:
         """Reader: let callers send for themselves. Returns False when something is to be sent first."""
         with self._mutex:
-            sends = not self._sending and self._load()
-            self._callers_send = not sends and self._is_idle()
+            self._callers_send = self._is_idle()
+            sends = self._callers_send and not self._sending and self._load()
+            self._callers_send = self._callers_send and not sends
             return not sends
 
     def _is_idle(self) -> bool:
-        """Under the mutex: whether to wait for the next reply would take long."""
+        """Under the mutex: whether the next reply is not about to come."""
         return self._far or _oldest_waiting(self._slots) is None
 
     def _load(self) -> bool:
