@@ -16,8 +16,8 @@ reply may be a round trip away, or never come where it waits for a message. So c
 - A "sender" is a thread for which Pipe.sending was set: a caller that queues a request while callers send and no sender
   is at work. It sends until nothing is queued, and is not the reader. While there is one, leaving, left and sent are
   its own, and the reader only receives. A sender that finds no room clears callers_send: the reader sends the rest.
-- Where the server is near (Pipe.far is not set) and a caller's request is under way, its reply is about to come: callers
-  leave sending to the reader, and so their requests leave together.
+- Where the server is near (Pipe.far is not set) and a caller's request is under way, its reply is about to come:
+  callers leave sending to the reader, and so their requests leave together.
 
 So every byte that is queued has a thread that sends it: a sender, which ends in the section in which it sees the queue
 empty; else the reader, after its next reply, or before it blocks for one that may be far away. The reader looks again
