@@ -204,6 +204,7 @@ class _ReacquireThatCreates(_protocol.Reacquire):
 
     def request(self, dialect: Dialect, now: float) -> Args:
         self.sent_at = now
+        self._native = True
         assert self.ttl_ms is not None
         return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
 
