@@ -151,6 +151,33 @@ def test_frozen_server_is_waited_for_no_longer_than_the_deadline(
         server.signal(signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("settings", [{}, {"fencing": True}], ids=["plain", "fencing"])
+def test_connection_that_was_closed_while_idle_costs_no_acquire_without_time(
+    callers: Callers, server: Server, client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    hasty = callers.contender(callers.client(server.port, **PATIENT), **TOLD, **settings)
+    for _ in range(3):
+        assert hasty.call("acquire", blocking_timeout=0) is True
+        hasty.release()
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+
+
+def test_second_request_of_an_acquire_has_the_rest_of_its_time(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    hasty = connected(callers, proxy.port)
+    client.set("name", "mine")
+    proxy.delay_s = 5 * SHORT_S
+    try:  # the first reply comes in time; the next one would, within as much time again
+        acquired = hasty.call("acquire", blocking_timeout=6 * SHORT_S, token="mine")
+    except redis.TimeoutError:
+        acquired = False
+    assert acquired is False
+    assert b"mine" == client.get("name")
+
+
 def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_their_deadline(
     callers: Callers, spare_server: Callable[..., Server]
 ) -> None:

@@ -245,9 +245,9 @@ def test_fork_while_other_threads_use_the_client(client: redis.Redis) -> None:
     assert all(worker.result(10) for worker in workers)
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(("waits", "token"), [(True, None), (False, None), (False, "mine")])
 def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
-    frozen: tuple[Server, Proxy], connect: Connect, waits: bool
+    frozen: tuple[Server, Proxy], connect: Connect, waits: bool, token: str | None
 ) -> None:
     server, proxy = frozen
     client = connect(proxy.port, socket_timeout=60)
@@ -283,7 +283,7 @@ def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
     parent = start(fork_then_let_the_parent_acquire)
     outcome: object = None
     try:
-        outcome = lock.acquire()
+        outcome = lock.acquire(token=token)
     except BaseException as error:
         outcome = type(error).__mro__[1].__name__
     finally:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -325,12 +326,17 @@ def comparing_hooks(callers: Callers, client: redis.Redis) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overridden", ["do_release", "do_extend", "do_reacquire"])
-def test_a_class_with_a_hook_that_compares_tokens_is_never_marked(
-    callers: Callers, server: Server, client: redis.Redis, overridden: str
+@pytest.mark.parametrize("how", ["in a base class", "after the class statement", "on the lock"])
+def test_a_lock_with_a_hook_that_compares_tokens_is_never_marked(
+    callers: Callers, server: Server, client: redis.Redis, how: str, overridden: str
 ) -> None:
-    kind = own_kind(callers, **{overridden: comparing_hooks(callers, client)[overridden]})
-    kind = type("Derived", (kind,), {})
+    hook = comparing_hooks(callers, client)[overridden]
+    kind = type("Derived", (own_kind(callers, **({overridden: hook} if how == "in a base class" else {})),), {})
     holder = contender_of(callers, kind, server.port, timeout=int(FAR_S))
+    if how == "after the class statement":
+        setattr(kind, overridden, hook)
+    elif how == "on the lock":
+        setattr(holder.lock, overridden, MethodType(hook, holder.lock))
     assert holder.call("acquire")
     waiter = callers.contender(callers.client(server.port), **LATE)
     answers = queue_up_and_watch([waiter], client)

@@ -220,7 +220,7 @@ class Channel(Encoding, Generic[LinkType]):
             elif deadline is not None:  # a server that answers "later" is asked until the caller's time ends
                 retries = -1
         delay_s = self._retry.delay_s(failures)
-        if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline):
+        if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline + GRACE_S):
             return None
         return delay_s
 

@@ -269,8 +269,7 @@ cdef class Pipe:
         cdef Py_ssize_t size
         cdef object replies
         cdef Slot* slot
-        if self.forked:
-            raise Lost(False, "the connection is the parent process's")
+        self._check_forked()
         if self.queued.used > UNSENT_LIMIT and monotonic() - self.heard > UNSENT_SILENCE:
             self.close()
             raise Lost(False, "the server is silent, and too much waits to be sent")
@@ -1012,8 +1011,7 @@ cdef class Mailbox:
     def wait(self, double timeout_s, bint soon=False):
         """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
         cdef Place place
-        if self.pipe.forked:
-            raise Lost(False, "the connection is the parent process's")
+        self.pipe._check_forked()
         place = self.pipe._listen(&self.slot)
         if place == BUSY:
             raise RuntimeError("another thread waits for this mailbox")

@@ -292,6 +292,7 @@ class Pipe:
     def _queue(self, request: bytes, slot: _Slot) -> bool:
         """Queue a request. Returns whether the caller is to read."""
         sends = False
+        self._check_forked()
         if len(self._queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
             self.close()
             raise Lost(False, "the server is silent, and too much waits to be sent")

@@ -234,13 +234,22 @@ class LockBase:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
-    _may_be_marked = True
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+    _own_hooks: tuple[Any, Any, Any]  # these three as the class that users name has them
 
-    @classmethod
-    def _note_hooks(cls, original: type) -> None:
-        """Note, once for the class, whether its tokens may be marked: its own hooks may compare them."""
-        hooks = "do_release", "do_extend", "do_reacquire"
-        cls._may_be_marked = all(getattr(cls, hook) is getattr(original, hook) for hook in hooks)
+    def _may_be_marked(self) -> bool:
+        """Whether waiters may mark the lock's tokens: hooks and scripts that are not ours may compare them."""
+        release, extend, reacquire = self._own_hooks
+        return (
+            self.lua_release is RELEASE
+            and self.lua_extend is EXTEND
+            and self.lua_reacquire is REACQUIRE
+            and getattr(self.do_release, "__func__", None) is release
+            and getattr(self.do_extend, "__func__", None) is extend
+            and getattr(self.do_reacquire, "__func__", None) is reacquire
+        )
 
     _attempt_kind: type[Acquire] = Acquire  # with a token made here
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
@@ -249,14 +258,7 @@ class LockBase:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
             fresh = new_token()
-            if (
-                self._may_be_marked
-                and self.lua_release is RELEASE
-                and self.lua_extend is EXTEND
-                and self.lua_reacquire is REACQUIRE
-            ):
-                return fresh
-            return fresh[len(MARKER) :]  # hooks and scripts of a class's own know nothing of marks
+            return fresh if self._may_be_marked() else fresh[len(MARKER) :]
         encoded: bytes = self._transport.encode(token)
         return encoded
 

@@ -234,6 +234,8 @@ class LoopChannel(Channel[AsyncLink]):
                         call = partial(self._call_heard, link, operation.claim)
                     while not operation.feed(await call(operation.request(dialect, now), timeout_s), dialect):
                         now = clock()
+                        if deadline is not None:
+                            timeout_s = self._bounded_s(deadline - now)
                     break
                 except (AuthenticationError, AuthorizationError, Refused, Redirected):
                     raise

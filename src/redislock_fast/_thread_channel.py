@@ -172,6 +172,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
                     call = partial(self._call_heard, link, operation.claim)
                 while not operation.feed(call(operation.request(dialect, now), timeout_s), dialect):
                     now = clock()
+                    if deadline is not None:
+                        timeout_s = self._bounded_s(deadline - now)
             except (AuthenticationError, AuthorizationError, Refused, Redirected, Forked):
                 raise
             except (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError) as trouble:
@@ -207,6 +209,8 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             mailbox.wait(timeout_s, soon=True)
         except Lost as lost:
             raise Lost(True, str(lost)) from None
+        except Forked:
+            raise
         except BaseException:
             self._unheard.add(link)
             self._start_undoing()

@@ -92,10 +92,6 @@ class Lock(KeepingBase, redis.lock.Lock):
 
     _transport: Transport
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._note_hooks(Lock)
-
     @staticmethod
     def _transport_of(client: Any) -> Transport:
         return transport_of(client)
@@ -659,3 +655,6 @@ class Lock(KeepingBase, redis.lock.Lock):
             if exc_type is None:
                 raise
             logger.warning("Lock could not be released when exiting context manager: %r", error)
+
+
+Lock._own_hooks = (Lock.do_release, Lock.do_extend, Lock.do_reacquire)  # noqa: SLF001  # of this very module
