@@ -18,13 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from redislock_fast._implementation import compiled
 from redislock_fast._wire import UNSENT_SILENCE_S, Forked, Lost, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.helpers import start
-from tests.pipes import FOREVER, Peer
+from tests.pipes import FOREVER, Owner, Peer
 
 PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
 BUSY_S = 3.0
+SPIN_US = 5000
 SLICE_S = 0.05  # after which a reader looks in any case whether there is something to send
 
 
@@ -113,6 +115,24 @@ def test_many_callers_of_a_far_server_each_get_their_own_replies(
     for caller, worker in enumerate(working):
         assert [b"%d:%d" % (caller, number) for number in range(calls)] == worker.result(timeout=60)
     answering.result(timeout=20)
+
+
+@pytest.mark.skipif(compiled is None, reason="nothing spins in Python")
+def test_a_request_to_a_near_server_leaves_though_a_listener_spins(valkey: Server) -> None:
+    sock = socket.create_connection(("127.0.0.1", valkey.port))
+    assert compiled is not None
+    pipe: Pipe = compiled.Pipe(Owner(sock), sock.fileno(), SPIN_US)
+    for _ in range(100):  # the server is near
+        assert pipe.call((b"DEL", b"none"), FOREVER) == 0
+    listening = start(lambda: pipe.mailbox().wait(FOREVER, soon=True))
+    took_s = []
+    for _ in range(60):
+        began = time.monotonic()
+        assert pipe.call((b"DEL", b"none"), FOREVER) == 0
+        took_s.append(time.monotonic() - began)
+    pipe.close()
+    assert isinstance(listening.exception(20), Lost)
+    assert sorted(took_s)[len(took_s) // 2] < SLICE_S / 2
 
 
 # ---- while bytes keep coming ----
@@ -267,5 +287,36 @@ def test_a_call_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
     os.waitpid(child, 0)
     assert b"called" == reply
     assert Forked.__name__.encode() == answering.result(timeout=20)
+    os.close(told)
+    os.close(tell)
+
+
+def test_a_call_in_which_a_push_is_taken_by_what_forks_goes_on_in_the_parent_alone(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    told, tell = os.pipe()
+    child = -1
+
+    def fork(push: list[Reply]) -> None:
+        nonlocal child
+        if child == -1:
+            child = os.fork()
+
+    pipe.on_push = fork
+    peer.answer(PUSH)
+    threading.Event().wait(0.01)  # a caller that comes later looks first at what has come
+    try:
+        pipe.call((b"ECHO", b"called"), 0.1)
+    except BaseException as error:
+        outcome = type(error).__name__.encode()
+    finally:
+        if child == 0:
+            os.write(tell, outcome)
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (b"NoReply", b"Forked") == (outcome, os.read(told, 100))
+    pipe.close()
+    assert [[b"ECHO", b"called"]] == peer.read()
+    with pytest.raises(EOFError):
+        peer.read()
     os.close(told)
     os.close(tell)

@@ -424,6 +424,7 @@ cdef class Pipe:
         wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
             self._look_for_eof()
+            self._check_forked()
         self.heard = now
         return 0
 
@@ -528,6 +529,7 @@ cdef class Pipe:
                 wait.slot.state = DONE
                 return False
             wait.sends = not self.sending and self._load()
+            self.callers_send = not wait.sends and self._is_idle()
         return True
 
     cdef bint _may_block(self, Wait* wait) noexcept nogil:
@@ -536,10 +538,13 @@ cdef class Pipe:
         Where a near server's reply is about to come, what is queued leaves in one write behind it. Without that, 64
         threads on loopback made 0.7 of the pairs/s; with it, 2 threads 1 ms away would make 0.8 of redis-py's.
         """
+        cdef Slot* oldest
+        cdef bint idle
         with self.mutex:
-            self.callers_send = self._is_idle()
-            wait.sends = self.callers_send and not self.sending and self._load()
-            self.callers_send = self.callers_send and not wait.sends
+            oldest = self._caller()
+            idle = self.far or oldest == NULL or oldest.ends > self.offered  # not sent: no reply will come
+            wait.sends = idle and not self.sending and self._load()
+            self.callers_send = idle and not wait.sends
         return not wait.sends
 
     cdef bint _is_idle(self) noexcept nogil:
@@ -721,6 +726,7 @@ cdef class Pipe:
                     self.consumed += length
                     if self.on_push is not None:
                         self.on_push(push)
+                        self._check_forked()
                     continue
                 reply = plain_object(plain)
                 if self.filling != NULL and self.filling.wanted:
@@ -759,7 +765,8 @@ cdef class Pipe:
             self._fail("a push could not be delivered")
             raise
         finally:
-            self._wake_ready()
+            if not self.forked:
+                self._wake_ready()
         return 0
 
     cdef int _take_push(self, object push) except -1:
@@ -768,6 +775,7 @@ cdef class Pipe:
         if not is_answer(push):
             if self.on_push is not None:
                 self.on_push(push)
+                self._check_forked()
             return 0
         slot = self._oldest()
         if slot == NULL or slot.subscription == NULL or not is_answer_to(push, <object>slot.subscription):
@@ -806,6 +814,7 @@ cdef class Pipe:
             drop_slot(slot)
             if on_reply is not None:
                 on_reply(reply)
+                self._check_forked()
         return 0
 
     cdef inline bint _has_left(self, Slot* slot) noexcept nogil:
@@ -942,11 +951,13 @@ cdef class Pipe:
             slot.wake = NULL
 
     cdef int _fail(self, str cause) except -1:
-        """Reader: break the pipe and fail every slot, each with what is known of it."""
+        """Reader: break the pipe and fail every slot, each with what is known of it. Not in a forked child."""
+        self._check_forked()
         with nogil:
             self._stop_sending()
         self._fail_slots()
         self.owner.disconnect()
+        self._check_forked()
         return 0
 
     cdef void _stop_sending(self) noexcept nogil:

@@ -242,6 +242,7 @@ class Pipe:
             if not slot.waits and not self._forked:
                 self._break()
             raise
+        self._check_forked()
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
         """Send one request behind all that were sent before; nobody waits for its reply."""
@@ -355,6 +356,7 @@ class Pipe:
             if self._alone(slot):
                 if time.monotonic() - self._heard_s > _STALE_AFTER_S:
                     self._look_for_eof()
+                    self._check_forked()
                 self._heard_s = time.monotonic()
             while slot.state is not _State.DONE:
                 if slot.state in (_State.LOST, _State.UNSENT):
@@ -412,15 +414,17 @@ class Pipe:
     def _take_queue(self) -> bool:
         """Reader: make what is queued what is leaving. Returns whether there is any, for the reader to send."""
         with self._mutex:
-            self._callers_send = False
-            return not self._sending and self._load()
+            sends = not self._sending and self._load()
+            self._callers_send = not sends and self._is_idle()
+            return sends
 
     def _may_block(self) -> bool:
         """Reader: let callers send for themselves. Returns False when something is to be sent first."""
         with self._mutex:
-            self._callers_send = self._is_idle()
-            sends = self._callers_send and not self._sending and self._load()
-            self._callers_send = self._callers_send and not sends
+            oldest = _oldest_waiting(self._slots)
+            idle = self._far or oldest is None or oldest.ends > self._offered  # not sent: no reply will come
+            sends = idle and not self._sending and self._load()
+            self._callers_send = idle and not sends
             return not sends
 
     def _is_idle(self) -> bool:
@@ -555,6 +559,7 @@ class Pipe:
             self._complete(push)
         elif self.on_push is not None:
             self.on_push(push)
+            self._check_forked()
 
     def _complete(self, reply: Reply) -> None:
         """Give the oldest slot its reply, or one of its replies."""
@@ -572,6 +577,7 @@ class Pipe:
                 del self._slots[0]
         if not slot.wanted and slot.on_reply is not None:
             slot.on_reply(slot.replies if slot.many else reply)
+            self._check_forked()
 
     def _give_up(self, slot: _Slot) -> _State:
         with self._mutex:
@@ -615,7 +621,8 @@ class Pipe:
         self._fail()
 
     def _fail(self) -> None:
-        """Break the pipe and fail every slot, each with what is known of it."""
+        """Break the pipe and fail every slot, each with what is known of it. Not in a forked child."""
+        self._check_forked()
         with self._mutex:
             self._dead = True
             slots, self._slots = self._slots, deque()
