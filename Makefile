@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/*.py src/redislock_fast/*.pyx src/redislock_fast/*.pxd)
+SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/_pipe/*.pyx src/redislock_fast/_pipe/*.pxd)
 
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
@@ -23,7 +23,7 @@ help:
 	@echo "make test         the whole suite, on the compiled core and on its pure-Python twin"
 	@echo "make simulate     100,000 stories of waiters and as many of holders (the suite plays 4,000)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
-	@echo "make lint         ruff, mypy --strict, cython-lint"
+	@echo "make lint         ruff, mypy --strict, import-linter, cython-lint"
 	@echo "make format       ruff format"
 	@echo "make wheel        build a wheel, install it into a clean environment, run the suite against it"
 	@echo "make test-all     the suite on every interpreter at hand, 3.10 to 3.14"
@@ -65,7 +65,7 @@ simulate: $(VENV)/installed
 coverage: $(VENV)/installed
 	rm -rf build/coverage && mkdir -p build/coverage
 	cp -r setup.py pyproject.toml README.md LICENSE src tests docs build/coverage
-	rm -f build/coverage/src/redislock_fast/*.so build/coverage/src/redislock_fast/*.c
+	rm -f build/coverage/src/redislock_fast/_pipe/*.so build/coverage/src/redislock_fast/_pipe/*.c
 	cd build/coverage && REDISLOCK_FAST_COVERAGE=1 ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd build/coverage && PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=compiled \
 		../../$(BIN)/python -m coverage run -m pytest -q -k "not signal and not interrupt and not subinterpreter" tests
@@ -79,6 +79,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cython-lint src/redislock_fast
 
 format: $(VENV)/installed
@@ -101,5 +102,5 @@ test-all: $(VENV)/installed
 clean:
 	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f src/redislock_fast/*.c src/redislock_fast/*.so src/redislock_fast/*.html
+	rm -f src/redislock_fast/_pipe/*.c src/redislock_fast/_pipe/*.so src/redislock_fast/_pipe/*.html
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -72,13 +72,13 @@ def core() -> list[Extension]:
         link_args += flags
     extensions = [
         Extension(
-            f"redislock_fast.{name}",
-            [f"src/redislock_fast/{name}.pyx"],
+            f"redislock_fast._pipe.{name}",
+            [f"src/redislock_fast/_pipe/{name}.pyx"],
             extra_compile_args=compile_args,
             extra_link_args=link_args,
             define_macros=macros,
         )
-        for name in ("_core", "_core_loop", "_core_resp", "_core_tally")
+        for name in ("threads", "loop", "resp", "tally")
     ]
     directives = {"language_level": 3, "freethreading_compatible": True, "linetrace": COVERAGE}
     cythonized: list[Extension] = cythonize(

@@ -4,7 +4,6 @@
 operations.
 
 Rules: contestants are measured in interleaved rounds on one server, each is checked for correctness
-in every round, and no figure is printed whose check failed. Must not know: the inside of the
-package; it uses what a service would use. Two exceptions: `test_operations` calls the encoders, and
+in every round, and no figure is printed whose check failed. Two exceptions: `test_operations` calls the encoders, and
 `commands` sends the package's release script.
 """

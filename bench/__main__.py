@@ -1,7 +1,7 @@
 """The command line: `python -m bench COMMAND`.
 
 Rules: one module per command, listed in `COMMANDS`; a module gives `HELP`, `add_arguments` and
-`run`, whose result is the exit status. Must not know: what any command measures.
+`run`, whose result is the exit status.
 """
 
 from __future__ import annotations

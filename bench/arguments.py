@@ -1,6 +1,6 @@
 """What commands accept alike on the command line.
 
-Rules: a value that makes no sense is refused when it is parsed. Must not know: what any command measures.
+Rules: a value that makes no sense is refused when it is parsed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The requests are ready-made, and hardly anything is read in the replies: no time
 for `BareHolding`, no lease and one token for ever. Whatever a lock does beyond, it pays for. Threads have a connection
 each, so none waits for another; the tasks of a client share one, and what they send in one turn of the loop
 leaves together.
-
-Must not know: who measures it.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from bench.commands import Commands
-from redislock_fast._names import queue_keys
-from redislock_fast._scripts import PASS_ON, WAIT
-from redislock_fast._tokens import MARK, new_token
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import PASS_ON, WAIT
+from redislock_fast._util.tokens import MARK, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

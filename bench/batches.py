@@ -1,7 +1,7 @@
 """The workload of `python -m bench throughput --mode batch`: many names at a time.
 
 Rules: every batch is taken as a whole and given back as a whole; a name taken and given back counts as a pair; the
-answers are counted, not believed. Must not know: rounds, or how a contestant works.
+answers are counted, not believed.
 """
 
 from __future__ import annotations

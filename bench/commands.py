@@ -1,7 +1,6 @@
 """The bytes of a lock on the wire: the two requests that redislock_fast sends to a server, and the right replies.
 
-Rules: native commands where the server has them, the release script otherwise, as the package decides. Must not know:
-who sends them, or how fast.
+Rules: native commands where the server has them, the release script otherwise, as the package decides.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import hiredis
 import redis
 
 from bench.contestants import LEASE_S, AbsentError, CheckFailedError
-from redislock_fast._scripts import RELEASE
+from redislock_fast._protocol.scripts import RELEASE
 
 if TYPE_CHECKING:
     from typing_extensions import Self

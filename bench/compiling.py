@@ -1,7 +1,4 @@
-"""Programs in C beside the bench, compiled on the spot.
-
-Must not know: what they do.
-"""
+"""Programs in C beside the bench, compiled on the spot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Servers for the tracked operations: one of each kind that is installed, for the whole session.
 
-Rules: real servers only. Must not know: what is measured.
+Rules: real servers only.
 """
 
 from __future__ import annotations

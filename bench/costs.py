@@ -1,6 +1,6 @@
 """What locks cost beside time: CPU of the client and of the server, and memory of a lock object.
 
-Rules: one's own questions to the server lie outside what is counted. Must not know: how a contestant works.
+Rules: one's own questions to the server lie outside what is counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The floor of a blocking lock: the two round trips that it cannot do without, in C.
 
-Rules: the C file is compiled on the spot. Must not know: the other contestants.
+Rules: the C file is compiled on the spot.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ acquires the same free locks with a `blocking_timeout` that leaves one and a hal
 the acquires succeed.
 
 Rules: the witness goes to the server directly; percentiles are of one round, figures are the medians of the rounds,
-ratios are taken within a round. Must not know: how a contestant works.
+ratios are taken within a round.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Two tables from one run. Uncontended acquire+release pairs in one thread: ours, pottery's Redlock, and what a service
 does that has redis-py's Lock alone, one lock after the other; beside them the same requests on bare sockets, which is
 what the machine allows. And what one frozen server adds to an acquisition: to the first, and to the later ones.
-
-Must not know: how a contestant works.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from bench.contestants import LEASE_S, OURS, REDIS_PY, CheckFailedError
 from bench.rounds import REUSED, Entrant, Sample
 from bench.tables import REDLOCK_COLUMNS, print_rows
 from redislock_fast import Redlock
-from redislock_fast._core_py import encode
+from redislock_fast._pipe.threads_py import encode
 from redislock_fast.server import Server
 
 HELP = "one lock over independent servers: pairs per second, and what a frozen server costs"

@@ -3,7 +3,7 @@
 `python -m bench.relay 0.001 7000 7001` prints the ports where these two are reached, and ends with its standard input.
 
 Rules: a process of its own, which takes no time from who is measured; bytes are never changed, and nothing waits for
-what comes behind it. Must not know: what passes.
+what comes behind it.
 """
 
 from __future__ import annotations

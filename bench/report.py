@@ -1,7 +1,7 @@
 """What a command shows and saves: a progress bar, a table, a JSON file.
 
 Rules: progress and complaints go to stderr, results to stdout; both read well where there is no
-terminal. Must not know: what is measured.
+terminal.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rules: rounds interleave the contestants (A B C A B C ...), so that the machine's noise hits all
 alike; ratios are taken within a round and only then reduced to their median; one warm-up is not
-counted; each contestant is checked in each round, outside the timed part. Must not know: how a
-contestant works, or what is printed.
+counted; each contestant is checked in each round, outside the timed part.
 """
 
 from __future__ import annotations

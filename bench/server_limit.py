@@ -2,7 +2,6 @@
 
 Rules: the commands are those that redislock_fast sends, all for one name: but for the first, an acquire finds the lock
 held and a release finds it gone. Both cost the server less than taking and giving back, so the limit is an upper one.
-Must not know: the contestants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which server a command measures on: one started here, or one that the user names by its URL.
 
-Rules: a server that we start ends with the command. Must not know: locks or contestants.
+Rules: a server that we start ends with the command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The workload of `python -m bench throughput --mode single`: one lock in one thread.
 
-Rules: the lock is reused, or made anew for each pair. Must not know: rounds, or how a contestant works.
+Rules: the lock is reused, or made anew for each pair.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of `python -m bench throughput`: which columns a mode has, and how a row's figures are written.
 
-Rules: what a row has no figure for is a dash. Must not know: how the figures came about.
+Rules: what a row has no figure for is a dash.
 """
 
 from __future__ import annotations

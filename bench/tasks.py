@@ -2,8 +2,7 @@
 
 Rules: each task has a lock of its own name, so none ever waits for another's lock, only for the client, the loop and
 the server; the loop and its connections stay from round to round, and each task has connected before the clock starts;
-what a task has under way when time is up is finished and counts, and so does the time that it takes. Must not know:
-rounds, or how a contestant works.
+what a task has under way when time is up is finished and counts, and so does the time that it takes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Save a run with `--benchmark-save=NAME`, hold a later one against it with `--benchmark-compare`.
 
 Rules: redis-py's figure stands beside ours wherever both do the operation; results are checked, but
-outside the timed part. Must not know: the other contestants.
+outside the timed part.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _redis_py_encode() -> Encode:
 
 
 def _our_encode(module: str) -> Encode:
-    encode: Encode = pytest.importorskip(f"redislock_fast.{module}").encode
+    encode: Encode = pytest.importorskip(f"redislock_fast._pipe.{module}").encode
     return encode
 
 
@@ -100,8 +100,8 @@ def test_extend(benchmark: BenchmarkFixture, client: redis.Redis, lock_class: ty
     [
         pytest.param(_redis_py_encode, id="redis-py"),
         pytest.param(lambda: hiredis.pack_command, id="hiredis"),
-        pytest.param(lambda: _our_encode("_core_py"), id="redislock_fast-python"),
-        pytest.param(lambda: _our_encode("_core"), id="redislock_fast-compiled"),
+        pytest.param(lambda: _our_encode("threads_py"), id="redislock_fast-python"),
+        pytest.param(lambda: _our_encode("resp"), id="redislock_fast-compiled"),
     ],
 )
 def test_encode(benchmark: BenchmarkFixture, encoder: Callable[[], Encode]) -> None:

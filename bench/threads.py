@@ -2,8 +2,7 @@
 
 Rules: each thread has a lock of its own name, so none ever waits for another's lock, only for the
 client, the interpreter and the server; all start at once; what a thread has under way when time is
-up is finished and counts, and so does the time that it takes. Must not know: rounds, or how a
-contestant works.
+up is finished and counts, and so does the time that it takes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each mode is a race of some workloads: one thread, where the C floor and the other libraries take part; many threads,
 many tasks, many names at a time, where only redis-py and the package do, and the server's own limit; and the main rows
-of all of them. Must not know: how a contestant works, or what a workload does.
+of all of them.
 """
 
 from __future__ import annotations

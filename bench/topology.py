@@ -5,7 +5,7 @@ and where each node is a millisecond away, it can be seen whether all are asked 
 
 Rules: the clusters run side by side, each on loopback ports of its own, and are idle while another is measured; a batch
 is taken as a whole and given back as a whole, and its answers are counted. redis-py takes no part: it refuses scripts
-in a cluster's pipeline. Must not know: rounds, or how a batch works.
+in a cluster's pipeline.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 There is no server, no socket and no lock in it. Who shares a connection among threads has one read for all, and each
 operation of the others is a wait until that one tells them. So what such a client can reach in this interpreter, on
 this machine, is about this.
-
-Must not know: how a contestant works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the asyncio test modules share: a loop per test, clients that live in it, waiting in it, its fake clock.
 
 Rules: as in helpers: nothing here asserts what a lock should do, every wait is on a condition. A test is an `async def`
-under `in_loop`; its clients are closed in its own loop. Must not know: fixtures, proxies.
+under `in_loop`; its clients are closed in its own loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import redis.asyncio.lock
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, NoBackoff
 
-import redislock_fast.asyncio
+import redislock_fast.asyncio.lock
 from tests.helpers import PATIENCE_S, FakeTime
 
 AsyncLockClass = type[redis.asyncio.lock.Lock]
@@ -26,7 +26,7 @@ AsyncLockClass = type[redis.asyncio.lock.Lock]
 LOOP_KINDS = ("asyncio", "uvloop")
 """The event loops that a test can run in."""
 
-ASYNC_MODULES: dict[str, Any] = {"redis-py": redis.asyncio.lock, "ours": redislock_fast.asyncio}
+ASYNC_MODULES: dict[str, Any] = {"redis-py": redis.asyncio.lock, "ours": redislock_fast.asyncio.lock}
 """The module whose `asyncio` each class sleeps and reads its clock by."""
 
 ASYNC_CLASSES: dict[str, AsyncLockClass] = {"redis-py": redis.asyncio.lock.Lock, "ours": redislock_fast.asyncio.Lock}

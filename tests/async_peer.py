@@ -1,6 +1,6 @@
 """The other end of an asyncio pipe, in a test's own hands, and tasks that call the pipe.
 
-Rules: nothing here asserts what a pipe should do; nothing waits longer than `PATIENCE_S`. Must not know: whose pipe.
+Rules: nothing here asserts what a pipe should do; nothing waits longer than `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._async_pipe import Pipe
-from redislock_fast._wire import Lost, Reply
+from redislock_fast._pipe.base import Lost, Reply
+from redislock_fast._pipe.loop_py import Pipe
 from tests.helpers import PATIENCE_S
 
 FOREVER = -1.0

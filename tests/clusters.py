@@ -3,7 +3,7 @@
 Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute; a test in which
 they are to act by themselves says so. Slots that move in both directions may be disputed, until the nodes have heard of
 one another's epochs: so a test uses slots that have never moved, all in one direction, or lets the cluster settle. Who
-kills a node restores it. Must not know: locks.
+kills a node restores it.
 """
 
 from __future__ import annotations

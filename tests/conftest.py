@@ -2,7 +2,7 @@
 
 Rules: a server starts when the first test asks for it and serves the whole session, except those that a test may kill,
 freeze or reconfigure (`spare_server`); every test finds an empty database. `REDISLOCK_FAST_ALL_SERVERS=1` makes a
-missing server a failure instead of a skip. Must not know: how the locks work.
+missing server a failure instead of a skip.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from redislock_fast import _channel, _loop_channel, _thread_channel
-from redislock_fast._facade import LockBase
-from redislock_fast._wire import Pipe
+from redislock_fast._pipe.base import Pipe
+from redislock_fast._procedures.facade import LockBase
+from redislock_fast._transport import base as transport_base
+from redislock_fast._transport.loop import server as loop_server
+from redislock_fast._transport.threads import server as thread_server
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
 from tests.clusters import Cluster, Place
@@ -75,7 +77,7 @@ def polling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is under way when a caller's time ends is answered, however busy the machine."""
-    for module in (_channel, _loop_channel, _thread_channel):
+    for module in (transport_base, loop_server, thread_server):
         monkeypatch.setattr(module, "GRACE_S", PATIENCE_S)
 
 

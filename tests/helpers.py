@@ -1,7 +1,7 @@
 """What the test modules share: waiting on conditions, other threads, children and scripts, a fake clock.
 
 Rules: nothing here asserts what a lock should do, and nothing waits longer than it must: every wait is on a condition,
-with a limit that only a failing test reaches. Must not know: fixtures, proxies.
+with a limit that only a failing test reaches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from redis.retry import Retry
 
 import redislock_fast
 import redislock_fast.lock
-from redislock_fast._dialect import HELLO, PROBE, Dialect
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
 from redislock_fast.server import Server
 
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """What the tests of holding share: who holds, what `on_lost` was told, time by the server's clock, a GIL that is held.
 
-Rules: nothing here asserts what a lock should do, but for the two that say so. Must not know: fixtures, who renews.
+Rules: nothing here asserts what a lock should do, but for the two that say so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import RedisError
 
 from redislock_fast import Handle, LockLostError, LossReason
-from redislock_fast._times import clock
+from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.helpers import wait_until
 from tests.waiting_helpers import FAR_S, Callers, Contender

@@ -2,8 +2,6 @@
 
 They use `asyncio.Lock` itself, on a simulated loop and transport. Some share a lock object; each of them gives back
 what he has acquired himself, and nothing else.
-
-Must not know: the server, when faults happen.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._loss import LossReason
+from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio import Lock
 from tests.waiting_process import Trouble
 from tests.waiting_waiters import KEY

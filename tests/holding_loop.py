@@ -2,8 +2,6 @@
 
 Whatever the loop runs is an event of the world: so a process that is stopped or dead runs nothing, and time is the
 world's.
-
-Must not know: what runs on the loop, invariants, when faults happen.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from redislock_fast._many import Many
-from redislock_fast._protocol import Look, Operation
-from redislock_fast._queue import Leave, Subscribe
-from redislock_fast._room import Seat
-from redislock_fast._wire import Args, OnReply
+from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._protocol.commands import Look, Operation
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.queue import Leave, Subscribe
 from tests.waiting_process import Execution, Process
 from tests.waiting_world import Mailbox
 

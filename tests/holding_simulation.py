@@ -6,8 +6,6 @@ checked, and a `Violation` names the one that broke and tells the story. Time is
 
     python -m tests.holding_simulation --seeds 100000 --jobs 2
     python -m tests.holding_simulation --seed 4711 -v
-
-Must not know: sockets, threads.
 """
 
 from __future__ import annotations
@@ -19,16 +17,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from redislock_fast import _async_renewer, _facade, _keeper, _keeping, _renewal, _room, _tenure, _waiting
-from redislock_fast import asyncio as facade
-from redislock_fast._async_renewer import renewer_of
-from redislock_fast._loss import LossReason
-from redislock_fast._many import Many
-from redislock_fast._names import fence_key
-from redislock_fast._protocol import Operation, Reacquire
-from redislock_fast._tokens import MARK
-from redislock_fast._wire import Args, Reply
+from redislock_fast._lease import tenure
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._procedures import facade, keeper, keeping, renewal, waiters, waiting
+from redislock_fast._protocol.commands import Operation, Reacquire
+from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._transport.loop import renewer as loop_renewer
+from redislock_fast._transport.loop.renewer import renewer_of
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.tokens import MARK
 from redislock_fast.asyncio import Lock
+from redislock_fast.asyncio import lock as asyncio_lock
 from tests.holding_holders import Holder, Stay
 from tests.holding_loop import Loop, Transport
 from tests.model import SERVERS, Model
@@ -186,7 +186,7 @@ class Simulation:
         self._fences.setdefault(key, [])
 
     def new_token(self) -> bytes:
-        """In place of `_tokens.new_token`."""
+        """In place of `_util.tokens.new_token`."""
         self._tokens += 1
         return b"rlf:%032x" % self._tokens
 
@@ -409,10 +409,10 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (_async_renewer, _keeper, _keeping, _renewal, _room, _tenure, _waiting, facade)
+        timed = (loop_renewer, keeper, keeping, renewal, waiters, tenure, waiting, asyncio_lock)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places += [(module, "new_token", self.new_token) for module in (_facade, _waiting)]
-        places.append((_renewal, "_dice", self.dice))
+        places += [(module, "new_token", self.new_token) for module in (facade, waiting)]
+        places.append((renewal, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:
             setattr(module, name, simulated)
@@ -425,7 +425,7 @@ class Simulation:
         finally:
             for (module, name, _), value in zip(places, real, strict=True):
                 setattr(module, name, value)
-            _async_renewer._renewers._transports.clear()  # or it would keep all of the story
+            loop_renewer._renewers._transports.clear()  # or it would keep all of the story
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """A model of a server, for the simulation only: what the lock's requests do, on a dict and a clock set by hand.
 
-It executes the very request tuples of `_protocol` and `_queue` and answers what hiredis makes of the server's bytes.
+It executes the very request tuples of the protocol and answers what hiredis makes of the server's bytes.
 Rules: it does what the servers do, down to the millisecond at which a key ends; a request that no lock sends is an
 assertion error, not an answer. The scripts are written a second time, in Python, from what stands in `lua/`.
-Must not know: operations, dialects, faults of the network.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
-from redislock_fast._tokens import is_held_with, is_ours
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._util.tokens import is_held_with, is_ours
 
 SERVERS: dict[str, frozenset[str]] = {
     "Valkey 9": frozenset({"DELIFEQ", "LMPOP", "SET IFEQ", "SET NX GET"}),

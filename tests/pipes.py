@@ -1,6 +1,6 @@
 """What the tests of the pipes of threads share: both pipes, and a peer in the test's own hands.
 
-The fixtures that pair them stand in `conftest.py`. Must not know: commands, locks.
+The fixtures that pair them stand in `conftest.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import socket
 import hiredis
 import pytest
 
-from redislock_fast import _core_py
-from redislock_fast._implementation import compiled
-from redislock_fast._wire import Pipe, Reply
+from redislock_fast._pipe import threads_py
+from redislock_fast._pipe.base import Pipe, Reply
+from redislock_fast._pipe.impl import compiled
 
 MESSAGES: dict[bytes, list[Reply]] = {
     b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$0\r\n\r\n": [b"message", b"ch", b""],
@@ -47,7 +47,7 @@ def compiled_pipe(sock: socket.socket) -> Pipe:
 
 
 def python_pipe(sock: socket.socket) -> Pipe:
-    return _core_py.Pipe(Owner(sock), sock)
+    return threads_py.Pipe(Owner(sock), sock)
 
 
 MAKERS = [pytest.param(python_pipe, id="python")]

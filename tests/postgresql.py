@@ -1,7 +1,7 @@
 """A private PostgreSQL server: a cluster in a temporary folder, reached by a unix socket only.
 
 Rules: it never touches a cluster of the machine's own. Where the tests run as root, which initdb
-refuses, it runs as the user `postgres`. Must not know: fixtures, what is stored.
+refuses, it runs as the user `postgres`.
 """
 
 from __future__ import annotations

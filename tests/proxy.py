@@ -3,7 +3,6 @@
 It understands enough RESP to cut both directions into messages, and matches replies to requests first in, first out.
 Rules: loopback only; bytes that pass are never changed; what the server gets instead of a request that the proxy
 answers is a PING, so that replies stay in order; a fault is armed first and awaited on an event afterwards.
-Must not know: locks.
 """
 
 from __future__ import annotations

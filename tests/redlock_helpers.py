@@ -1,6 +1,6 @@
 """What the tests of Redlock share: the clients of five servers, and a look at the servers from outside.
 
-Rules: as in helpers. Must not know: fixtures, how a Redlock works.
+Rules: as in helpers.
 """
 
 from __future__ import annotations

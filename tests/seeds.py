@@ -1,7 +1,4 @@
-"""What simulations share: stories by the thousand, each from its seed, and the command that plays them.
-
-Must not know: what a story is about.
-"""
+"""What simulations share: stories by the thousand, each from its seed, and the command that plays them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A schedule is a list of choices: which server, what is lost, how long each step takes, what a rival does meanwhile.
 Choice 0 is always the harmless one, so a schedule shrinks towards a quiet day. Rules: after every request and every
 operation the invariants at `Simulation` are checked, and a `Violation` names the one that broke.
-
-Must not know: sockets, threads.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ from typing import Protocol
 
 import hiredis
 
-from redislock_fast import _protocol
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import NotExecuted, Operation, Redirected, Refused
-from redislock_fast._queue import Leave
-from redislock_fast._scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
-from redislock_fast._tokens import MARK, is_held_with, is_ours
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol import commands
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.queue import Leave
+from redislock_fast._protocol.scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
+from redislock_fast._util.tokens import MARK, is_held_with, is_ours
 from tests.model import SERVERS, Entry, Model
 
 KEY = b"name"
@@ -101,10 +99,10 @@ class Listed:
 class Machines:
     """The operations under test; a test plants a fault by putting a broken one here."""
 
-    acquire: type[_protocol.Acquire] = _protocol.Acquire
-    release: type[_protocol.Release] = _protocol.Release
-    extend: type[_protocol.Extend] = _protocol.Extend
-    reacquire: type[_protocol.Reacquire] = _protocol.Reacquire
+    acquire: type[commands.Acquire] = commands.Acquire
+    release: type[commands.Release] = commands.Release
+    extend: type[commands.Extend] = commands.Extend
+    reacquire: type[commands.Reacquire] = commands.Reacquire
 
 
 @dataclass
@@ -282,7 +280,7 @@ class Simulation:
         after = self._entry()
         self._log("    ", str(before), "->", str(after), repr(reply))
         if before != after:
-            acquires = isinstance(operation, _protocol.Acquire)
+            acquires = isinstance(operation, commands.Acquire)
             if acquires and before is None:
                 run.took = True
             elif acquires and not self._by_own_token:

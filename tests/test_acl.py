@@ -1,7 +1,7 @@
 """What a lock does for users who may not do everything: scripts, native commands, handshakes, reads.
 
 Rules: users are made on the running servers. "Native" are the commands that replace scripts (Valkey has them, Redis up
-to 7 has not). Must not know: how the lock decides.
+to 7 has not).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An adaptive ttl stays within its bounds, follows the hold times of a name, and forgets in time.
 
-Rules: no server and no clock; hold times are made up. Must not know: how hold times are kept, but for how many.
+Rules: no server and no clock; hold times are made up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redislock_fast import AdaptiveTTL
-from redislock_fast._adaptive import _KEPT_NAMES, _MAX_NAMES, _WINDOW
-from redislock_fast._times import positive_ms
+from redislock_fast._lease.adaptive import _KEPT_NAMES, _MAX_NAMES, _WINDOW
+from redislock_fast._util.times import positive_ms
 from tests.helpers import in_fork
 
 NAME = "reports:nightly"

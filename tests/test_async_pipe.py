@@ -2,7 +2,7 @@
 
 The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
 Rules: every test runs on each pipe of `PIPES` and on each kind of loop; what a call gives is awaited at once, as its
-contract says. Must not know: how either pipe keeps its callers.
+contract says.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import weakref
 import hiredis
 import pytest
 
-from redislock_fast._async_pipe import AsyncPipe, new_pipe
-from redislock_fast._wire import Lost, NoReply, Reply
+from redislock_fast._pipe.base import Lost, NoReply, Reply
+from redislock_fast._pipe.loop_py import AsyncPipe, new_pipe
 from redislock_fast.server import Server
 from tests.async_helpers import eventually, in_loop
 from tests.async_peer import FOREVER, MakePipe, call, connected, outcomes, pause, start, start_many, within

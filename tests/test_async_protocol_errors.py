@@ -1,7 +1,6 @@
 """A loop's pipe whose server breaks the protocol, or is frozen: it breaks in time, and no caller gets another's reply.
 
-Rules: those of `test_async_pipe.py`; stories of any kind stand in `test_protocol_fuzz.py`. Must not know: how either
-pipe keeps its callers.
+Rules: those of `test_async_pipe.py`; stories of any kind stand in `test_protocol_fuzz.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import contextlib
 
 import pytest
 
-from redislock_fast._async_pipe import AsyncPipe, Pipe, new_pipe
-from redislock_fast._wire import UNSENT_LIMIT_BYTES, Lost, Malformed, Reply
+from redislock_fast._pipe.base import UNSENT_LIMIT_BYTES, Lost, Malformed, Reply
+from redislock_fast._pipe.loop_py import AsyncPipe, Pipe, new_pipe
 from tests.async_helpers import eventually, in_loop, run_in_loop
 from tests.async_peer import MakePipe, connected, outcomes, pause, start, start_subscribing
 from tests.test_async_pipe import PIPES

@@ -1,6 +1,6 @@
 """Pushes in the pipe of a loop, compiled and pure: those that answer a request, and those that are told to `on_push`.
 
-Rules: those of `test_async_pipe.py`. Must not know: how either pipe keeps its callers.
+Rules: those of `test_async_pipe.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import hiredis
 import pytest
 
-from redislock_fast._wire import Reply
+from redislock_fast._pipe.base import Reply
 from tests.async_helpers import eventually, in_loop
 from tests.async_peer import FOREVER, MakePipe, call, connected, outcomes, start, start_many, start_subscribing, within
 from tests.pipes import MESSAGES

@@ -1,7 +1,6 @@
 """What names, tokens and times an asyncio lock takes, and how it refuses the rest.
 
-Rules: as in test_bad_input, whose values these are; both lock classes send the same bytes. Must not know: how either
-talks.
+Rules: as in test_bad_input, whose values these are; both lock classes send the same bytes.
 """
 
 from __future__ import annotations

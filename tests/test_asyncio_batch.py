@@ -1,7 +1,7 @@
 """Batches of locks for asyncio: awaiting and entering, cancelling at every await, many tasks, ends of loops.
 
 What both kinds of Locker have in common stands in `test_batch.py` and its neighbours. Rules: as in the other asyncio
-modules: a loop per test, of each kind. Must not know: requests, how a loop's connection is kept.
+modules: a loop per test, of each kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cancelling whatever a lock does, at every point where it waits: no key stays behind, nobody else is disturbed.
 
 Rules: on ours alone; redis-py leaves keys behind (test_asyncio_fixed_bugs). A cancel strikes at a counted point of the
-work, or while a server is frozen. Must not know: how our Lock talks to the server.
+work, or while a server is frozen.
 """
 
 from __future__ import annotations

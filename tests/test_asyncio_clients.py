@@ -1,6 +1,6 @@
 """One suite on redis-py's asyncio Lock and on ours: every kind of client and connection, and all classes on one key.
 
-Rules: each test passes on both classes. Must not know: how either class talks to the server.
+Rules: each test passes on both classes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Rules: programs run and end as users' do, and the end itself cancels their tasks, or they do it just before. The server
 is idle, kept busy by another client, or frozen for a while. A lock that a task has got stays, for that is its user's.
-Must not know: how our Lock talks to the server.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
-from redislock_fast._async_transport import transport_of
+from redislock_fast._transport.loop.driver import transport_of
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.async_helpers import eventually, run_in_loop

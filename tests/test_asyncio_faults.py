@@ -1,7 +1,7 @@
 """What an asyncio lock does when the server, the connection, the scripts or its rights go away under it.
 
 Rules: as in test_faults: faults are real, killed and frozen servers, cut connections, flushed scripts; where bytes must
-be spoiled, a `Relay` stands between. All on ours. Must not know: how our Lock talks to the server.
+be spoiled, a `Relay` stands between. All on ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bugs of redis-py's asyncio Lock that ours does not have: lost replies, cancelling, tasks, names in errors.
 
 Rules: as in test_fixed_bugs: on redis-py's class every test must fail (strict xfail). Arithmetic of times, odd clients
-and keys stand in test_asyncio_fixed_values. Must not know: how either class talks to the server.
+and keys stand in test_asyncio_fixed_values.
 """
 
 from __future__ import annotations

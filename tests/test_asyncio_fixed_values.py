@@ -1,7 +1,6 @@
 """Bugs of redis-py's asyncio Lock that ours does not have: arithmetic of times, odd clients, keys, tokens, pickles.
 
-Rules: as in test_fixed_bugs: on redis-py's class every test must fail (strict xfail). Must not know: how either class
-talks to the server.
+Rules: as in test_fixed_bugs: on redis-py's class every test must fail (strict xfail).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One suite on redis-py's asyncio Lock and on ours: prolonging a lease, and who shares a token.
 
-Rules: as in test_asyncio_parity. Must not know: how either class talks to the server.
+Rules: as in test_asyncio_parity.
 """
 
 from __future__ import annotations

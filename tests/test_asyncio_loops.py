@@ -1,8 +1,7 @@
 """Locks and event loops: a connection belongs to a loop and ends with it, or with its client; nothing is left behind.
 
 Rules: loops are made and ended as programs do it, by `asyncio.run`, by hand, in threads, around a fork. Warnings out
-of a loop's end are recorded, not raised: within the end of a uvloop, an exception would hang it. Must not know: how our
-Lock talks to the server.
+of a loop's end are recorded, not raised: within the end of a uvloop, an exception would hang it.
 """
 
 from __future__ import annotations

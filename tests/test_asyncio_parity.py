@@ -1,7 +1,7 @@
 """One suite on redis-py's asyncio Lock and on ours: the surface, ownership, expiry, errors.
 
 Rules: each test passes on both classes, on every kind of server and in every kind of loop; what redis-py does wrong is
-in test_asyncio_fixed_bugs. Must not know: how either class talks to the server.
+in test_asyncio_fixed_bugs.
 """
 
 from __future__ import annotations

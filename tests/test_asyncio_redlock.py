@@ -1,6 +1,6 @@
 """What a Redlock does for the tasks of an event loop, while its servers are well and while some are not.
 
-Rules: five real servers, of one kind and of several; on both kinds of loop. Must not know: how the servers are asked.
+Rules: five real servers, of one kind and of several; on both kinds of loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-from redislock_fast._times import drift_s
+from redislock_fast._util.times import drift_s
 from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, Holding, eventually, in_loop, in_task

@@ -1,7 +1,6 @@
 """Holding a Redlock in tasks: the task that is cancelled for a loss, callbacks that are awaited, loops that end.
 
 Rules: as in test_redlock_holding, which has what threads and tasks share; each test runs on both kinds of event loop.
-Must not know: who renews, and when.
 """
 
 from __future__ import annotations

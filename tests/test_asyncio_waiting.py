@@ -2,8 +2,7 @@
 
 Ours polls here: what it does by default is in `test_waiting*.py`.
 
-Rules: sleeping is faked where it is counted, and real where another holder lets go. Must not know: how either class
-talks to the server.
+Rules: sleeping is faked where it is counted, and real where another holder lets go.
 """
 
 from __future__ import annotations

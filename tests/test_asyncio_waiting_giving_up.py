@@ -1,8 +1,7 @@
 """Tasks that stop waiting for a contended lock: cancelled at every point, dropped, ended with their loop.
 
 Rules: on ours alone, in each kind of loop. A cancel strikes at a counted point of the work, or beside a grant that a
-lock in the same thread makes, so that the message has come and no task has read it. Must not know: the scripts, what
-stands in a queue.
+lock in the same thread makes, so that the message has come and no task has read it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from redislock_fast._async_transport import transport_of
-from redislock_fast._loop_channel import Mailbox
+from redislock_fast._transport.loop.driver import transport_of
+from redislock_fast._transport.loop.server import Mailbox
 from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop

@@ -1,7 +1,6 @@
 """Waiting for a contended asyncio lock: what is special to tasks and event loops.
 
 What holds for threads and tasks alike is in `test_waiting*.py`. Rules: as there; everything runs in each kind of loop.
-Must not know: the scripts.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ async def test_a_batch_hands_over_what_others_wait_for(client: redis.Redis, asyn
 def slept(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """What our locks sleep by."""
     fake = FakeTime(at_most=5)
-    monkeypatch.setattr(redislock_fast.asyncio, "asyncio", FakeAsyncio(fake))
+    monkeypatch.setattr(redislock_fast.asyncio.lock, "asyncio", FakeAsyncio(fake))
     return fake
 
 

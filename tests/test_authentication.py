@@ -1,7 +1,7 @@
 """Connections that lose their authentication.
 
 Rules: real servers, by threads and by tasks. The proxy has a server forget who is on a connection, as a proxy or a
-managed service may. Must not know: how a connection is opened.
+managed service may.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What names, tokens and times a lock takes, and how it refuses the rest.
 
 Rules: what redis-py's Lock takes, ours takes, with the same bytes on the server; where redis-py goes wrong or its
-result is an accident, ours has a documented error and the test runs on ours alone. Must not know: how either talks.
+result is an accident, ours has a documented error and the test runs on ours alone.
 """
 
 from __future__ import annotations

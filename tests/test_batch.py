@@ -1,7 +1,7 @@
 """Batches of locks, one suite on the Locker for threads and on that for asyncio: who gets what, leases, leaving.
 
 What failing networks and servers make of them stands in `test_batch_faults.py`. Rules: real servers; a batch for
-asyncio is driven from outside of its loop, by `Blocking`, so one test serves both. Must not know: requests, transports.
+asyncio is driven from outside of its loop, by `Blocking`, so one test serves both.
 """
 
 from __future__ import annotations

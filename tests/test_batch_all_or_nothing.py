@@ -1,6 +1,6 @@
 """Batches that take all of their locks or none: what is undone, in which order they wait, what becomes of their leases.
 
-Rules: as in test_batch: real servers, one test for both kinds of Locker. Must not know: requests, transports.
+Rules: as in test_batch: real servers, one test for both kinds of Locker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches of locks when the server refuses, the connection breaks, or Ctrl-C comes: nothing held that nobody knows of.
 
 Rules: as in test_batch; a test runs on both kinds of Locker unless it is about signals. Faults are real, but for the
-interrupts at every line, which a trace function raises. Must not know: requests.
+interrupts at every line, which a trace function raises.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import redis
 from redis.exceptions import NoPermissionError
 
 import redislock_fast
-from redislock_fast._many import AcquireMany
-from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._transport import transport_of
+from redislock_fast._protocol.pipeline import AcquireMany
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS, start, wait_until
@@ -365,7 +365,8 @@ def test_interrupted_release_that_is_repeated_is_a_success(
         assert dict.fromkeys(_MANY, True) == batch.release()
 
 
-_TRACED = ("locker.py", "_acquiring.py", "_batch.py", "_many.py")
+PACKAGE = Path(redislock_fast.__file__).parent
+_TRACED = ("locker.py", "_procedures/acquiring.py", "_procedures/batch.py", "_protocol/pipeline.py")
 
 
 def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
@@ -376,7 +377,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
 
     Returns which line that is; "" when there are fewer.
     """
-    traced = {str(Path(redislock_fast.__file__).parent / name) for name in (*_TRACED, *files)}
+    traced = {str(PACKAGE / name) for name in (*_TRACED, *files)}
     count, place = 0, ""
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
@@ -391,7 +392,8 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
             reached = frame.f_lineno
             count += not leaves
             if count == number and not leaves:
-                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+                file = Path(frame.f_code.co_filename).relative_to(PACKAGE)
+                place = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
                 sys.settrace(None)
                 frame.f_trace = None
                 raise KeyboardInterrupt
@@ -415,7 +417,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
 def line_of(place: str) -> str:
     """The text of the line that `interrupted_at` has returned."""
     name, _, number = place.partition(" ")[0].partition(":")
-    return linecache.getline(str(Path(redislock_fast.__file__).parent / name), int(number or 0)).strip()
+    return linecache.getline(str(PACKAGE / name), int(number or 0)).strip()
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")

@@ -1,7 +1,6 @@
 """The bench of alternatives: its locks in PostgreSQL and etcd are locks, and what is not installed is named.
 
-Rules: whatever the machine has is started; a missing system is skipped, since only the bench needs it. Must not know:
-how anything is measured.
+Rules: whatever the machine has is started; a missing system is skipped, since only the bench needs it.
 """
 
 from __future__ import annotations

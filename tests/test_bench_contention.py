@@ -1,6 +1,6 @@
 """The arithmetic of the contention bench: what it makes of the records of its workers.
 
-Rules: records are written by hand, in whole seconds; no server, no processes. Must not know: how records are made.
+Rules: records are written by hand, in whole seconds; no server, no processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bench of a distant server: what passes is delayed and unchanged, and each row has its figures.
 
-Rules: on a real server, for a moment: the figures mean nothing here. Must not know: how a lock is acquired.
+Rules: on a real server, for a moment: the figures mean nothing here.
 """
 
 from __future__ import annotations

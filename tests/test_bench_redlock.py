@@ -1,6 +1,6 @@
 """The bench of Redlock: every contestant's lock is one of a majority, and a frozen server is counted as it should be.
 
-Rules: on real servers, few times: the figures mean nothing here. Must not know: how the contestants work.
+Rules: on real servers, few times: the figures mean nothing here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bench of held locks: every keeper keeps its locks, a lost one is a failure, and the command says what it should.
 
-Rules: on a real server, with few locks and short ttls: the figures mean nothing here. Must not know: how keepers renew.
+Rules: on a real server, with few locks and short ttls: the figures mean nothing here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bench of batches over a cluster: what is measured is a batch's, near and behind a relay, and what bounds it.
 
-Rules: on real servers, for a moment: the figures mean nothing here. Must not know: how a batch is acquired.
+Rules: on real servers, for a moment: the figures mean nothing here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A circuit breaker around acquire: what counts as a failure, what an open one does, and who is not held up by it.
 
 Rules: the breaker is pybreaker's own; one failure opens it unless a test says otherwise. What threads and tasks do
-alike is tested on both. Must not know: how the lock calls the breaker.
+alike is tested on both.
 """
 
 from __future__ import annotations

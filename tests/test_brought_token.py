@@ -15,7 +15,7 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._channel import Channel
+from redislock_fast._transport.base import Channel
 from redislock_fast.server import Server
 from tests.async_helpers import async_once, eventually
 from tests.helpers import PATIENCE_S, once, wait_until

@@ -1,7 +1,6 @@
 """A holding that is named by its token or carried by a handle: entered again, prolonged, let go, taken over.
 
-Rules: real servers; threads and tasks alike where both can. Must not know: how a handle is made up, which test_handle
-tries, nor how a token is acquired by, which test_own_token does.
+Rules: real servers; threads and tasks alike where both can.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Callbacks for losses: none waits for another, and what a lock does when its callback calls it.
 
 Rules: real servers; threads and tasks alike where both have it. A lock is lost by DEL, and its renewal or a call of its
-holder finds that out. Must not know: who renews, and when.
+holder finds that out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from redis.exceptions import LockError
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, LockLostError, LossReason, Redlock
-from redislock_fast._renewal import Loss
-from redislock_fast._renewer import tell_in_background
+from redislock_fast._procedures.renewal import Loss
+from redislock_fast._transport.threads.renewer import tell_in_background
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, eventually, in_loop
 from tests.conftest import Connect

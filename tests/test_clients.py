@@ -8,7 +8,7 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
-from redislock_fast._clients import client_from, recipe_of
+from redislock_fast._util.clients import client_from, recipe_of
 
 
 def test_recipe_makes_one_client_a_process() -> None:

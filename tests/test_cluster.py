@@ -1,6 +1,6 @@
 """Locks on a real cluster, whose slots move while locks are free, held or waited for.
 
-Rules: those of `clusters.py`. Must not know: how the client finds the nodes.
+Rules: those of `clusters.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import redis.lock
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast import Lock
-from redislock_fast._fence import AcquireFenced
-from redislock_fast._tokens import new_token
-from redislock_fast._transport import transport_of
+from redislock_fast._protocol.fenced import AcquireFenced
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._util.tokens import new_token
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.async_helpers import async_few, eventually

@@ -1,7 +1,7 @@
 """Batches over the nodes of a cluster: each lock is asked for once, at its own node, and all nodes at once.
 
 Rules: those of `clusters.py`; a test runs for threads and for tasks unless it is about the one or the other. Whether a
-node was asked is told by its own count of commands. Must not know: how the client finds the nodes.
+node was asked is told by its own count of commands.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import redis.asyncio.retry
 from redis.retry import Retry
 
 import redislock_fast.asyncio
-from redislock_fast import Locker, _cluster
-from redislock_fast._async_transport import transport_of as async_transport_of
-from redislock_fast._transport import transport_of
+from redislock_fast import Locker
+from redislock_fast._transport.loop.driver import transport_of as async_transport_of
+from redislock_fast._transport.threads import cluster as thread_cluster
+from redislock_fast._transport.threads.driver import transport_of
 from tests.async_helpers import async_once, eventually
 from tests.clusters import Cluster, connect
 from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, once, signals_handled_by, start, wait_until
@@ -403,7 +404,7 @@ def test_a_connection_that_was_closed_while_idle_leaves_no_doubt(callers: Caller
 def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
     callers: Callers, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cluster, "_STALE_AFTER_S", FAR_S)  # nobody looks whether it still stands
+    monkeypatch.setattr(thread_cluster, "_STALE_AFTER_S", FAR_S)  # nobody looks whether it still stands
     names = names_at(cluster, 2)
     client = connect(callers, cluster)
     batch = acquire_many(callers, client, joined(names))
@@ -482,7 +483,9 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: 
     number = 0
     while True:
         number += 1
-        place = interrupted_at(number, lambda: Locker(fast).acquire_many([taken, *joined(names)], FAR_S), "_cluster.py")
+        place = interrupted_at(
+            number, lambda: Locker(fast).acquire_many([taken, *joined(names)], FAR_S), "_transport/threads/cluster.py"
+        )
         channel.inside.clear()  # which an interrupt in the very line that leaves would not
         if not place:
             break

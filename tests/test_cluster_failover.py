@@ -1,7 +1,7 @@
 """Locks through the failure of a cluster's primary, its change of place with a replica, and a slot that nobody serves.
 
 Rules: those of `clusters.py`. What a test counts on is replicated before a primary dies: the rest may be lost, which
-nobody can help. Each test runs for threads and for tasks. Must not know: how the client finds the nodes.
+nobody can help. Each test runs for threads and for tasks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Locks whose slot is on the move: what has arrived is told by ASK, what has not is where it was.
 
 Rules: those of `clusters.py`; each test runs for threads and for tasks. A lock's queue is several keys, and its scripts
-can only be executed where all of them are, so who waits tries meanwhile (TRYAGAIN). Must not know: how the client finds
-the nodes.
+can only be executed where all of them are, so who waits tries meanwhile (TRYAGAIN).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import redis
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._transport import transport_of
+from redislock_fast._transport.threads.driver import transport_of
 from tests.clusters import SOON, Cluster, Place, connect
 from tests.helpers import PATIENCE_S, wait_until
 from tests.waiting_helpers import (

@@ -1,7 +1,7 @@
 """An interrupt in the middle of the pure-Python pipe, at any step: nobody hangs, and each is told what is known.
 
 A trace function raises it before each instruction. That is more than signals do, which strike at some of them only,
-and at the more the older the interpreter is. Must not know: who calls.
+and at the more the older the interpreter is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from redislock_fast import _core_py
-from redislock_fast._wire import Lost, Pipe
+from redislock_fast._pipe import threads_py
+from redislock_fast._pipe.base import Lost, Pipe
 from tests.helpers import PATIENCE_S, start
 from tests.pipes import FOREVER, Peer, python_pipe
 
@@ -32,7 +32,7 @@ def interrupted_at(number: int, work: Callable[[], object]) -> bool:
     count = 0
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != _core_py.__file__:
+        if frame.f_code.co_filename != threads_py.__file__:
             return None
         frame.f_trace = on_instruction  # else 3.13 forgets the next line
         frame.f_trace_opcodes = True

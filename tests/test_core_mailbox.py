@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import Lost, Mailbox, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.pipes import FOREVER, Owner, Peer, python_pipe

@@ -1,7 +1,7 @@
 """Many requests in one piece, on every pipe: all replies in order, whoever gives up, whatever breaks.
 
 The peer is the other end of a socket pair in the test's own hands. Rules: what a pipe promises for one request it
-promises for many, so each test sends them both as a list and as a `Bulk`. Must not know: how a pipe keeps its callers.
+promises for many, so each test sends them both as a list and as a `Bulk`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redislock_fast import _core_py
-from redislock_fast._async_pipe import Pipe as LoopPipe
-from redislock_fast._wire import Args, Bulk, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe import threads_py
+from redislock_fast._pipe.base import Args, Bulk, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.loop_py import Pipe as LoopPipe
 from redislock_fast.server import Server
 from tests.async_peer import MakePipe, connected, within
 from tests.helpers import PATIENCE_S, wait_until
@@ -55,7 +55,7 @@ _bulks = st.builds(Bulk, _shared, st.lists(st.binary(max_size=300), min_size=1, 
 
 
 def _one_by_one(bulk: Bulk) -> bytes:
-    return b"".join(_core_py.encode((*bulk.before, word, *bulk.after)) for word in bulk.words)
+    return b"".join(threads_py.encode((*bulk.before, word, *bulk.after)) for word in bulk.words)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
@@ -257,7 +257,7 @@ def test_ten_megabytes_reach_a_peer_that_reads_slowly(
     pipe, peer = pair
     words = [bytes([number]) * 1_000_000 for number in range(10)]
     replies = threads.submit(pipe.call_many, echoing(words), FOREVER)
-    expected = b"".join(_core_py.encode((b"ECHO", word)) for word in words)
+    expected = b"".join(threads_py.encode((b"ECHO", word)) for word in words)
     got = bytearray()
     while len(got) < len(expected):
         got += peer.sock.recv(4096)

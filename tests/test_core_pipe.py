@@ -17,7 +17,7 @@ import hiredis
 import pytest
 import redis
 
-from redislock_fast._wire import NOT_ASKED, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Lost, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.pipes import FOREVER, Peer
 

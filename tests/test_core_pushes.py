@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from redislock_fast._wire import Lost, Mailbox, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import Lost, Mailbox, NoReply, Pipe, Reply
 from tests.pipes import FOREVER, MESSAGES, Peer
 from tests.test_core_mailbox import box, message
 

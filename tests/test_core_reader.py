@@ -1,6 +1,6 @@
 """The thread that reads for all callers of a pipe: what it must not keep from them, nor they from it.
 
-Each test drives both pipes, compiled and pure, against a peer in its own hands. Must not know: commands, locks.
+Each test drives both pipes, compiled and pure, against a peer in its own hands.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redislock_fast._implementation import compiled
-from redislock_fast._wire import UNSENT_SILENCE_S, Forked, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import UNSENT_SILENCE_S, Forked, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
 from tests.helpers import start
 from tests.pipes import FOREVER, Owner, Peer

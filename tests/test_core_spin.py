@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redislock_fast._async_pipe import AsyncPipe, new_pipe
-from redislock_fast._implementation import compiled
-from redislock_fast._wire import Pipe
+from redislock_fast._pipe.base import Pipe
+from redislock_fast._pipe.impl import compiled
+from redislock_fast._pipe.loop_py import AsyncPipe, new_pipe
 from tests.async_helpers import in_loop
 from tests.async_peer import call, connected, within
 from tests.pipes import FOREVER, Owner, Peer
@@ -93,9 +93,9 @@ def test_rare_messages_are_not_spun_for(far: tuple[Pipe, Peer], threads: ThreadP
 @pytest.mark.skipif(new_pipe is AsyncPipe, reason="the compiled pipe is not in use")
 @in_loop
 async def test_a_loop_does_not_spin_for_replies_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from redislock_fast import _core_loop
+    from redislock_fast._pipe import loop
 
-    monkeypatch.setattr(_core_loop, "SPIN_US", SPIN_US)
+    monkeypatch.setattr(loop, "SPIN_US", SPIN_US)
     async with connected(new_pipe) as (pipe, peer):
         began = time.thread_time()
         for _ in range(WAITS):

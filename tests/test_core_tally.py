@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from redislock_fast import _tally
-from redislock_fast._implementation import compiled
-from redislock_fast._wire import MISSING, Args, Lost, Pipe
+from redislock_fast._pipe import tally_py
+from redislock_fast._pipe.base import MISSING, Args, Lost, Pipe
+from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
 from tests.pipes import Peer
 from tests.test_core_pipe import Interrupted, interrupt
@@ -30,9 +30,9 @@ LONG_S = 20.0
 REQUESTS: list[Args] = [(b"X", b"0"), (b"X", b"1"), (b"X", b"2")]
 ORDER = [0, 1, 2]
 
-MAKERS = [pytest.param(_tally.PythonTally, id="python")]
+MAKERS = [pytest.param(tally_py.PythonTally, id="python")]
 if compiled is not None:
-    MAKERS.append(pytest.param(_tally.new_tally, id="compiled"))
+    MAKERS.append(pytest.param(tally_py.new_tally, id="compiled"))
 
 
 class Three(NamedTuple):
@@ -40,17 +40,17 @@ class Three(NamedTuple):
 
     pipes: list[Pipe]
     peers: list[Peer]
-    tally: _tally.PythonTally
+    tally: tally_py.PythonTally
 
 
 @pytest.fixture(params=MAKERS)
-def make_tally(request: pytest.FixtureRequest) -> type[_tally.PythonTally]:
-    tally: type[_tally.PythonTally] = request.param
+def make_tally(request: pytest.FixtureRequest) -> type[tally_py.PythonTally]:
+    tally: type[tally_py.PythonTally] = request.param
     return tally
 
 
 @pytest.fixture
-def three(make_pipe: Callable[[socket.socket], Pipe], make_tally: type[_tally.PythonTally]) -> Iterator[Three]:
+def three(make_pipe: Callable[[socket.socket], Pipe], make_tally: type[tally_py.PythonTally]) -> Iterator[Three]:
     with contextlib.ExitStack() as closing:
         pairs = [socket.socketpair() for _ in ORDER]
         for ours, theirs in pairs:
@@ -152,7 +152,7 @@ def test_an_interrupt_ends_the_wait_and_loses_no_reply(three: Three, interrupt: 
 
 
 def test_a_reply_that_never_comes_keeps_no_pipe_alive(
-    make_pipe: Callable[[socket.socket], Pipe], make_tally: type[_tally.PythonTally]
+    make_pipe: Callable[[socket.socket], Pipe], make_tally: type[tally_py.PythonTally]
 ) -> None:
     def listen(push: object) -> None:
         raise AssertionError
@@ -172,7 +172,7 @@ def test_a_reply_that_never_comes_keeps_no_pipe_alive(
 
 
 def test_threads_that_share_pipes_are_each_given_their_replies_once(
-    make_pipe: Callable[[socket.socket], Pipe], make_tally: type[_tally.PythonTally], valkey: Server
+    make_pipe: Callable[[socket.socket], Pipe], make_tally: type[tally_py.PythonTally], valkey: Server
 ) -> None:
     pipes = [make_pipe(socket.create_connection(("127.0.0.1", valkey.port))) for _ in ORDER]
     guard = threading.Lock()

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from redislock_fast._wire import NoReply, Pipe, Reply
+from redislock_fast._pipe.base import NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.pipes import FOREVER, Peer
 

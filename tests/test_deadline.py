@@ -1,7 +1,7 @@
 """An acquire has one deadline for all its steps, and a lock that the server has called another's is refused at its end.
 
 Rules: a silent server is a frozen one or a proxy that holds replies back; the pool's own limits lie beyond a test's
-patience, so that whatever they decide fails. Must not know: what an acquire sends.
+patience, so that whatever they decide fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._times import clock
+from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.helpers import PATIENCE_S, wait_until
 from tests.proxy import Proxy

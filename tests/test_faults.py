@@ -1,7 +1,7 @@
 """What a lock does when the server, the connection or the scripts go away under it.
 
 Rules: a test runs on both classes where redis-py's does the same, else on ours. Faults are real: killed and frozen
-servers, cut connections, flushed scripts. Must not know: how either class talks to the server.
+servers, cut connections, flushed scripts.
 """
 
 from __future__ import annotations

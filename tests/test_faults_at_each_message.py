@@ -4,8 +4,7 @@ A fault strikes once, at the n-th message of a new client; connecting is part of
 tries again after, so all must come out as if nothing had happened. Where it strikes all servers of a Redlock, an
 operation may fail as documented, and succeeds when it is called again.
 
-Rules: faults are real, made by a proxy; n grows until nothing is left to strike. Must not know: how our locks talk to
-the server.
+Rules: faults are real, made by a proxy; n grows until nothing is left to strike.
 """
 
 from __future__ import annotations

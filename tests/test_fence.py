@@ -1,7 +1,6 @@
 """The operations that number a lock's holders: what they send, what they make of each reply, and real servers.
 
-Rules: as in `test_protocol.py`; where there is a client, there is a real server. Must not know: how
-`Lock` numbers its holder.
+Rules: as in `test_protocol.py`; where there is a client, there is a real server.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from redislock_fast._dialect import Dialect
-from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
-from redislock_fast._names import fence_key
-from redislock_fast._protocol import Acquire, NotExecuted, Operation, Redirected, Refused
-from redislock_fast._scripts import ACQUIRE_FENCED
-from redislock_fast._tokens import MARK
-from redislock_fast._transport import transport_of
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
+from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._util.tokens import MARK
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.model import WRONGTYPE

@@ -1,7 +1,7 @@
 """Thousands of stories of holders that come and go while requests and replies are lost: their numbers only increase.
 
 Rules: as in `test_protocol_faults.py`: a story that fails names its seed or its bytes, and planted faults show that the
-invariants can fail. Must not know: transports, real servers.
+invariants can fail.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._fence import AcquireFenced, AcquireOwnFenced, Fence
-from redislock_fast._protocol import Release
-from redislock_fast._queue import Leave
-from redislock_fast._tokens import MARK
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Release
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
+from redislock_fast._protocol.queue import Leave
+from redislock_fast._util.tokens import MARK
 from tests.model import Model
 from tests.simulation import KEY, Choices, Listed, Seeded, Violation
 

@@ -1,6 +1,6 @@
 """Guarded writes to real servers: who writes with a lower fence than another is refused, whatever has happened since.
 
-Rules: each test runs on every kind of server, and for both kinds of clients. Must not know: how a lock gets its fence.
+Rules: each test runs on every kind of server, and for both kinds of clients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import redis.asyncio
 from redis.exceptions import LockError, ResponseError
 
 from redislock_fast import Lock
-from redislock_fast._names import guard_key
+from redislock_fast._protocol.keys import guard_key
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.async_helpers import in_loop

@@ -1,7 +1,4 @@
-"""`lock.fence`: however a lock is got, its number is higher than that of every earlier holding.
-
-Must not know: the script that counts.
-"""
+"""`lock.fence`: however a lock is got, its number is higher than that of every earlier holding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The SQL recipes of docs/fencing.md: a holder that wakes too late changes nothing, in SQLite and in PostgreSQL.
 
-Rules: the statements that run are those that stand in the document, found by their headings. Must not know: guards.
+Rules: the statements that run are those that stand in the document, found by their headings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bugs of redis-py's Lock that ours does not have: lost replies, arithmetic of times, threads, odd clients and keys.
 
 Rules: every test runs on both classes; on redis-py's it must fail (strict xfail), so that a repaired original is
-noticed. What both do right is in test_parity. Must not know: how either class talks to the server.
+noticed. What both do right is in test_parity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Bugs of redis-py's Lock that ours does not have: frozen servers, forks, pickles, guessable tokens.
 
 Rules: as in test_fixed_bugs: on redis-py's class every test must fail. What both do right is in test_process.
-Must not know: how either class talks to the server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The value that carries a held lock from one process to another.
 
-Rules: no server; where the clocks count, they are set by hand. Must not know: how a lock makes or takes a handle.
+Rules: no server; where the clocks count, they are set by hand.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from redislock_fast import _handle
-from redislock_fast._handle import Handle
+from redislock_fast._lease import handle
+from redislock_fast._lease.handle import Handle
 
 HANDLE = Handle("name", b"rlf:canary", 10.0, 1_700_000_000.5, 7)
 HANDLES = pytest.mark.parametrize(
@@ -51,8 +51,8 @@ class Clocks:
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     """The clocks that handles read."""
     clocks = Clocks()
-    monkeypatch.setattr(_handle, "clock", clocks.clock)
-    monkeypatch.setattr(_handle, "time", clocks)
+    monkeypatch.setattr(handle, "clock", clocks.clock)
+    monkeypatch.setattr(handle, "time", clocks)
     return clocks
 
 

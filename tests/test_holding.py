@@ -2,7 +2,6 @@
 
 Rules: real servers; threads and tasks alike, as in test_waiting; what only one of them has stands at the end or in
 test_asyncio_holding. A lock that is to outlive its ttl is looked at after half as much again, by the server's clock.
-Must not know: who renews, and when.
 """
 
 from __future__ import annotations

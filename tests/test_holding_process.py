@@ -1,6 +1,6 @@
 """Holding a lock in a process that is stopped, killed or forked, or whose GIL is held.
 
-Rules: as in test_holding. Must not know: who renews, and when.
+Rules: as in test_holding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Thousands of stories of holders in a lossy world. Each invariant must be able to fail, as the planted faults show.
-
-Must not know: transports, real servers.
-"""
+"""Thousands of stories of holders in a lossy world. Each invariant must be able to fail, as the planted faults show."""
 
 from __future__ import annotations
 
@@ -12,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from redislock_fast import _renewal, asyncio
-from redislock_fast._async_renewer import LoopRenewer
-from redislock_fast._loss import LossReason
-from redislock_fast._protocol import Acquire, Look, Reacquire
-from redislock_fast._renewal import Loss, Record, Schedule
-from redislock_fast._tenure import Tenure
-from redislock_fast._wire import Reply
+from redislock_fast import asyncio
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures import renewal
+from redislock_fast._procedures.renewal import Loss, Record, Schedule
+from redislock_fast._protocol.commands import Acquire, Look, Reacquire
+from redislock_fast._transport.loop.renewer import LoopRenewer
+from redislock_fast._util.errors import LossReason
 from tests.holding_simulation import Simulation
 from tests.model import Model
 from tests.seeds import violation_of
@@ -108,12 +106,12 @@ def _believe_the_holder(self: Tenure, local: Any, new_ttl_ms: int | None) -> Ite
 
 def _count_from_the_reply(self: asyncio.Lock, attempt: Acquire, local: Any) -> None:
     """The lease counts from the moment at which the reply is read."""
-    local.lease = (attempt.token, vars(_renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
+    local.lease = (attempt.token, vars(renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
 
 
 def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
     """What is due is looked at too soon, again and again."""
-    return _real_add(self, record, min(due_at, vars(_renewal)["clock"]()), interval_s)
+    return _real_add(self, record, min(due_at, vars(renewal)["clock"]()), interval_s)
 
 
 def _never_undo(self: LoopRenewer, entries: Any) -> None:
@@ -157,9 +155,9 @@ def _renew_for_ever(self: Tenure, now: float) -> int | None:
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "for ever"),
         (LoopRenewer, "_undo", _never_undo, "calm", "has done with it"),
-        (_renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
-        (_renewal, "lose", _lose_again, "faults", "told twice"),
-        (_renewal, "reason_of", _guess, "faults", "is told that it was lost"),
+        (renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
+        (renewal, "lose", _lose_again, "faults", "told twice"),
+        (renewal, "reason_of", _guess, "faults", "is told that it was lost"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_machines(

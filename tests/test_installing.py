@@ -1,7 +1,7 @@
 """Installing from the source distribution: without a compiler, with one that fails halfway, where the core is demanded.
 
 Rules: nothing is fetched from the network: setuptools, Cython, pip and what the package depends on are this
-interpreter's own, and each installation goes into a fresh environment. Must not know: locks' behaviour.
+interpreter's own, and each installation goes into a fresh environment.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def fails_at(tmp_path: Path) -> Callable[[str], str]:
         compiler.write_text(
             f"#!{sys.executable}\n"
             f"import pathlib, sys\n"
-            f"if any('{module}.c' in argument for argument in sys.argv):\n"
+            f"if any('/{module}.c' in argument for argument in sys.argv):\n"
             f"    sys.exit(1)\n"
             f"pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('')\n"
         )
@@ -147,7 +147,7 @@ def test_without_a_compiler_a_core_that_is_demanded_is_an_error(sdist: Path, env
 def test_of_a_core_that_is_built_in_part_nothing_is_installed(
     sdist: Path, environment: Environment, fails_at: Callable[[str], str]
 ) -> None:
-    installed = environment.install(sdist, CC=fails_at("_core_tally"))
+    installed = environment.install(sdist, CC=fails_at("tally"))
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert WARNING in installed.stdout + installed.stderr
     assert [] == environment.extensions()
@@ -156,12 +156,10 @@ def test_of_a_core_that_is_built_in_part_nothing_is_installed(
 
 
 def test_build_that_fails_in_place_removes_what_was_built_before(source: Path, fails_at: Callable[[str], str]) -> None:
-    package = source / "src" / "redislock_fast"
-    for name in ("_core", "_core_loop", "_core_resp", "_core_tally"):
+    package = source / "src" / "redislock_fast" / "_pipe"
+    for name in ("threads", "loop", "resp", "tally"):
         package.joinpath(name + SUFFIX).write_bytes(b"built before")
-    built = _run(
-        sys.executable, "setup.py", "build_ext", "--inplace", "--force", folder=source, CC=fails_at("_core_resp")
-    )
+    built = _run(sys.executable, "setup.py", "build_ext", "--inplace", "--force", folder=source, CC=fails_at("resp"))
     assert (built.returncode, WARNING in built.stderr) == (0, True)
     assert [] == [*package.glob("*.so"), *source.glob("build/lib*/**/*.so")]
 

@@ -1,7 +1,7 @@
 """An interrupt at any line of an acquire or a release: what was not returned is not held, nor is it left behind.
 
 A trace function raises it, or the very assignment that notes what is held. What a waiting call does of a signal stands
-in test_process and test_waiting_giving_up. Must not know: requests.
+in test_process and test_waiting_giving_up.
 """
 
 from __future__ import annotations
@@ -23,19 +23,33 @@ from redis.exceptions import LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._loop_channel import LoopChannel
-from redislock_fast._names import queue_keys
-from redislock_fast._ownership import SharedHolding
-from redislock_fast._room import Room
-from redislock_fast._transport import transport_of
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._procedures.waiters import Room
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
 from tests.async_helpers import eventually
 from tests.helpers import PATIENCE_S, start, wait_until
 from tests.redlock_helpers import values, wait_until_free
 from tests.test_batch_faults import interrupted_at, line_of
 
-FACADE = ("lock.py", "asyncio.py", "_facade.py", "_keeping.py", "_task_holding.py", "_waiting.py", "_room.py")
-CHANNELS = ("_transport.py", "_thread_channel.py", "_async_transport.py", "_loop_channel.py", "_protocol.py")
+FACADE = (
+    "lock.py",
+    "asyncio/lock.py",
+    "_procedures/facade.py",
+    "_procedures/keeping.py",
+    "_lease/task_owner.py",
+    "_procedures/waiting.py",
+    "_procedures/waiters.py",
+)
+CHANNELS = (
+    "_transport/threads/driver.py",
+    "_transport/threads/server.py",
+    "_transport/loop/driver.py",
+    "_transport/loop/server.py",
+    "_protocol/commands.py",
+)
 RETURNING = tuple(
     f" in {name}"
     for name in ("_release", "do_release", "release", "_go_on_releasing", "_release_held", "_release_at_once")
@@ -356,7 +370,7 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                 channel = world.do(its_channel)
                 client.set("name", "mine")
                 channel.undo([(b"name", b"mine")])
-                place = interrupted_at(number, lambda: world.do(others), "_channel.py", *CHANNELS)
+                place = interrupted_at(number, lambda: world.do(others), "_transport/base.py", *CHANNELS)
                 world.until_free()
             if not place:
                 assert number > 40
@@ -395,7 +409,13 @@ def test_connecting_acquire_interrupted_at_any_line(fleet: list[Server]) -> None
     for number in range(1, 1000):
         with contextlib.closing(ThreadWorld(fleet[:1])) as world:
             lock = world.lock()
-            place = interrupted_at(number, lambda: world.do(lock.acquire), "_channel.py", "_connect.py", *CHANNELS)  # noqa: B023
+            place = interrupted_at(
+                number,
+                lambda: world.do(lock.acquire),  # noqa: B023
+                "_transport/base.py",
+                "_transport/threads/connect.py",
+                *CHANNELS,
+            )
             assert " raises " not in place
             start(lambda: world.do(lock.locked)).result(PATIENCE_S)  # noqa: B023  # another thread can connect
             if lock.local.token is not None:  # returned, or about to

@@ -1,7 +1,7 @@
 """The machines for many locks, driven with a pen: their requests in each dialect, and what they make of each reply.
 
 At the end thousands of schedules of lost requests and replies against the model server. Rules: no server, no clock, no
-chance but a seed's; replies are as hiredis parses them. Must not know: transports.
+chance but a seed's; replies are as hiredis parses them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from collections.abc import Iterator
 import hiredis
 import pytest
 
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._many import AcquireMany, Many, ReleaseMany
-from redislock_fast._protocol import Acquire, Extend, NotExecuted, Operation, Reacquire, Redirected, Refused, Release
-from redislock_fast._queue import undo_requests
-from redislock_fast._scripts import RELEASE
-from redislock_fast._wire import Args, Bulk, Reply
+from redislock_fast._pipe.base import Args, Bulk, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import (
+    Acquire,
+    Extend,
+    NotExecuted,
+    Operation,
+    Reacquire,
+    Redirected,
+    Refused,
+    Release,
+)
+from redislock_fast._protocol.pipeline import AcquireMany, Many, ReleaseMany
+from redislock_fast._protocol.queue import undo_requests
+from redislock_fast._protocol.scripts import RELEASE
 from tests.model import SERVERS, WRONGTYPE, Entry, Model
 
 KEYS = [b"a", b"b", b"c"]

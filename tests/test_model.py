@@ -1,7 +1,7 @@
 """The model server answers the scripts of several keys as real servers do.
 
 Rules: random sequences of requests go to both, and what both answer, keep and push must be equal, but for times, of
-which only the order can be. Must not know: operations' results.
+which only the order can be.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._dialect import Dialect
-from redislock_fast._fence import AcquireFenced, Fence
-from redislock_fast._names import fence_key, queue_keys
-from redislock_fast._protocol import Reacquire, Release
-from redislock_fast._queue import Leave, Wait
-from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
-from redislock_fast._tokens import is_ours
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._protocol.fenced import AcquireFenced, Fence
+from redislock_fast._protocol.keys import fence_key, queue_keys
+from redislock_fast._protocol.queue import Leave, Wait
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._util.tokens import is_ours
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.model import Model

@@ -1,7 +1,6 @@
 """The names beside a lock are in its hash slot, whatever its name, and two locks never share them.
 
-redis-py's own slot function is the reference, and a real cluster in `test_waiting_cluster.py`. Must not know: how
-a name is changed.
+redis-py's own slot function is the reference, and a real cluster in `test_waiting_cluster.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from redislock_fast._names import channel_beside, fence_key, guard_key, queue_keys
+from redislock_fast._protocol.keys import channel_beside, fence_key, guard_key, queue_keys
 
 AWKWARD = [
     b"",

@@ -1,7 +1,7 @@
 """Acquiring by the caller's own token: driven with a pen, and on real servers.
 
 Rules: the first part feeds replies of the model, or as hiredis parses them, as `test_protocol.py` does; the second part
-drives the operation over the transport. Must not know: how a lock decides whose token it is.
+drives the operation over the transport.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._own_token import AcquireOwn, has_taken
-from redislock_fast._protocol import Acquire, NotExecuted, Redirected, Refused
-from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._times import clock
-from redislock_fast._tokens import MARK
-from redislock_fast._transport import transport_of
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Acquire, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.own_token import AcquireOwn, has_taken
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import MARK
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import EXTEND_COMMANDS, once

@@ -1,6 +1,6 @@
 """What is installed and how it imports: the two cores, the files beside them, `patch()`, subinterpreters.
 
-Rules: whatever depends on how the package is imported happens in a new interpreter. Must not know: locks' behaviour.
+Rules: whatever depends on how the package is imported happens in a new interpreter.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from tests.conftest import Connect
 from tests.helpers import wait_until
 
 PACKAGE = Path(redislock_fast.__file__).parent
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
 SHOW = "import redislock_fast; print(redislock_fast.implementation)"
 VARIABLE = "REDISLOCK_FAST_IMPLEMENTATION"
 
 
 def _has_extension() -> bool:
-    return any(PACKAGE.joinpath(f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    return any(PACKAGE.joinpath(f"_pipe/threads{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
 
 
 def _python(code: str, wanted: str | None = None, folder: Path = PACKAGE.parent) -> subprocess.CompletedProcess[str]:
@@ -106,17 +109,17 @@ def test_without_the_compiled_core_locks_work(without_extension: Path, valkey: S
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
-@pytest.mark.parametrize("module", ["_core", "_core_loop", "_core_resp", "_core_tally"])
+@pytest.mark.parametrize("module", ["threads", "loop", "resp", "tally"])
 def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: str, tmp_path: Path) -> None:
     if not _has_extension():
         pytest.skip("no compiled core here")
     folder = tmp_path / "partly"
     shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (extension,) = folder.glob(f"*/{module}{EXTENSION_SUFFIXES[0]}")
+    (extension,) = folder.glob(f"*/_pipe/{module}{EXTENSION_SUFFIXES[0]}")
     extension.unlink()
     if damage == "broken":
         extension.write_bytes(b"no extension module")
-    shown = _python(f"{SHOW}; import redislock_fast._async_pipe, redislock_fast._tally", folder=folder)
+    shown = _python(f"{SHOW}; import redislock_fast._pipe.loop_py, redislock_fast._pipe.tally_py", folder=folder)
     assert (shown.stdout.strip(), shown.stderr) == ("python", "")
     demanded = _python(SHOW, "compiled", folder)
     assert demanded.returncode != 0
@@ -128,8 +131,7 @@ def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: st
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_module_imports_alone_and_without_a_warning(module: str) -> None:
-    name = "redislock_fast" if module == "__init__" else f"redislock_fast.{module}"
-    shown = _python(f"import {name}")
+    shown = _python(f"import {module}")
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "")
 
 
@@ -142,7 +144,8 @@ def test_import_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["py.typed", "_core.pyi", "_core.pxd", "lua/release.lua", "lua/extend.lua", "lua/reacquire.lua"]
+    "name",
+    ["py.typed", "_pipe/threads.pyi", "_pipe/threads.pxd", "_protocol/lua/release.lua", "_protocol/lua/wait.lua"],
 )
 def test_file_is_beside_the_package(name: str) -> None:
     assert PACKAGE.joinpath(name).is_file()

@@ -1,7 +1,7 @@
 """What many threads do at once with the same objects, for `pytest --parallel-threads=N` (`make test` runs it so).
 
 Each test runs in N threads at a time on the same client and lock, so it may assume nothing of the server but its own
-keys. Run alone it is an ordinary test. Must not know: how many threads there are.
+keys. Run alone it is an ordinary test.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import redis
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._dialect import Dialect
-from redislock_fast._protocol import Acquire, Release
-from redislock_fast._tokens import new_token
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, Release
+from redislock_fast._util.tokens import new_token
 from redislock_fast.server import Server
 from tests.conftest import Servers
 

@@ -1,7 +1,6 @@
 """One suite on redis-py's Lock and on ours: the surface, ownership, expiry, errors.
 
 Rules: each test passes on both classes and on every kind of server; what redis-py does wrong is in test_fixed_bugs.
-Must not know: how either class talks to the server.
 """
 
 from __future__ import annotations

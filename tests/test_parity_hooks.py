@@ -1,6 +1,6 @@
 """One suite on redis-py's Lock and on ours: the methods and scripts that other projects override, call and stub.
 
-Rules: each test passes on both classes and on every kind of server. Must not know: how either talks to the server.
+Rules: each test passes on both classes and on every kind of server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One suite on redis-py's Lock and on ours: Sentinel and Cluster.
 
-Rules: each test passes on both classes; the servers are real, as small as the topology allows. Must not know: how
-either class talks to the server.
+Rules: each test passes on both classes; the servers are real, as small as the topology allows.
 """
 
 from __future__ import annotations

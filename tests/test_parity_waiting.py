@@ -3,7 +3,6 @@
 Ours polls here: what it does by default is in `test_waiting*.py`.
 
 Rules: sleeping is faked where it is counted (redis-py's own tests do the same), and real where another holder lets go.
-Must not know: how either class talks to the server.
 """
 
 from __future__ import annotations

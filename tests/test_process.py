@@ -1,7 +1,7 @@
 """Locks and the process around them: interrupts, forks, the interpreter's end, gevent, eventlet.
 
 Rules: signals and forks are real; a script in an interpreter of its own where this one must not be changed. A test runs
-on both classes where redis-py's does the same, else on ours. Must not know: how either class talks to the server.
+on both classes where redis-py's does the same, else on ours.
 """
 
 from __future__ import annotations

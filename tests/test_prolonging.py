@@ -1,7 +1,7 @@
 """What a shared holding believes of its lease while several requests prolong it at once.
 
 Rules: the bookkeeping alone, against a lease that a played server keeps; then by threads and by tasks on real servers,
-where each request ends when the test says so. Must not know: requests.
+where each request ends when the test says so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._prolonging import Prolonging, Prolongings
-from redislock_fast._times import clock, drift_s
+from redislock_fast._lease.prolonging import Prolonging, Prolongings
+from redislock_fast._util.times import clock, drift_s
 from redislock_fast.server import Server
 from tests.helpers import PATIENCE_S, wait_until
 from tests.holding_helpers import Losses

@@ -1,6 +1,6 @@
 """The operations, driven with a pen: the requests they send in each dialect, and what they make of each reply.
 
-Rules: no server, no clock, no chance; each test feeds replies as hiredis parses them. Must not know: transports.
+Rules: no server, no clock, no chance; each test feeds replies as hiredis parses them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from redislock_fast._dialect import PROBE, Dialect, ending
-from redislock_fast._protocol import (
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect, ending
+from redislock_fast._protocol.commands import (
     Acquire,
     Extend,
     Look,
@@ -20,8 +21,7 @@ from redislock_fast._protocol import (
     Refused,
     Release,
 )
-from redislock_fast._scripts import EXTEND, REACQUIRE, RELEASE
-from redislock_fast._wire import Args, Reply
+from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
 from tests.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"

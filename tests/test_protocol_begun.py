@@ -10,10 +10,10 @@ from collections.abc import Callable
 import hiredis
 import pytest
 
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._protocol import Acquire, Operation, Release, first_acquire, first_release
-from redislock_fast._tokens import MARKER
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Acquire, Operation, Release, first_acquire, first_release
+from redislock_fast._util.tokens import MARKER
 from tests.model import SERVERS, Model
 
 KEY = b"name"

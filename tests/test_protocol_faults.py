@@ -1,7 +1,7 @@
 """Thousands of schedules of lost requests, lost replies, errors and rivals, played against the model server.
 
 Rules: a schedule that fails names its seed or its bytes, and what every request did; and each invariant must be able to
-fail, which the planted faults show. Must not know: transports, real servers.
+fail, which the planted faults show.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from redislock_fast import _protocol
-from redislock_fast._dialect import Dialect
-from redislock_fast._fence import AcquireFenced, AcquireOwnFenced
-from redislock_fast._own_token import AcquireOwn
-from redislock_fast._tokens import MARK
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol import commands
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._util.tokens import MARK
 from tests.simulation import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
 
 _SEEDS = range(20_000)
@@ -34,7 +34,7 @@ def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
 
 _BY_EACH_ACQUIRE = pytest.mark.parametrize(
     "machines",
-    [Machines(acquire=kind) for kind in (_protocol.Acquire, AcquireOwn, AcquireFenced, AcquireOwnFenced)],
+    [Machines(acquire=kind) for kind in (commands.Acquire, AcquireOwn, AcquireFenced, AcquireOwnFenced)],
     ids=["a token made for it", "the caller's own token", "with a number", "the caller's own token, with a number"],
 )
 
@@ -54,7 +54,7 @@ def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
     Simulation(Listed(schedule), machines, neighbours).run()
 
 
-class _AcquireBlindToItself(_protocol.Acquire):
+class _AcquireBlindToItself(commands.Acquire):
     """Takes its own token, left by a lost attempt, for another's."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -63,7 +63,7 @@ class _AcquireBlindToItself(_protocol.Acquire):
         return finished
 
 
-class _AcquireThatTrustsALoss(_protocol.Acquire):
+class _AcquireThatTrustsALoss(commands.Acquire):
     """Takes any holder, after a lost attempt, for itself."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -72,21 +72,21 @@ class _AcquireThatTrustsALoss(_protocol.Acquire):
         return finished
 
 
-class _AcquireThatForgetsLosses(_protocol.Acquire):
+class _AcquireThatForgetsLosses(commands.Acquire):
     """Gives up without saying that an undo is due."""
 
     def lost(self, sent: bool) -> None:
         pass
 
 
-class _AcquireByForce(_protocol.Acquire):
+class _AcquireByForce(commands.Acquire):
     """Sets the key whoever holds it."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
         return tuple(word for word in super().request(dialect, now) if word != b"NX")
 
 
-class _AcquireThatCountsFromTheLastRequest(_protocol.Acquire):
+class _AcquireThatCountsFromTheLastRequest(commands.Acquire):
     """Believes that the lease began with the request that was answered."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
@@ -118,7 +118,7 @@ class _AcquireOwnThatLeavesTheTtl(AcquireOwn):
 class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
     """Does not look at the reply to its reacquire."""
 
-    def _renewed(self, renewal: _protocol.Reacquire, reply: Reply, dialect: Dialect) -> bool:
+    def _renewed(self, renewal: commands.Reacquire, reply: Reply, dialect: Dialect) -> bool:
         finished = super()._renewed(renewal, reply, dialect)
         self.result = self.result or self._renewal is None
         return finished or self.result
@@ -139,7 +139,7 @@ class _AcquireOwnByForce(AcquireOwn):
         return request[:3] + request[5:] if b"IFEQ" in request else request
 
 
-class _ReleaseBlindToItself(_protocol.Release):
+class _ReleaseBlindToItself(commands.Release):
     """Takes the success of its own lost attempt for a loss of the lock."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -148,7 +148,7 @@ class _ReleaseBlindToItself(_protocol.Release):
         return finished
 
 
-class _ReleaseThatAlwaysSucceeds(_protocol.Release):
+class _ReleaseThatAlwaysSucceeds(commands.Release):
     """Does not look at the reply."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -157,14 +157,14 @@ class _ReleaseThatAlwaysSucceeds(_protocol.Release):
         return finished
 
 
-class _ReleaseOfAnybodysLock(_protocol.Release):
+class _ReleaseOfAnybodysLock(commands.Release):
     """Deletes whatever token stands there."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
         return tuple(b"rival" if word == self.token else word for word in super().request(dialect, now))
 
 
-class _ReleaseThatFreesMarkedLocksOfOthers(_protocol.Release):
+class _ReleaseThatFreesMarkedLocksOfOthers(commands.Release):
     """Takes any mark for its own."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
@@ -172,7 +172,7 @@ class _ReleaseThatFreesMarkedLocksOfOthers(_protocol.Release):
         return tuple(b"rival" if word == self.token + MARK else word for word in request)
 
 
-class _ReleaseBlindToMarks(_protocol.Release):
+class _ReleaseBlindToMarks(commands.Release):
     """Does not look at the queue where it finds its token unmarked nowhere."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -181,7 +181,7 @@ class _ReleaseBlindToMarks(_protocol.Release):
         return True
 
 
-class _ExtendWithoutTheCap(_protocol.Extend):
+class _ExtendWithoutTheCap(commands.Extend):
     """Adds again whenever it is sent again."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
@@ -189,7 +189,7 @@ class _ExtendWithoutTheCap(_protocol.Extend):
         return request[:-1] if len(request) == 8 else request
 
 
-class _ExtendThatBelievesTooMuch(_protocol.Extend):
+class _ExtendThatBelievesTooMuch(commands.Extend):
     """Counts the addition twice in what it believes."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -199,7 +199,7 @@ class _ExtendThatBelievesTooMuch(_protocol.Extend):
         return finished
 
 
-class _ReacquireThatCreates(_protocol.Reacquire):
+class _ReacquireThatCreates(commands.Reacquire):
     """Sets the key even where it is gone."""
 
     def request(self, dialect: Dialect, now: float) -> Args:
@@ -209,14 +209,14 @@ class _ReacquireThatCreates(_protocol.Reacquire):
         return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
 
 
-class _ReacquireBlindToMarks(_protocol.Reacquire):
+class _ReacquireBlindToMarks(commands.Reacquire):
     """Does not ask again for the marked token."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         return super().feed(reply, dialect) or reply is None
 
 
-class _ReacquireThatAlwaysSucceeds(_protocol.Reacquire):
+class _ReacquireThatAlwaysSucceeds(commands.Reacquire):
     """Does not look at the reply."""
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
@@ -256,7 +256,7 @@ def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str
 
 
 def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.simulation.Leave", lambda *_: _protocol.Look(KEY))
+    monkeypatch.setattr("tests.simulation.Leave", lambda *_: commands.Look(KEY))
     assert any("the undo left the lock behind" in found for found in _violations(Machines()))
 
 

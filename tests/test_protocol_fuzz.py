@@ -4,8 +4,7 @@ A story is what callers do in some rounds, and how the peer answers: in any enco
 fault, after which no call gets a reply. The faults are replies that nobody has asked for, subscriptions that nobody
 has asked for, and bytes that are no RESP. Locks are then played against a server whose replies are of any type.
 
-Rules: every test runs on all four pipes, compiled and pure, of threads and of loops. Must not know: how a pipe keeps
-its callers.
+Rules: every test runs on all four pipes, compiled and pure, of threads and of loops.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import redislock_fast.asyncio
-from redislock_fast._wire import Args, Lost, NoReply, Pipe
+from redislock_fast._pipe.base import Args, Lost, NoReply, Pipe
 from tests.async_helpers import eventually, run_in_loop
 from tests.async_peer import MakePipe, connected, within
 from tests.helpers import PATIENCE_S, wait_until

@@ -1,6 +1,6 @@
 """Replies and pushes of a type or shape that no server gives: none of them is a verdict, and none an error of Python's.
 
-Rules: no server. Must not know: how a connection is left.
+Rules: no server.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 import hiredis
 import pytest
 
-from redislock_fast._dialect import Dialect
-from redislock_fast._fence import AcquireFenced, Fence
-from redislock_fast._many import AcquireMany, ReleaseMany
-from redislock_fast._own_token import AcquireOwn
-from redislock_fast._protocol import Acquire, Extend, Look, Reacquire, Release
-from redislock_fast._queue import Leave, Subscribe, Wait, Watch
-from redislock_fast._replication import Replicate
-from redislock_fast._room import Room
-from redislock_fast._round import AcquireRound
-from redislock_fast._tokens import new_token
-from redislock_fast._wire import Lost, Malformed, Reply
+from redislock_fast._pipe.base import Lost, Malformed, Reply
+from redislock_fast._procedures.waiters import Room
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, Extend, Look, Reacquire, Release
+from redislock_fast._protocol.fenced import AcquireFenced, Fence
+from redislock_fast._protocol.majority import AcquireRound
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.pipeline import AcquireMany, ReleaseMany
+from redislock_fast._protocol.queue import Leave, Subscribe, Wait, Watch
+from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._util.tokens import new_token
 from tests.model import SERVERS
 from tests.test_protocol import dialect_of
 from tests.test_room import KEY, take

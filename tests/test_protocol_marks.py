@@ -1,6 +1,6 @@
 """The operations on a lock that somebody waits for, driven with a pen: its value is the token and a mark.
 
-Rules: as in `test_protocol.py`. Must not know: transports, how anybody waits.
+Rules: as in `test_protocol.py`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from redislock_fast._dialect import PROBE, Dialect
-from redislock_fast._names import queue_keys
-from redislock_fast._protocol import Acquire, Extend, Reacquire, Release
-from redislock_fast._scripts import PASS_ON, RELEASE
-from redislock_fast._tokens import MARK
-from redislock_fast._wire import Args
+from redislock_fast._pipe.base import Args
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, Release
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import PASS_ON, RELEASE
+from redislock_fast._util.tokens import MARK
 from tests.model import SERVERS, Entry, Model
 
 KEY = b"name"

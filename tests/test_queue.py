@@ -1,7 +1,6 @@
 """The operations of who waits, driven with a pen: what they send, and what they make of each reply.
 
-Rules: no server but the model, no clock, no chance; replies are as hiredis parses them. Must not know: transports, how
-a waiter puts the operations together.
+Rules: no server but the model, no clock, no chance; replies are as hiredis parses them.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from redislock_fast._dialect import HELLO, PROBE, Dialect
-from redislock_fast._names import queue_keys
-from redislock_fast._protocol import NotExecuted, Operation, Redirected
-from redislock_fast._queue import Leave, Subscribe, Wait, Watch, undo_requests
-from redislock_fast._scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast._protocol.commands import NotExecuted, Operation, Redirected
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.queue import Leave, Subscribe, Wait, Watch, undo_requests
+from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
 from tests.model import SERVERS, WRONGTYPE, Entry, Model
 
 KEY = b"name"

@@ -1,7 +1,7 @@
 """Credentials that change while locks are held: a streaming credential provider announces new ones.
 
 Rules: real servers, by threads and by tasks; users are made on the running servers. The provider keeps one callback, as
-redis-entraid's does. Must not know: how a connection is opened.
+redis-entraid's does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import redis.credentials
 from redis.sentinel import Sentinel
 
 import redislock_fast
-from redislock_fast import _reauth
-from redislock_fast._transport import transport_of
+from redislock_fast._transport import reauth
+from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
 from tests.clusters import Cluster, Place
 from tests.conftest import AclUser, Connect, MakeUser
@@ -216,7 +216,7 @@ def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
             raise AssertionError(request)
 
     pool = Old()
-    _reauth.take_part(pool, Channel())
+    reauth.take_part(pool, Channel())
     assert vars(pool) == {}
 
 

@@ -1,6 +1,6 @@
 """What a Redlock does while all its servers are well.
 
-Rules: five real servers, of one kind and of several. Must not know: how the servers are asked.
+Rules: five real servers, of one kind and of several.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from redis.sentinel import Sentinel
 
 import redislock_fast
 from redislock_fast import Redlock
-from redislock_fast._standing import Standing
-from redislock_fast._times import drift_s
+from redislock_fast._transport.health import Standing
+from redislock_fast._util.times import drift_s
 from redislock_fast.server import Server
 from tests.helpers import in_fork, in_thread, settings_of, start, wait_until
 from tests.redlock_helpers import LIMIT_S, clients_of, make, take, values, wait_until_free, wait_until_held

@@ -1,7 +1,7 @@
 """Holding a Redlock on terms: how it is renewed by a majority, and how its loss is told.
 
 Rules: as in test_holding, on five servers; threads and tasks alike, but for what only one of them has, at the end.
-`valkey` is none of the five: it tells the time. Must not know: who renews, and when.
+`valkey` is none of the five: it tells the time.
 """
 
 from __future__ import annotations

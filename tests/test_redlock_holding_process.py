@@ -1,6 +1,6 @@
 """Holding a Redlock in a process that forks, or ends.
 
-Rules: as in test_redlock_holding. Must not know: who renews, and when.
+Rules: as in test_redlock_holding.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ nothing, and execute what they are sent in the order of each connection, however
 own.
 
 Rules: no two leases that their holders believe in may overlap; no loss is told twice; a schedule is told by its seed.
-Planted bugs must be found. Must not know: real servers.
+Planted bugs must be found.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ import pytest
 import redis
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast import _keeper, _quorum, _quorum_keeping, _quorum_renewal, _renewal, _round, _tenure
-from redislock_fast._dialect import HELLO, PROBE, Dialect
-from redislock_fast._loss import LossReason
-from redislock_fast._ownership import SharedHolding
-from redislock_fast._queue import undo_requests
-from redislock_fast._quorum_keeping import KeepingRedlockBase
-from redislock_fast._quorums import QuorumEntry
-from redislock_fast._renewal import Loss, Record, Schedule, due_at, late_entries
-from redislock_fast._round import ReacquireRound, Round
-from redislock_fast._steps import Ask, AskAll, Sleep, Steps
-from redislock_fast._tenure import Tenure
-from redislock_fast._wire import Args
+from redislock_fast._lease import tenure
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._lease.quorum import QuorumEntry
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._pipe.base import Args
+from redislock_fast._procedures import keeper, redlock_keeping, redlock_renewal, renewal
+from redislock_fast._procedures import redlock as redlock_procedure
+from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.renewal import Loss, Record, Schedule, due_at, late_entries
+from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._protocol import majority
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast._protocol.majority import ReacquireRound, Round
+from redislock_fast._protocol.queue import undo_requests
+from redislock_fast._util.errors import LossReason
 from tests.model import SERVERS, Model
 
 COUNT = 5
@@ -132,13 +135,13 @@ class _Contender:
         while True:
             due = self._schedule.take(self.world.clock())
             losses: list[Loss] = []
-            yield from _quorum_renewal.renewing(due, losses)  # type: ignore[arg-type]  # all of them are by quorum
+            yield from redlock_renewal.renewing(due, losses)  # type: ignore[arg-type]  # all of them are by quorum
             self.world.check()
             self.undo(late_entries(losses))
-            for tenure, reason in losses:
-                self.learn(tenure, reason)
-            for tenure in due:
-                self.keep(tenure)
+            for lost, reason in losses:
+                self.learn(lost, reason)
+            for renewed in due:
+                self.keep(renewed)
             yield Sleep(0.005)
 
     def keep(self, tenure: Tenure) -> None:
@@ -281,9 +284,9 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (_keeper, _quorum, _quorum_keeping, _quorum_renewal, _renewal, _tenure):
+    for module in (keeper, redlock_procedure, redlock_keeping, redlock_renewal, renewal, tenure):
         monkeypatch.setattr(module, "clock", world.clock)
-    for module in (_quorum, _renewal):
+    for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)
     world.run(20)
     return world
@@ -316,18 +319,18 @@ def _too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that counts from the replies."""
-    close = _round.AcquireRound.close
+    close = majority.AcquireRound.close
 
-    def late(self: _round.AcquireRound, now: float) -> None:
+    def late(self: majority.AcquireRound, now: float) -> None:
         close(self, now)
         self.began = now
 
-    monkeypatch.setattr(_round.AcquireRound, "close", late)
+    monkeypatch.setattr(majority.AcquireRound, "close", late)
 
 
 def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extend that counts without a quorum."""
-    monkeypatch.setattr(_round.ReacquireRound, "agreed", property(lambda self: True in self.votes))
+    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.votes))
 
 
 def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,17 +339,17 @@ def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
     def renewed(self: Tenure, expires_at: float, certainly: bool) -> None:
         self.expires_at = expires_at
 
-    monkeypatch.setattr(_quorum_renewal.QuorumTenure, "renewed", renewed)
+    monkeypatch.setattr(redlock_renewal.QuorumTenure, "renewed", renewed)
 
 
 def _too_hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal that counts although no majority has answered."""
-    verdict = _quorum_renewal._verdict
+    verdict = redlock_renewal._verdict
 
     def hopeful(round_: ReacquireRound) -> Any:
         return verdict(round_)._replace(held=not round_.refused)
 
-    monkeypatch.setattr(_quorum_renewal, "_verdict", hopeful)
+    monkeypatch.setattr(redlock_renewal, "_verdict", hopeful)
 
 
 @pytest.mark.parametrize("plant", [_too_few, _too_late, _too_sure, _too_stubborn, _too_hopeful])

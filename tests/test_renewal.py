@@ -1,6 +1,6 @@
 """The schedule of renewals: what is due when; and what a renewal leaves behind.
 
-Rules: no server, no chance. Must not know: who asks what is due.
+Rules: no server, no chance.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 
-from redislock_fast._renewal import Loss, Record, Schedule, renewing
-from redislock_fast._tenure import Tenure
-from redislock_fast._terms import Terms
-from redislock_fast._times import clock
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Loss, Record, Schedule, renewing
+from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3
 TERMS = Terms(auto_renew=True)

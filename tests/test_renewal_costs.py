@@ -1,7 +1,4 @@
-"""What keeping a lock does not cost: requests that a renewal could know to be vain, and waking whoever renews.
-
-Must not know: threads and loops of renewal.
-"""
+"""What keeping a lock does not cost: requests that a renewal could know to be vain, and waking whoever renews."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._dialect import Dialect
-from redislock_fast._many import Many
-from redislock_fast._renewal import Record, Schedule, renewing
-from redislock_fast._steps import Execute, Split
-from redislock_fast._tenure import Tenure
-from redislock_fast._terms import Terms
-from redislock_fast._times import clock
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Record, Schedule, renewing
+from redislock_fast._procedures.steps import Execute, Split
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, wait_until

@@ -1,7 +1,4 @@
-"""The renewers themselves: what may come in between, at any moment, while they keep locks.
-
-Must not know: what a lock tells its holder.
-"""
+"""The renewers themselves: what may come in between, at any moment, while they keep locks."""
 
 from __future__ import annotations
 
@@ -23,11 +20,12 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError
 
-from redislock_fast import Lock, _renewer
-from redislock_fast._loss import LossReason
-from redislock_fast._renewal import Record, Schedule
-from redislock_fast._tenure import Tenure
-from redislock_fast._terms import Terms
+from redislock_fast import Lock
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Record, Schedule
+from redislock_fast._transport.threads import renewer as thread_renewer
+from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.server import Server
 from tests.async_helpers import in_loop
@@ -94,7 +92,7 @@ def test_a_thread_that_cannot_start_is_started_by_the_next_lock(
 def test_a_thread_that_ends_while_a_lock_comes_leaves_none_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_renewer, "_LINGER_S", 0.0)
+    monkeypatch.setattr(thread_renewer, "_LINGER_S", 0.0)
 
     def hold(number: int) -> bool:
         held = []

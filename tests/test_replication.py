@@ -1,7 +1,7 @@
 """Locks that are had only when replicas have them: enough, too few, and every way to fail in between.
 
 Rules: a real primary with two replicas of each kind, which a test may freeze; a frozen replica acknowledges nothing.
-What threads and tasks do alike is tested on both. Must not know: which connection a request takes.
+What threads and tasks do alike is tested on both.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from redis.exceptions import LockError, NoPermissionError
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._dialect import Dialect
-from redislock_fast._protocol import NotExecuted, Refused
-from redislock_fast._replication import Replicate
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import NotExecuted, Refused
+from redislock_fast._protocol.replicas import Replicate
 from redislock_fast.server import KINDS, Server
 from tests.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.conftest import Connect, MakeUser, Servers

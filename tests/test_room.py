@@ -1,6 +1,6 @@
 """When a waiter looks whether all is well: an interval after he came, and later where the last one was told late.
 
-Rules: no server, and no time passes: whoever waited has come so much earlier. Must not know: what a look sends.
+Rules: no server, and no time passes: whoever waited has come so much earlier.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._dialect import Dialect
-from redislock_fast._room import RECKON, Grant, Room, Seat
-from redislock_fast._steps import Execute
-from redislock_fast._times import Limit, clock
-from redislock_fast._tokens import MARK, new_token
-from redislock_fast._waiting import Waiting
+from redislock_fast._procedures.steps import Execute
+from redislock_fast._procedures.waiters import RECKON, Grant, Room, Seat
+from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.tokens import MARK, new_token
 
 KEY = b"name"
 INTERVAL_S = 0.1

@@ -1,6 +1,6 @@
 """How an operation goes through the nodes of a cluster, with a pen: what is sent with ASKING, and who is asked when.
 
-Rules: no nodes and no network. Must not know: threads, event loops.
+Rules: no nodes and no network.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError, MovedError, RedisClusterException  # noqa: A004  # redis-py's
 from redis.retry import Retry
 
-from redislock_fast._connect import RetryPolicy
-from redislock_fast._dialect import Dialect
-from redislock_fast._many import AcquireMany, Many
-from redislock_fast._protocol import Acquire, NotExecuted, Redirected
-from redislock_fast._queue import Leave, Wait
-from redislock_fast._routing import ASKING, Route
-from redislock_fast._tokens import new_token
-from redislock_fast._wire import Bulk
+from redislock_fast._pipe.base import Bulk
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, NotExecuted, Redirected
+from redislock_fast._protocol.pipeline import AcquireMany, Many
+from redislock_fast._protocol.queue import Leave, Wait
+from redislock_fast._transport.routing import ASKING, Route
+from redislock_fast._util.redis_py import RetryPolicy
+from redislock_fast._util.tokens import new_token
 
 MOVED = Redirected("MOVED 5798 127.0.0.1:7001")
 ASK = Redirected("ASK 5798 127.0.0.1:7001")

@@ -1,7 +1,4 @@
-"""The running loop, as the pipes know it: what asyncio says, wherever it is asked.
-
-Must not know: how either pipe knows it.
-"""
+"""The running loop, as the pipes know it: what asyncio says, wherever it is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from redislock_fast._async_pipe import running_loop
+from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast.asyncio import Lock
 from tests.async_helpers import in_loop, run_in_loop
 from tests.helpers import PATIENCE_S

@@ -1,7 +1,7 @@
 """Locks on what a real sentinel calls the primary, through its restart, its move and its demotion.
 
 Rules: a real server and a real sentinel; a fail-over is told to the sentinel by its own commands, because an election
-takes longer than a test may. Must not know: how the client asks the sentinel.
+takes longer than a test may.
 """
 
 from __future__ import annotations

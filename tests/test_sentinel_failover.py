@@ -1,7 +1,7 @@
 """Locks through the fail-overs of three real sentinels: a primary that dies under load, and one that is demoted.
 
 Rules: a primary stops writing until all is replicated before it dies: what is not replicated may be lost, which nobody
-can help. Each test runs for threads and for tasks. Must not know: how the client asks the sentinels.
+can help. Each test runs for threads and for tasks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One lock object that several callers use at once (`thread_local=False`): what one does is not done to another.
 
 They share what is held, never the attempts and rounds under way. Rules: by threads and by tasks; the proxy and the
-server make what fails. Must not know: requests.
+server make what fails.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._channel import Channel
-from redislock_fast._keeping import KeepingBase
-from redislock_fast._loop_quorum import LoopQuorum
-from redislock_fast._loss import LockLostError
-from redislock_fast._steps import Sleep, Steps
-from redislock_fast._thread_quorum import ThreadQuorum
+from redislock_fast._procedures.keeping import KeepingBase
+from redislock_fast._procedures.steps import Sleep, Steps
+from redislock_fast._transport.base import Channel
+from redislock_fast._transport.loop.quorum import LoopQuorum
+from redislock_fast._transport.threads.quorum import ThreadQuorum
+from redislock_fast._util.errors import LockLostError
 from redislock_fast.server import Server
 from tests.async_helpers import async_few
 from tests.helpers import PATIENCE_S, few, start

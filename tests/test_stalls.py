@@ -1,7 +1,7 @@
 """Tests that are run again where the machine has stood still: when, how often, beside which plugins.
 
 Rules: pytest runs in a process of its own, on a file that is written for it. The machine stands still in so far as the
-process does that watches it. Must not know: how a stall is noticed.
+process does that watches it.
 """
 
 from __future__ import annotations

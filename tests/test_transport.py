@@ -1,7 +1,7 @@
 """The synchronous transport: whose connection it is, when it is made, shared, dropped, and what is undone.
 
 Rules: every test runs on the compiled pipe and on its Python twin, where the pipe has a part in it; connections are
-counted by the name that the client gives them. Must not know: requests of single operations.
+counted by the name that the client gives them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, Exponentia
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
-from redislock_fast import Lock, _connect, _core_py, _implementation, _transport
-from redislock_fast._connect import RetryPolicy
-from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._transport import transport_of
+from redislock_fast import Lock
+from redislock_fast._pipe import impl, threads_py
+from redislock_fast._transport.threads import connect as thread_connect
+from redislock_fast._transport.threads import driver as thread_driver
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, few, in_fork, in_thread, once, start, wait_until
@@ -38,10 +41,10 @@ COMPARE_AND_DELETES = ("DELIFEQ", "DELEX", "EVALSHA", "EVAL")
 @pytest.fixture(params=["compiled", "python"])
 def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type:
     """Connections are driven by the compiled pipe and by its Python twin, in turn."""
-    core = _core_py if request.param == "python" else _implementation.compiled
+    core = threads_py if request.param == "python" else impl.compiled
     if core is None:
         pytest.skip("no compiled core here")
-    monkeypatch.setattr(_connect, "compiled", None if core is _core_py else core)
+    monkeypatch.setattr(thread_connect, "compiled", None if core is threads_py else core)
     kind: type = core.Pipe
     return kind
 
@@ -166,11 +169,11 @@ def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: 
 
     use()
     gc.collect()
-    registered, before = len(_transport._channels._transports), open_files()
+    registered, before = len(thread_driver._channels._transports), open_files()
     channels = [use() for _ in range(5)]
     gc.collect()
     assert [channel() for channel in channels] == [None] * 5
-    assert len(_transport._channels._transports) == registered
+    assert len(thread_driver._channels._transports) == registered
     assert open_files() == before
     wait_until(lambda: not connections(server, name), "the server sees them closed")
 

@@ -1,7 +1,7 @@
 """What attempts of unknown outcome leave behind, and when it is undone.
 
 Rules: on ours alone, by threads and by tasks. Faults are real: the proxy loses requests and replies. Where an order is
-pinned, nothing is undone in the background. Must not know: requests of single operations.
+pinned, nothing is undone in the background.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 import redis
 from redis.credentials import CredentialProvider
 
-from redislock_fast import _thread_channel
-from redislock_fast._loop_channel import LoopChannel
-from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._transport import transport_of
+from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.threads import server as thread_server
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast.server import Server
 from tests.async_helpers import async_few
 from tests.conftest import MakeUser
@@ -109,14 +109,14 @@ def test_what_is_left_while_the_undoing_thread_ends_is_undone(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, go_on = threading.Event(), threading.Event()
-    undo_in_background = _thread_channel._undo_in_background
+    undo_in_background = thread_server._undo_in_background
 
     def end_slowly(channel: weakref.ref[ThreadChannel]) -> None:
         undo_in_background(channel)
         done.set()
         go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(_thread_channel, "_undo_in_background", end_slowly)
+    monkeypatch.setattr(thread_server, "_undo_in_background", end_slowly)
     channel: Any = transport_of(client)
     for name in ("first", "second"):
         client.set(name, "mine")
@@ -131,7 +131,7 @@ def test_program_that_ends_undoes_what_is_to_be_undone(server: Server, client: r
 import sys
 import redis
 from redislock_fast import Lock
-from redislock_fast._transport import transport_of
+from redislock_fast._transport.threads.driver import transport_of
 client = redis.Redis(port=int(sys.argv[1]))
 lock = Lock(client, "name", timeout=60)
 lock.acquire()
@@ -147,7 +147,7 @@ def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartS
     script = """
 import sys
 import redis
-from redislock_fast._transport import transport_of
+from redislock_fast._transport.threads.driver import transport_of
 transport_of(redis.Redis(port=int(sys.argv[1]))).undo([(b"name", b"token")])
 """
     gone = spare_server()

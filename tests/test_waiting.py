@@ -1,7 +1,7 @@
 """Waiting for a contended lock in its queue: what is sent, in which order the lock goes round, what its holder can do.
 
 Rules: whoever must be told waits with an interval that no test lives to see, so that a test hangs where he is not.
-Orders are made certain by the length of the queue. Must not know: the scripts, what stands in a queue.
+Orders are made certain by the length of the queue.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._room import Seat
-from redislock_fast._waiting import Waiting
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.helpers import PATIENCE_S, RELEASE_COMMANDS, dialect_of, start, wait_until

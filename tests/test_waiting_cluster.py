@@ -1,7 +1,7 @@
 """Waiting on a real cluster: sharded messages, locks in many slots, slots that move while somebody waits.
 
 Rules: those of `clusters.py`. Redis 6.2 has no sharded messages: there waiters poll,
-everywhere else they wait with an interval that no test lives to see. Must not know: the scripts.
+everywhere else they wait with an interval that no test lives to see.
 """
 
 from __future__ import annotations

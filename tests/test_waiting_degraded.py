@@ -1,7 +1,7 @@
 """Waiting where the server knows less, allows less, or is more than one: it works, by the next best means.
 
 Rules: real servers, users without a right, awkward names, clusters, other ways to connect. A waiter who must be told
-waits with an interval that no test lives to see; one who can only look has a short one. Must not know: the scripts.
+waits with an interval that no test lives to see; one who can only look has a short one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who stops waiting leaves nothing behind: timeouts, interrupts, signal handlers, forks.
 
 Rules: whoever must be told looks at `FAR_S`, so that a test hangs where he is not. Where giving up races with the
-grant, either may win: the lock is then held, or passed on. Must not know: the scripts, what stands in a queue.
+grant, either may win: the lock is then held, or passed on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 import redis
 
 import redislock_fast
-from redislock_fast._times import clock
+from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, in_fork, signals_handled_by, start, wait_until

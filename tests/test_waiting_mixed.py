@@ -1,7 +1,7 @@
 """Waiting beside others: redis-py's own locks, tokens that callers choose, classes with scripts or hooks of their own.
 
 Whoever does not hand the lock over is watched; whoever polls takes what is free. Rules: whoever must be told waits with
-an interval that no test lives to see. Must not know: the scripts.
+an interval that no test lives to see.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules: faults are real: killed and frozen processes and servers, cut connections, lost messages, deleted keys. Where
 something must be told, a waiter looks at `FAR_S`, so that a test hangs where it is not; where it must be found by
-looking, every few milliseconds. Must not know: the scripts, what stands in a queue.
+looking, every few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import LockNotOwnedError
 from redis.retry import Retry
 
-from redislock_fast._times import clock
+from redislock_fast._util.times import clock
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect
 from tests.helpers import PATIENCE_S, start, wait_until

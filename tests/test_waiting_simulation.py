@@ -1,7 +1,4 @@
-"""Thousands of stories of waiters in a lossy world. Each invariant must be able to fail, as the planted faults show.
-
-Must not know: transports, real servers.
-"""
+"""Thousands of stories of waiters in a lossy world. Each invariant must be able to fail, as the planted faults show."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from redislock_fast import _room, _waiting
-from redislock_fast._queue import Wait
-from redislock_fast._room import Grant, Room, Seat
-from redislock_fast._scripts import RELEASE
-from redislock_fast._steps import Steps
-from redislock_fast._waiting import Waiting
-from redislock_fast._wire import Reply
+from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures import waiters, waiting
+from redislock_fast._procedures.steps import Steps
+from redislock_fast._procedures.waiters import Grant, Room, Seat
+from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._protocol.queue import Wait
+from redislock_fast._protocol.scripts import RELEASE
 from tests import waiting_process
 from tests.model import Model
 from tests.seeds import violation_of
@@ -127,7 +124,7 @@ def _hear_for_anybody(self: Room, push: list[Reply]) -> None:
 
 def _take_and_count_from_now(self: Waiting, seat: Seat, message: object) -> Grant | None:
     """The lease counts from the moment at which the message is read."""
-    return message._replace(since=vars(_waiting)["clock"]()) if isinstance(message, Grant) else None
+    return message._replace(since=vars(waiting)["clock"]()) if isinstance(message, Grant) else None
 
 
 def _take_as_it_is(self: Waiting, seat: Seat, grant: Grant) -> Steps:
@@ -170,7 +167,7 @@ _real_note = Seat.note
 
 def _note_by_the_clock(self: Seat, word: bytes, asked_at: float, left_ms: int) -> None:
     """The server's answer counts from its arrival."""
-    _real_note(self, word, vars(_room)["clock"](), left_ms)
+    _real_note(self, word, vars(waiters)["clock"](), left_ms)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +186,7 @@ def _note_by_the_clock(self: Seat, word: bytes, asked_at: float, left_ms: int) -
 def test_the_simulation_finds_a_planted_fault_of_the_scripts(
     model: type[Model], kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_waiting, "_AWAKE_MS", 0)  # the sooner somebody counts as asleep, the sooner faults are found
+    monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner somebody counts as asleep, the sooner faults are found
     assert any(re.search(violation, found) for found in _violations(kind, model))
 
 

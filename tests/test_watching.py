@@ -1,6 +1,6 @@
 """What a lock tells those who watch it: metrics of each holding, and hold times to a ttl that is learnt from them.
 
-What is learnt stands in test_adaptive. Rules: threads and tasks alike. Must not know: when a lock begins to be held.
+What is learnt stands in test_adaptive. Rules: threads and tasks alike.
 """
 
 from __future__ import annotations

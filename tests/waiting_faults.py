@@ -1,7 +1,4 @@
-"""What goes wrong in the simulation of waiting: connections, processes, the server, operators, and a foreign holder.
-
-Must not know: invariants, how waiters wait.
-"""
+"""What goes wrong in the simulation of waiting: connections, processes, the server, operators, and a foreign holder."""
 
 from __future__ import annotations
 

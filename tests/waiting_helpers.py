@@ -4,7 +4,6 @@
 another process, to be killed and frozen.
 
 Rules: nothing here asserts what a lock should do, but for the order in `hand_round`, and every wait is on a condition.
-Must not know: fixtures, proxies, what stands in a queue besides its length and until when its processes count as awake.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._names import queue_keys
+from redislock_fast._protocol.keys import queue_keys
 from tests.helpers import PATIENCE_S, start, wait_until
 
 FAR_S = 60.0

@@ -1,8 +1,6 @@
 """Simulated processes: each drives procedures of steps over one connection at a time, as the transports do.
 
 It connects, sends again what was lost, undoes what failed, and gives each waiter his messages.
-
-Must not know: what the procedures do, invariants, when faults happen.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from redislock_fast._many import Many
-from redislock_fast._protocol import Acquire, Look, NotExecuted, Redirected, Refused
-from redislock_fast._queue import Leave, Subscribe, undo_requests
-from redislock_fast._room import Seat
-from redislock_fast._steps import Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._wire import Args, OnReply
+from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._protocol.commands import Acquire, Look, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.queue import Leave, Subscribe, undo_requests
 from tests.waiting_world import Call, Link, Mailbox, World
 
 _GRACE_S = 0.1

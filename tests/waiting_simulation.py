@@ -6,8 +6,6 @@ they are, what each does and what goes wrong. Rules: after every event the invar
 
     python -m tests.waiting_simulation --seeds 100000 --jobs 2
     python -m tests.waiting_simulation --seed 4711 -v
-
-Must not know: sockets, threads, event loops.
 """
 
 from __future__ import annotations
@@ -17,12 +15,13 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from redislock_fast import _room, _times, _waiting
-from redislock_fast._names import queue_keys
-from redislock_fast._protocol import Reacquire, Release
-from redislock_fast._scripts import REACQUIRE, WAIT
-from redislock_fast._tokens import MARK, is_held_with
-from redislock_fast._wire import Args, Reply
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._procedures import waiters, waiting
+from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import REACQUIRE, WAIT
+from redislock_fast._util import times
+from redislock_fast._util.tokens import MARK, is_held_with
 from tests.model import SERVERS, Model
 from tests.seeds import Violation, main
 from tests.waiting_faults import Faults
@@ -173,7 +172,7 @@ class Simulation:
                 del self._places[token]
 
     def new_token(self) -> bytes:
-        """In place of `_tokens.new_token`."""
+        """In place of `_util.tokens.new_token`."""
         self._tokens += 1
         token = b"rlf:%032x" % self._tokens
         running = self.world.running
@@ -298,8 +297,8 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and tokens in place of the real ones."""
         simulated = {"clock": self.world.clock, "new_token": self.new_token}
-        places: list[tuple[Any, str]] = [(module, "clock") for module in (_waiting, _room, _times)]
-        places.append((_waiting, "new_token"))
+        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, waiters, times)]
+        places.append((waiting, "new_token"))
         real = [getattr(module, name) for module, name in places]
         for module, name in places:
             setattr(module, name, simulated[name])

@@ -1,7 +1,4 @@
-"""Those who wait in the simulation: each acquires, holds and releases, by the very machines of the library.
-
-Must not know: the server, when faults happen.
-"""
+"""Those who wait in the simulation: each acquires, holds and releases, by the very machines of the library."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redislock_fast._ownership import SharedHolding
-from redislock_fast._protocol import Acquire, Reacquire, Release
-from redislock_fast._room import Grant
-from redislock_fast._steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._times import Limit
-from redislock_fast._waiting import TIME_UP, Waiting
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import TIME_UP, Waiting
+from redislock_fast._protocol.commands import Acquire, Reacquire, Release
+from redislock_fast._util.times import Limit
 from tests.waiting_process import Cancelled, Process, Task, Trouble
 
 if TYPE_CHECKING:

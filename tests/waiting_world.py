@@ -3,7 +3,6 @@
 Everything takes a random time; what travels on one connection stays in order.
 
 Rules: no event happens but from the heap, and no chance but from the seed's dice, so a seed is always the same story.
-Must not know: what drives the requests, invariants, when faults happen.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._dialect import CLIENT_INFO, HELLO, PROBE, Dialect, ending
-from redislock_fast._room import BROKEN, Room
-from redislock_fast._scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
-from redislock_fast._wire import Args, Lost, OnReply, Reply
+from redislock_fast._pipe.base import Args, Lost, OnReply, Reply
+from redislock_fast._procedures.waiters import BROKEN, Room
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Dialect, ending
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from tests.model import Connection, Model
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class World:
         self._count = 0
 
     def clock(self) -> float:
-        """In place of `_times.clock`."""
+        """In place of `_util.times.clock`."""
         return self.now_us / 1e6
 
     def tell(self, *words: object) -> None:

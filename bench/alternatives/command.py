@@ -1,7 +1,6 @@
 """`python -m bench alternatives`: what a lock costs elsewhere.
 
-Each thread takes and gives back a lock of its own; the rounds go through all alternatives in turn. Must not know: how a
-system is started, or how its locks work.
+Each thread takes and gives back a lock of its own; the rounds go through all alternatives in turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The yardstick of whatever writes to disk: a lock of one process that does nothing else.
-
-Must not know: how anything is measured.
-"""
+"""The yardstick of whatever writes to disk: a lock of one process that does nothing else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What every alternative gives: locks, and what is promised of them.
 
-Rules: a lock without a server-side queue polls, as redis-py's does. Must not know: any server.
+Rules: a lock without a server-side queue polls, as redis-py's does.
 """
 
 from __future__ import annotations

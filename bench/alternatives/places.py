@@ -1,6 +1,6 @@
 """Where a system runs for a moment: its programs, their processes and folders.
 
-Rules: a process ends with its context, and its folder goes. Must not know: any system.
+Rules: a process ends with its context, and its folder goes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Locks in PostgreSQL: a row of a table that expires, and an advisory lock that lasts as long as its session.
 
-Rules: one server of its own, with a session for each thread and statements that commit by themselves. Must not know:
-how anything is measured.
+Rules: one server of its own, with a session for each thread and statements that commit by themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every system that the bench compares, by the name that `--only` has for it.
 
 Rules: what one gives, it gives as long as its context is open; what is not installed raises `AbsentError` on opening.
-Must not know: how anything is measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Locks on Valkey: on one server with each way to keep its data, and on five servers by quorum.
-
-Must not know: how anything is measured.
-"""
+"""Locks on Valkey: on one server with each way to keep its data, and on five servers by quorum."""
 
 from __future__ import annotations
 

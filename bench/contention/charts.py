@@ -1,7 +1,7 @@
 """Charts as inline SVG: scales, axes, lines, lanes.
 
 Rules: no colours here, only classes that a page's style sheet gives colours to, so that a chart reads in light and in
-dark. Must not know: what the figures mean.
+dark.
 """
 
 from __future__ import annotations

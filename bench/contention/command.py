@@ -1,7 +1,6 @@
 """`python -m bench contention`: real processes that contend for locks with one another.
 
 Each row of the table is one contestant in one workload; the rounds of a workload go through the contestants in turn.
-Must not know: how a contestant works, how a window is measured, or how figures are calculated.
 """
 
 from __future__ import annotations

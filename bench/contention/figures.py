@@ -2,7 +2,7 @@
 
 An interval in which a lock is held begins just after acquire returned and ends just before release was called, all on
 one clock; so two intervals of a lock that overlap are two holders at a time. Rules: pure functions of records; times in
-seconds, figures in ms. Must not know: how the records came about.
+seconds, figures in ms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the project has promised of its locks under contention, each promise beside its figure.
 
-Rules: a promise about a row that was not measured has no figure. Must not know: how the figures came about.
+Rules: a promise about a row that was not measured has no figure.
 """
 
 from __future__ import annotations

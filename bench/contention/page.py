@@ -1,7 +1,7 @@
 """The page of `python -m bench contention --html`: all figures and plots in one file.
 
 Rules: one self-contained file, without scripts and without the network; it reads in light and in dark. It is made of a
-saved result and nothing else. Must not know: how the figures came about.
+saved result and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which workloads are measured: those of the options, or those of a preset.
-
-Must not know: how they are measured.
-"""
+"""Which workloads are measured: those of the options, or those of a preset."""
 
 from __future__ import annotations
 

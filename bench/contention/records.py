@@ -1,7 +1,6 @@
 """What a window leaves behind, and the turns that the workers had in it.
 
-Rules: plain data, all times in seconds by one clock. Must not know: how it was measured, or which figures are made of
-it.
+Rules: plain data, all times in seconds by one clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The counters of INFO do not tell a client's commands from those that scripts call; MONITOR does. It costs the server and
 this process time, so it is on while nothing else is measured. Rules: raw bytes while it is on, counting afterwards.
-Must not know: who sends the commands, or how many locks they took.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules: the processes are new for each window and so are the names of the locks, so nothing is left over from the one
 before; they begin together, warm up under the same load, and end together. The commands that clients send are counted
-in the second half of the warm-up, whatever else is measured after it. Must not know: which figures are made of it.
+in the second half of the warm-up, whatever else is measured after it.
 """
 
 from __future__ import annotations

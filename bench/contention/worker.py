@@ -3,7 +3,7 @@
 Rules: every worker has connected, and had a lock of its own, before the clock starts; all begin and end at times that
 the bench says, on the clock that the processes of a machine share. Who waits when time is up has a moment to get the
 lock, and then the process ends without it. The recording costs three looks at the clock in a turn, and two appends to
-an array. Must not know: what is made of the records.
+an array.
 """
 
 from __future__ import annotations

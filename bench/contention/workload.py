@@ -1,6 +1,6 @@
 """What is done in a window: by how many workers, on which locks, and how long they hold and think.
 
-Rules: plain data, which goes to other processes. Must not know: who does it, or how it is measured.
+Rules: plain data, which goes to other processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m bench renewal`: what it costs to hold locks on terms, and what a stalled interpreter does to them.
 
 Three tables: many locks that are kept renewed; each term on an uncontended lock; the GIL held for parts of a ttl, and
-longer. Must not know: how anything is measured.
+longer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules: a keeper is a context, within which all the locks are held and renewed, each about every third of its ttl.
 redis-py renews nothing by itself, so one thread or task calls `reacquire()` on one lock after the other: a thread for
-each of 10,000 locks is no choice. Whoever measures sees which locks were lost. Must not know: how anything is measured.
+each of 10,000 locks is no choice. Whoever measures sees which locks were lost.
 """
 
 from __future__ import annotations

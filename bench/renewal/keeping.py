@@ -1,7 +1,7 @@
 """The first table of `python -m bench renewal`: what it costs to keep many locks renewed.
 
 Rules: acquiring and releasing lie outside what is counted, and so does looking for the lease that came closest to its
-end, which costs the server something. Must not know: how a keeper renews.
+end, which costs the server something.
 """
 
 from __future__ import annotations

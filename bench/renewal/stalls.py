@@ -1,8 +1,7 @@
 """The third table of `python -m bench renewal`: a C call that keeps the GIL while a lock is held and renewed.
 
 Nothing in Python runs meanwhile, so nothing renews. Rules: each stall begins at some moment between two renewals; the
-server says whether the lock is still held, and a loss that is not told is a failure. Must not know: how locks are
-renewed.
+server says whether the lock is still held, and a loss that is not told is a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The second table of `python -m bench renewal`: what each term costs an uncontended acquire and release.
 
-Rules: all on one server, in interleaved rounds, beside a lock without terms. Must not know: rounds, or how a term
-works.
+Rules: all on one server, in interleaved rounds, beside a lock without terms.
 """
 
 from __future__ import annotations

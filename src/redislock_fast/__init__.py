@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._implementation import implementation
-from redislock_fast._loss import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._patch import patch, unpatch
+from redislock_fast._pipe.impl import implementation
+from redislock_fast._util.errors import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._version import __version__
 from redislock_fast.lock import Lock
 from redislock_fast.locker import Batch, Locker
 
 if TYPE_CHECKING:
-    from redislock_fast._adaptive import AdaptiveTTL
-    from redislock_fast._handle import Handle
-    from redislock_fast._metrics import Metrics
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.handle import Handle
+    from redislock_fast._lease.metrics import Metrics
     from redislock_fast.redlock import Redlock
 
-_WHEN_ASKED_FOR = {"AdaptiveTTL": "_adaptive", "Handle": "_handle", "Metrics": "_metrics", "Redlock": "redlock"}
+_WHEN_ASKED_FOR = {
+    "AdaptiveTTL": "_lease.adaptive",
+    "Handle": "_lease.handle",
+    "Metrics": "_lease.metrics",
+    "Redlock": "redlock",
+}
 
 __all__ = [
     "AdaptiveTTL",

@@ -1,7 +1,4 @@
-"""`patch()`: redis-py's clients make our locks, without a caller being touched.
-
-Must not know: how locks work.
-"""
+"""`patch()`: redis-py's clients make our locks, without a caller being touched."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ higher for each holder, tells what it writes to: a write with a lower fence than
 
 Rules: a check and its write are one script; nothing is sent for bad input; commands go through the user's own client,
 so its retries, its pool and its errors are redis-py's.
-
-Must not know: locks, tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +23,11 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, ResponseError
 
-from redislock_fast import _async_transport, _transport
-from redislock_fast._names import guard_key
-from redislock_fast._scripts import GUARD, GUARDED_SET
-from redislock_fast._times import positive_ms
+from redislock_fast._protocol.keys import guard_key
+from redislock_fast._protocol.scripts import GUARD, GUARDED_SET
+from redislock_fast._transport.loop import driver as loop_driver
+from redislock_fast._transport.threads import driver as thread_driver
+from redislock_fast._util.times import positive_ms
 
 __all__ = ["AsyncGuard", "Guard", "StaleFenceError"]
 
@@ -69,7 +68,7 @@ def _telling_stale(fence: int) -> Iterator[None]:
 class _GuardBase:
     """The words of a guard's `EVAL`."""
 
-    def __init__(self, client: Any, transport: _transport.Transport | _async_transport.Transport) -> None:
+    def __init__(self, client: Any, transport: thread_driver.Transport | loop_driver.Transport) -> None:
         self._client = client
         self._key_of = transport.key_of
 
@@ -103,7 +102,7 @@ class Guard(_GuardBase):
     """
 
     def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
-        super().__init__(client, _transport.transport_of(client))
+        super().__init__(client, thread_driver.transport_of(client))
 
     def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
         """Set a key. Sends `EVAL`, with `SET key value [PX ms]` in it.
@@ -158,7 +157,7 @@ class AsyncGuard(_GuardBase):
     """
 
     def __init__(self, client: redis.asyncio.Redis | redis.asyncio.RedisCluster) -> None:
-        super().__init__(client, _async_transport.transport_of(client))
+        super().__init__(client, loop_driver.transport_of(client))
 
     async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
         """Set a key; see `Guard.set`."""

@@ -2,8 +2,6 @@
 
 Any difference in behaviour from `redis.lock.Lock` is a bug, except those that `docs/differences.md` lists. The class
 derives from the original, so that whatever asks for one takes ours.
-
-Must not know: bytes on the wire, sockets.
 """
 
 from __future__ import annotations
@@ -23,23 +21,24 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
-from redislock_fast import _process, _protocol
-from redislock_fast._facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLOCKED, Backoff
-from redislock_fast._keeping import KeepingBase
-from redislock_fast._loss import LossReason
-from redislock_fast._ownership import Holding, ThreadHolding, Trial
-from redislock_fast._protocol import HANDED_OVER, first_acquire, first_release
-from redislock_fast._renewal import Loss
-from redislock_fast._renewer import Renewer, renewer_of, tell, tell_in_background
-from redislock_fast._room import Grant
-from redislock_fast._tenure import Tenure
-from redislock_fast._terms import Terms
-from redislock_fast._thread_channel import Begun
-from redislock_fast._times import Limit, added_ms, clock, poll_seconds
-from redislock_fast._tokens import is_held_with
-from redislock_fast._transport import Transport, drive, transport_of, wait
-from redislock_fast._waiting import POLL, TIME_UP, Waiting
-from redislock_fast._wire import NOT_ASKED
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.ownership import Holding, ThreadHolding, Trial
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._pipe.base import NOT_ASKED
+from redislock_fast._procedures.facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLOCKED, Backoff
+from redislock_fast._procedures.keeping import KeepingBase
+from redislock_fast._procedures.renewal import Loss
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
+from redislock_fast._protocol import commands
+from redislock_fast._protocol.commands import HANDED_OVER, first_acquire, first_release
+from redislock_fast._transport.threads.driver import Transport, drive, transport_of, wait
+from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
+from redislock_fast._transport.threads.server import Begun
+from redislock_fast._util import fork
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import Limit, added_ms, clock, poll_seconds
+from redislock_fast._util.tokens import is_held_with
 
 __all__ = ["Lock"]
 
@@ -134,7 +133,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
-        if self._generation != _process.generation:
+        if self._generation != fork.generation:
             self._own_nothing()
         if self._terms is not None:
             return self._acquire_on_terms(self._terms, sleep, blocking, blocking_timeout, token)
@@ -180,7 +179,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         except BaseException as interruption:
             begun = (link, None, interruption)
         del link  # an error keeps this frame, which must keep neither it nor a connection
-        local.attempt = attempt = _protocol.Acquire(self._key, token, ttl_ms)
+        local.attempt = attempt = commands.Acquire(self._key, token, ttl_ms)
         if begun is not None:
             attempt.resume(request, sent_at)
         try:
@@ -205,7 +204,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: Any,
-        failed: _protocol.Acquire | None = None,
+        failed: commands.Acquire | None = None,
         limit: Limit | None = None,
     ) -> bool:
         before = local.token
@@ -332,7 +331,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         token = token if type(token) is bytes else self._transport.encode(token)
         return self._execute(self._new_attempt(token, token is local.brought, local), local, local.limit)
 
-    def _execute(self, attempt: _protocol.Acquire, local: Holding, limit: Limit | None) -> bool:
+    def _execute(self, attempt: commands.Acquire, local: Holding, limit: Limit | None) -> bool:
         self._transport.execute(attempt, None if limit is None else limit.left_s())
         if attempt.result:
             self._note(attempt, local)
@@ -342,14 +341,14 @@ class Lock(KeepingBase, redis.lock.Lock):
 
     def locked(self) -> bool:
         """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
-        look = _protocol.Look(self._key)
+        look = commands.Look(self._key)
         self._transport.execute(look)
         return look.result
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, by the server's word. Sends `GET name`, always to the primary."""
         token = self._held().token
-        look = _protocol.Look(self._key)
+        look = commands.Look(self._key)
         self._transport.execute(look)
         return token is not None and is_held_with(look.holder, token)
 
@@ -368,7 +367,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        if self._generation != _process.generation:
+        if self._generation != fork.generation:
             self._own_nothing()
         local = self.local
         token = local.token
@@ -464,7 +463,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         local: Holding = self.local
         return self._go_on_releasing(self._release_of(token, local), local, None)
 
-    def _go_on_releasing(self, operation: _protocol.Release, local: Holding, begun: Begun | None) -> bool:
+    def _go_on_releasing(self, operation: commands.Release, local: Holding, begun: Begun | None) -> bool:
         try:
             self._transport.execute(operation, begun=begun)
             if operation.handed_over is not None:
@@ -538,7 +537,7 @@ class Lock(KeepingBase, redis.lock.Lock):
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
         else:
-            operation = _protocol.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
+            operation = commands.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
             prolonging = self.local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
                 self._transport.execute(operation)
@@ -577,7 +576,7 @@ class Lock(KeepingBase, redis.lock.Lock):
         if self.lua_reacquire not in (REACQUIRE, None):
             held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
         else:
-            operation = _protocol.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
+            operation = commands.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
             prolonging = self.local.begin_prolonging(token, ttl_ms)
             try:
                 self._transport.execute(operation)

@@ -1,10 +1,8 @@
 """`Locker` and `Batch`: many locks taken and given back in one round.
 
-    locker = Locker(client)
-    with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
-        work_on(batch.acquired)
-
-Must not know: bytes on the wire, sockets.
+locker = Locker(client)
+with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
+work_on(batch.acquired)
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from types import TracebackType
 
 from redis.exceptions import LockError
 
-from redislock_fast._acquiring import acquiring
-from redislock_fast._batch import BatchBase, Hold, Name, Plan
-from redislock_fast._facade import LockerBase
-from redislock_fast._transport import Transport, drive
+from redislock_fast._procedures.acquiring import acquiring
+from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
+from redislock_fast._procedures.facade import LockerBase
+from redislock_fast._transport.threads.driver import Transport, drive
 from redislock_fast.lock import Lock
 
 __all__ = ["Batch", "Locker"]

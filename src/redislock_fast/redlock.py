@@ -1,8 +1,6 @@
 """`Redlock`: one lock over several independent servers, held by a majority of them.
 
 What it promises, what it does not, and when one server serves better: `docs/redlock.md`.
-
-Must not know: bytes on the wire, sockets.
 """
 
 from __future__ import annotations
@@ -13,19 +11,19 @@ from typing import Any, Literal
 
 from redis.exceptions import LockError
 
-from redislock_fast._facade import NOT_ENTERED
-from redislock_fast._loss import LossReason
-from redislock_fast._ownership import ThreadHolding
-from redislock_fast._quorum_keeping import KeepingRedlockBase
-from redislock_fast._quorum_renewal import renew
-from redislock_fast._quorums import quorum_of
-from redislock_fast._renewal import Loss
-from redislock_fast._renewer import Renewer, renewer_of, tell, tell_in_background
-from redislock_fast._round import AcquireRound
-from redislock_fast._tenure import Tenure
-from redislock_fast._thread_channel import ThreadChannel
-from redislock_fast._thread_quorum import ThreadQuorum
-from redislock_fast._transport import transport_of
+from redislock_fast._lease.ownership import ThreadHolding
+from redislock_fast._lease.quorum import quorum_of
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.facade import NOT_ENTERED
+from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock_renewal import renew
+from redislock_fast._procedures.renewal import Loss
+from redislock_fast._protocol.majority import AcquireRound
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.quorum import ThreadQuorum
+from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._util.errors import LossReason
 
 __all__ = ["Redlock"]
 

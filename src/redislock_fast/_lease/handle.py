@@ -1,0 +1,126 @@
+"""`Handle`: a held lock on its way to another process, as a value.
+
+The clock that leases are measured with means nothing on another machine, so a handle carries wall-clock time. Rules:
+what is read out of a handle is never more of the lease than its wall clock says, nor more than one ttl from now, so a
+receiver whose clock is behind believes one ttl at most; and a handle that is not well-formed cannot be made, not even
+by unpickling.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+from redislock_fast._util.times import clock, ttl_ms_of
+
+__all__ = ["Handle"]
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A held lock, to be sent to another process, which then holds it.
+
+    It can be pickled, and `to_dict` has a form for JSON. Both hold the token: whoever reads them can release the lock.
+
+    Attributes:
+        name: the key, as the lock was given it.
+        token: the right to release it.
+        timeout: the lock's ttl in seconds; None or 0: it does not expire.
+        expires_at: until when the lease is certainly valid, in seconds of `time.time()`; None where it does not expire
+            or is not known. The wall clocks of sender and receiver must agree: what the receiver's is behind, he
+            believes too much, up to one ttl.
+        fence: the fencing token, where the lock has one.
+
+    Raises:
+        TypeError: for a value of another type.
+        ValueError: for a `timeout` that is no ttl, an `expires_at` that is not finite, or a `fence` below 1.
+    """
+
+    name: str | bytes
+    token: bytes = field(repr=False)
+    timeout: float | None
+    expires_at: float | None
+    fence: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check("name", str, bytes)
+        self._check("token", bytes)
+        self._check("timeout", int, float, type(None))
+        self._check("expires_at", int, float, type(None))
+        self._check("fence", int, type(None))
+        ttl_ms_of(self.timeout)
+        if self.expires_at is not None and not math.isfinite(self.expires_at):
+            raise ValueError(f"a handle's expires_at must be finite, not {self.expires_at!r}")
+        if self.fence is not None and self.fence < 1:
+            raise ValueError(f"a handle's fence must be above 0, not {self.fence!r}")
+
+    def _check(self, what: str, *types: type) -> None:
+        value = getattr(self, what)
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(f"a handle's {what} must not be of type {type(value).__name__}")
+
+    def __reduce__(self) -> tuple[type[Handle], tuple[Any, ...]]:
+        return type(self), astuple(self)  # so that unpickling checks as making does
+
+    @classmethod
+    def of(
+        cls, name: str | bytes, token: bytes, timeout: float | None, lease_end: float | None, fence: int | None = None
+    ) -> Handle:
+        """A handle of what is held here.
+
+        Args:
+            name: the key.
+            token: the right to release it.
+            timeout: the lock's ttl in seconds.
+            lease_end: until when the lease is certainly valid, in seconds of the clock that leases are measured with;
+                None where it does not expire or is not known.
+            fence: the fencing token.
+
+        Raises:
+            TypeError: as the class.
+            ValueError: likewise.
+        """
+        wall_now = time.time()  # read first: whatever passes until the next line is taken off
+        expires_at = None if lease_end is None else wall_now + (lease_end - clock())
+        return cls(name, token, None if timeout is None else float(timeout), expires_at, fence)
+
+    def lease_end(self) -> float | None:
+        """Until when the lease is certainly valid, in seconds of the clock that leases are measured with here.
+
+        Returns:
+            Not more than `expires_at` says nor than one ttl from now; None where it does not expire or is not known.
+        """
+        if self.expires_at is None:
+            return None
+        now = clock()  # read first, as above
+        left_s = self.expires_at - time.time()
+        return now + (min(left_s, self.timeout) if self.timeout else left_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The handle in strings and numbers, as JSON takes them."""
+        name = {"name": self.name} if isinstance(self.name, str) else {"name_hex": self.name.hex()}
+        return {
+            **name,
+            "token_hex": self.token.hex(),
+            "timeout": self.timeout,
+            "expires_at": self.expires_at,
+            "fence": self.fence,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Handle:
+        """The handle that `to_dict` has put in strings and numbers.
+
+        Raises:
+            TypeError: as the class.
+            ValueError: likewise, and for a field that is missing.
+        """
+        try:
+            name = bytes.fromhex(fields["name_hex"]) if "name_hex" in fields else fields["name"]
+            token = bytes.fromhex(fields["token_hex"])
+            return cls(name, token, fields["timeout"], fields["expires_at"], fields["fence"])
+        except KeyError as missing:
+            raise ValueError(f"a handle needs {missing}") from None

@@ -1,0 +1,127 @@
+"""The terms on which a lock is held, where they are not simply redis-py's.
+
+Rules: what does not go together is refused when the lock is made, before anything is sent. Terms never change.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import positive_ms
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.metrics import Metrics
+
+__all__ = ["Breaker", "Terms"]
+
+
+class Breaker(Protocol):
+    """What is used of a circuit breaker: pybreaker's `CircuitBreaker` has it."""
+
+    def calling(self) -> AbstractContextManager[Any]:
+        """Enter to make a call, leave with its error, or without one."""
+
+
+if TYPE_CHECKING:  # made at run time, it would take its part of the import time
+
+    class TermSettings(TypedDict, total=False):
+        """The parameters of `Terms`, as a lock takes them."""
+
+        auto_renew: bool
+        max_hold: float | None
+        on_lost: Callable[[Any, LossReason], Any] | None
+        cancel_on_lost: bool
+        fencing: bool
+        reentrant: bool
+        wait_replicas: int
+        wait_timeout: float | None
+        breaker: Breaker | None
+        metrics: Metrics | None
+
+
+class Terms:
+    """How a lock is to be held.
+
+    The parameters stand on `redislock_fast.Lock`.
+
+    Attributes:
+        max_hold_s: after how long at most the lock ends, in seconds; None: it is renewed as long as it is held.
+        wait_ms: for how long to wait for the replicas, in milliseconds.
+
+    Raises:
+        TypeError: for an unknown parameter, or one of the wrong kind.
+        ValueError: for what does not go together, or a time that can be none.
+    """
+
+    def __init__(
+        self,
+        *,
+        adaptive: AdaptiveTTL | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Any, LossReason], Any] | None = None,
+        cancel_on_lost: bool = False,
+        fencing: bool = False,
+        reentrant: bool = False,
+        wait_replicas: int = 0,
+        wait_timeout: float | None = None,
+        breaker: Breaker | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        if max_hold is not None and not auto_renew:
+            raise ValueError("max_hold says how long a lock is renewed: it needs auto_renew=True")
+        if not (on_lost is None or callable(on_lost)):
+            raise TypeError(f"on_lost is called with the lock and the reason, and {on_lost!r} is not callable")
+        if operator.index(wait_replicas) < 0:
+            raise ValueError(f"wait_replicas is a number of replicas, not {wait_replicas!r}")
+        if bool(wait_replicas) != (wait_timeout is not None):
+            raise ValueError("wait_replicas and wait_timeout (in seconds) go together")
+        if breaker is not None and not hasattr(breaker, "calling"):
+            raise TypeError(f"breaker needs pybreaker's calling(), which {type(breaker).__name__} has not")
+        self.adaptive = adaptive
+        self.auto_renew = bool(auto_renew)
+        self.max_hold_s = None if max_hold is None else positive_ms(max_hold, "max_hold") / 1000
+        self.on_lost = on_lost
+        self.cancel_on_lost = bool(cancel_on_lost)
+        self.fencing = bool(fencing)
+        self.reentrant = bool(reentrant)
+        self.wait_replicas = wait_replicas
+        self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
+        self.breaker = breaker
+        self.metrics = metrics
+
+    @property
+    def watches(self) -> bool:
+        """Whether somebody is to be told of a loss, or loss to be prevented."""
+        return self.auto_renew or self.on_lost is not None or self.cancel_on_lost
+
+    def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
+        """See whether a lock can be held so.
+
+        Args:
+            ttl_ms: its ttl.
+            thread_local: whether it belongs to one thread or task.
+            for_tasks: whether it is an asyncio lock.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if self.cancel_on_lost and not for_tasks:
+            raise ValueError("cancel_on_lost cancels a task, and this lock is no asyncio lock: use on_lost")
+        if self.auto_renew and ttl_ms is None:
+            raise ValueError("auto_renew needs a timeout: what does not expire is not renewed")
+        if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
+            raise ValueError("max_hold is shorter than the timeout")
+        if self.wait_replicas and ttl_ms is None:
+            raise ValueError("wait_replicas needs a timeout: what is not replicated must end by itself")
+        if ttl_ms is not None and self.wait_ms >= ttl_ms:
+            raise ValueError("wait_timeout must be shorter than the timeout, or the lock ends while it is replicated")
+        if self.reentrant and not thread_local:
+            raise ValueError("a reentrant lock belongs to one thread or task: it needs thread_local=True")

@@ -1,0 +1,122 @@
+"""Until when a lease is certainly valid while several requests prolong it at once.
+
+The times and the order in which the server executes the requests are not known. These facts are certain:
+
+- The request that was executed last was executed after each of the others was sent. So a lease that it set ends no
+  earlier than its ttl after the latest of these times.
+- A request that ended before another one began was executed before that one: it cannot be the last.
+- A request that adds to the ttl makes no lease shorter. What it adds counts if no ttl was set while it was under way.
+- Sent again after a lost reply, a request that adds may cut the lease to what it would have left at first.
+
+Who may touch what: whoever shares a holding begins and ends requests, under one mutex for all holdings, which a
+finalizer or a signal handler of the same thread may enter again. A forked child has another one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from redislock_fast._util import fork
+
+__all__ = ["Prolonging", "Prolongings", "mutex"]
+
+
+class _Mutex:
+    """Held for a few assignments; another one in a forked child."""
+
+    def __init__(self) -> None:
+        self.new()
+        fork.on_fork(self.new)
+
+    def new(self) -> None:
+        self.lock = threading.RLock()
+
+
+mutex = _Mutex()
+
+
+class Prolonging:
+    """A request under way. Times are in the clock's seconds.
+
+    Args:
+        now: the clock's time.
+        ttl_s: the ttl that it sets; None: it adds to the ttl.
+        ends_at: when a lease ends to which it has added; `math.inf` where that is not known.
+
+    Attributes:
+        shortest_s: the shortest ttl that another request has set meanwhile.
+        cut_to: the earliest end to which something else has cut the lease meanwhile.
+    """
+
+    __slots__ = ("began_at", "cut_to", "ends_at", "shortest_s", "ttl_s")
+
+    def __init__(self, now: float, ttl_s: float | None, ends_at: float) -> None:
+        self.began_at = now
+        self.ttl_s = ttl_s
+        self.ends_at = ends_at
+        self.shortest_s = math.inf
+        self.cut_to = math.inf
+
+    def leaves(self, asked_at: float) -> float:
+        """The earliest end of the lease that it may leave, when it is executed last."""
+        return self.ends_at if self.ttl_s is None else max(self.began_at, asked_at) + self.ttl_s
+
+
+class Prolongings:
+    """The requests under way that prolong one lease. To be used under the mutex.
+
+    Args:
+        token: the lease's.
+        ends_at: until when it is certainly valid, in the clock's seconds; None where that is not known.
+
+    Attributes:
+        under_way: the requests.
+    """
+
+    def __init__(self, token: bytes, ends_at: float | None) -> None:
+        self.token = token
+        self.under_way: list[Prolonging] = []
+        self._ends_at = ends_at
+        self._asked_at = -math.inf  # when the latest of the requests that have set a ttl was sent
+
+    def begin(self, now: float, ttl_s: float | None, added_s: float) -> Prolonging:
+        """A request begins: it sets a ttl, or adds to it."""
+        so_far = self.ends_at
+        one = Prolonging(now, ttl_s, math.inf if so_far is None else so_far + added_s)
+        self.under_way.append(one)
+        return one
+
+    def set(self, one: Prolonging, sent_at: float, is_certain: bool) -> None:
+        """A request that sets a ttl was executed, certainly or perhaps."""
+        assert one.ttl_s is not None
+        ttl_s = one.ttl_s
+        for other in self.under_way:
+            other.shortest_s = min(other.shortest_s, ttl_s)
+        if is_certain:
+            self._asked_at = max(self._asked_at, sent_at)
+            self._ends_at = min(self._asked_at + min(ttl_s, one.shortest_s), one.cut_to)
+        elif self._ends_at is not None:
+            self._ends_at = min(self._ends_at, max(self._asked_at, sent_at) + ttl_s)
+
+    def add(self, one: Prolonging, added_s: float, ends_at: float | None, was_repeated: bool) -> None:
+        """A request that adds to the ttl was executed, and says when the lease to which it has added ends."""
+        if self._ends_at is None:
+            self._ends_at = ends_at
+        elif one.shortest_s == one.cut_to == math.inf:
+            self._ends_at += added_s
+        if was_repeated and ends_at is not None:
+            self.cut(ends_at)
+
+    def cut(self, ends_at: float) -> None:
+        """Something else has set the lease, or cut it."""
+        self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
+        for other in self.under_way:
+            other.cut_to = min(other.cut_to, ends_at)
+
+    @property
+    def ends_at(self) -> float | None:
+        """Until when the lease is certainly valid, whatever of what is under way has been executed."""
+        if self._ends_at is None:
+            return None
+        return min([self._ends_at, *(one.leaves(self._asked_at) for one in self.under_way)])

@@ -1,0 +1,6 @@
+"""Bytes: RESP, sockets, and whose reply is whose. Knows no command and no lock.
+
+May import helpers alone. `threads.pyx` is the compiled pipe of threads and `threads_py.py` its twin in Python,
+`loop.pyx` and `loop_py.py` are those of event loops; `impl.py` chooses. Start at `base.py`, the contract of a pipe,
+and `threads.pxd`, which says who may touch what.
+"""

@@ -1,0 +1,253 @@
+"""What both pipes, the compiled one and its Python twin, share: their exceptions and the shape of a request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import hiredis
+
+__all__ = [
+    "MISSING",
+    "NOT_ASKED",
+    "NOT_ENOUGH",
+    "SPIN_US",
+    "UNSENT_LIMIT_BYTES",
+    "UNSENT_SILENCE_S",
+    "Args",
+    "Bulk",
+    "Forked",
+    "Lost",
+    "Mailbox",
+    "Malformed",
+    "NoReply",
+    "OnPush",
+    "OnReply",
+    "Pipe",
+    "Reply",
+    "is_answer",
+    "is_answer_to",
+    "is_unauthenticated",
+    "new_reader",
+]
+
+Args: TypeAlias = tuple["bytes | str | int", ...]
+"""One command: its words in order. A str goes out as UTF-8, an int in decimal."""
+
+
+class Bulk(NamedTuple):
+    """Many commands that differ in one word: cheaper to write than one by one."""
+
+    before: Args
+    words: list[bytes]
+    after: Args
+
+    def requests(self) -> list[Args]:
+        """The commands one by one."""
+        return [(*self.before, word, *self.after) for word in self.words]
+
+
+NOT_ASKED: Final = object()
+"""Instead of a reply, where nothing was sent."""
+
+Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
+"""One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
+
+OnPush: TypeAlias = Callable[[list[Reply]], None]
+"""What is called with each push that answers no request."""
+
+OnReply: TypeAlias = Callable[[Reply], None]
+"""What is called with the reply to a request that was posted; with the list of them where many were."""
+
+_usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+SPIN_US = 100 if _usable_cpus > 1 else 0
+"""How long who reads spins before it blocks, where that pays: a near server's reply comes within 30 us or so. With one
+CPU, there is none to be kept awake."""
+
+UNSENT_LIMIT_BYTES: Final = 8 << 20
+"""How many bytes of requests may wait to be sent while the server is silent.
+
+A pipe breaks instead of queueing a request while more than that many bytes wait and nothing was heard for
+`UNSENT_SILENCE_S`. A caller without a time limit keeps its connection, so nothing else bounds what the callers that
+come and give up leave in the queue of a frozen server.
+"""
+
+UNSENT_SILENCE_S: Final = 5.0
+"""How long a server is silent before `UNSENT_LIMIT_BYTES` counts, in seconds: a batch larger than that may be sent to a
+server that reads."""
+
+NOT_ENOUGH = object()
+"""What the reader answers when its buffer ends within a reply."""
+
+MISSING: Any = object()
+"""In place of a reply that has not come."""
+
+
+class Lost(Exception):
+    """The connection broke before the reply came.
+
+    Attributes:
+        sent: whether a byte of the request may have left. False: the server has certainly not executed it.
+    """
+
+    def __init__(self, sent: bool, cause: str) -> None:
+        super().__init__(cause)
+        self.sent = sent
+
+
+class Malformed(Lost, hiredis.ProtocolError):
+    """A reply or a push is of a type or shape that its request cannot have.
+
+    Replies may belong to other requests then, so the connection must be left. Raised to the caller that got the reply,
+    it is a `Lost`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe for all callers.
+    """
+
+    def __init__(self, reply: object) -> None:
+        super().__init__(True, f"the server broke the protocol: an unexpected {type(reply).__name__}")
+
+
+class NoReply(Exception):
+    """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
+
+
+class Forked(RuntimeError):
+    """In the child, where a signal handler has forked in the middle of a call: that goes on in the parent alone."""
+
+
+class Mailbox(Protocol):
+    """Where one thread waits for what other threads tell it, and for what the server pushes."""
+
+    def tell(self, message: object) -> None:
+        """Put a message in. From any thread; never blocks, and a broken pipe does not matter.
+
+        Who waits is woken at once, unless it is that thread's turn to read the socket and another one tells it: then it
+        looks within a tenth of a second. What `on_push` tells, it is told at once.
+        """
+
+    def wait(self, timeout_s: float, soon: bool = False) -> object:
+        """Take out the oldest message, waiting for it if there is none. One thread at a time.
+
+        Args:
+            timeout_s: how long to wait, in seconds; below 0 for ever.
+            soon: whether it is about to come, so that spinning for it may pay.
+
+        Raises:
+            NoReply: the time is up.
+            Lost: the connection broke, and no message is left.
+            RuntimeError: another thread waits already.
+            Forked: a signal handler forked, and this is the child.
+            KeyboardInterrupt: or whatever else a signal handler raised. No message is lost by that.
+        """
+
+
+class Pipe(Protocol):
+    """One connection that many threads call at once.
+
+    Attributes:
+        on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
+            None drops them. Set it before the pipe is shared. It may tell mailboxes and post, must not wait for
+            anything, since it keeps every caller from its reply, and raises hiredis.ProtocolError for a malformed push,
+            as `on_reply` does for a malformed reply: that breaks the pipe. Whatever else it raises breaks the pipe too,
+            and goes on to the caller that reads.
+
+    A protocol error breaks the pipe: malformed RESP, a reply that came before its request had left, and a push that
+    answers a subscription which is not the oldest request under way. So no caller gets the reply of another.
+
+    (S)SUBSCRIBE may be called, not posted, with one channel, both words bytes: RESP3 answers it by a push, and `call`
+    returns that. (S)UNSUBSCRIBE must not be sent: its answer cannot be told from what the server pushes by itself.
+    """
+
+    on_push: OnPush | None
+
+    @property
+    def broken(self) -> bool:
+        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back, in seconds."""
+
+    def call(self, args: Args, timeout_s: float) -> Reply:
+        """Send one request and wait for its reply.
+
+        Args:
+            args: the command's words.
+            timeout_s: how long to wait for the reply, in seconds; below 0 for ever.
+
+        Raises:
+            Lost: the connection broke.
+            NoReply: the time is up; the reply will be read and dropped when it comes.
+            Forked: a signal handler forked, and this is the child.
+            TypeError: a word that is not bytes, str or int. Nothing was sent.
+            KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
+        """
+
+    def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
+        """`call`, by a thread that is inside of something meanwhile.
+
+        Args:
+            args: as for `call`.
+            timeout_s: likewise.
+            inside: the identifiers of the threads that are.
+
+        Returns:
+            The reply; NOT_ASKED where the thread is inside already: then it is in a signal handler or a finalizer.
+        """
+
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
+        """Send requests in one piece and wait for all their replies, which come in the same order.
+
+        All of the requests and of the replies are held in memory: how many that is, is the caller's affair. None at
+        all is a ValueError. As `call` otherwise; if it raises, each of the requests may have been executed.
+        """
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before. Never waits.
+
+        Args:
+            args: the command's words.
+            on_reply: given the reply by whoever reads, as `on_push` is given pushes, and in order with them; not called
+                when the connection breaks before. None drops the reply.
+        """
+
+    def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
+        """Send requests in one piece, as `post` sends one.
+
+        Args:
+            requests: as for `call_many`.
+            on_replies: given the list of all replies when the last one has come, as `on_reply` is given one.
+        """
+
+    def mailbox(self) -> Mailbox:
+        """A new mailbox, in which a thread can wait while others call."""
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`."""
+
+    def forget(self) -> None:
+        """In a forked child: refuse every call. Registered for that by the pipe itself."""
+
+
+def is_answer(push: list[Reply]) -> bool:
+    """Whether a push claims to be the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
+    return push[:1] in ([b"subscribe"], [b"ssubscribe"])
+
+
+def is_answer_to(push: list[Reply], request: Args | None) -> bool:
+    """Whether a push for which `is_answer` holds is the reply to this request: a (S)SUBSCRIBE to the same channel."""
+    if request is None or len(request) != 2 or len(push) != 3:
+        return False
+    command, channel = request
+    return type(command) is bytes and push[:2] == [command.lower(), channel]
+
+
+def is_unauthenticated(reply: Reply) -> bool:
+    """Whether a reply says that the server does not accept requests on this connection: nothing was executed."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOAUTH")
+
+
+def new_reader() -> hiredis.Reader:
+    """A parser of replies that decodes nothing and answers `NOT_ENOUGH` at the end of its buffer."""
+    return hiredis.Reader(notEnoughData=NOT_ENOUGH)

@@ -1,0 +1,39 @@
+"""The switch between the compiled core and its Python twin.
+
+`REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one; without it, the compiled core is taken where it was
+built as a whole: where one of its modules is missing, or does not import, the twin does all the work. Which one it is
+stands in `implementation`: a slow path is never silent.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+
+from redislock_fast._pipe import threads_py
+
+__all__ = ["compiled", "encode", "implementation"]
+
+_wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
+if _wanted not in ("", "compiled", "python"):
+    raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
+
+_MODULES = ("threads", "loop", "resp", "tally")
+
+compiled: ModuleType | None = None
+encode = threads_py.encode
+if _wanted != "python":
+    try:
+        _threads, _, _resp, _ = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
+    except Exception as error:  # one that was built for other versions of the others does not raise an ImportError
+        if _wanted == "compiled":
+            raise ImportError(
+                "REDISLOCK_FAST_IMPLEMENTATION=compiled, but the compiled core is not here, or not all of it. Install "
+                "a wheel, or build it: with a C compiler and Python's headers, 'pip install --no-cache-dir "
+                "--force-reinstall --no-binary redislock_fast redislock_fast', or in a checkout 'pip install -e .'"
+            ) from error
+    else:
+        compiled, encode = _threads, _resp.encode
+
+implementation = "python" if compiled is None else "compiled"

@@ -1,0 +1,88 @@
+"""Table of contents of the compiled pipe of an event loop.
+
+Everything here belongs to the loop's thread, with and without the GIL: no field is shared.
+"""
+
+from redislock_fast._pipe.resp cimport Buffer
+from redislock_fast._pipe.spin cimport Spinner
+
+
+cdef enum State:
+    WAITING = 0
+    DONE = 1       # outcome is the reply
+    FAILED = 2     # outcome is the exception
+    CANCELLED = 3  # outcome is the message, or None
+    DROPPED = 4    # nobody ever waited; callback, if any, is given the reply
+
+
+cdef class Waiter:
+    cdef object loop
+    cdef object callback           # the task's wake-up, and the context it runs in; None before it waits
+    cdef object context
+    cdef object outcome
+    cdef State state
+    cdef list replies              # what has come of many replies; None where one is wanted
+    cdef Py_ssize_t wanted         # how many are still to come, the last one not counted
+    cdef tuple request             # of `call`
+    cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
+    cdef Waiter next
+    cdef public bint _asyncio_future_blocking
+
+    cdef int _schedule(self) except -1
+    cdef int _end(self, State state, object outcome) except -1
+
+
+cdef class LoopPipe:
+    cdef object __weakref__
+    cdef readonly object transport
+    cdef readonly object closed    # a future: the transport is gone
+    cdef readonly bint broken
+    cdef object loop
+    cdef object done               # a future that is
+    cdef object owner
+    cdef object parser
+    cdef public object on_push     # what is called with each push that answers no request, or None
+    cdef bytearray inbox
+    cdef object view               # a memoryview of the inbox
+    cdef char* landing             # the inbox's bytes
+    cdef bint between              # the parser holds no part of a reply
+    cdef Waiter head
+    cdef Waiter tail
+    cdef Waiter done_head          # completed, their tasks yet to run
+    cdef Waiter done_tail
+    cdef Py_ssize_t done_count
+    cdef bint receiving            # replies and pushes are being parsed
+    cdef Waiter told_head          # listeners that were told something, their tasks yet to run
+    cdef Waiter told_tail
+    cdef bint direct               # tasks may be stepped now: none runs, and none has ended the loop
+    cdef Py_ssize_t half           # so many requests of stepped tasks leave together
+    cdef Buffer queued             # what leaves with the next flush
+    cdef Py_ssize_t queued_count   # how many of the last waiters are in it
+    cdef Py_ssize_t just_sent      # how many waiters' requests have left since bytes were received last
+    cdef Py_ssize_t answerable     # how many waiters' requests had left before: only these can have been answered
+    cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
+    cdef bint flushing             # a flush is scheduled
+    cdef bint paused               # the transport has enough to send
+    cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
+    cdef bint scheduled            # a spin is
+    cdef Spinner calling           # of lone callers
+    cdef Spinner handing           # of those who hand a lock on
+    cdef Spinner* awaited          # whose next reply or message is to be spun for; NULL for nobody's
+    cdef object timer
+    cdef double timer_at           # when it rings; NEVER without
+    cdef double heard              # when the last byte came
+
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
+    cdef int _watch(self, double deadline) except -1
+    cdef int _write(self) except -1
+    cdef int _await(self, Spinner* spinner) except -1
+    cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef int _take(self, object push) except -1
+    cdef object _parse(self)
+    cdef int _complete(self, object reply) except -1
+    cdef int _make_done(self, Waiter waiter) except -1
+    cdef int _step_told(self) except -1
+    cdef int _step(self) except -1
+    cdef int _step_one(self, Waiter waiter) except -1
+    cdef int _fail(self, str cause) except -1
+    cdef int _leave(self) except -1

@@ -1,0 +1,657 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The compiled pipe of an event loop: `loop_py.AsyncPipe`, which is its readable twin, and its contract.
+
+Clever in six places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
+
+- `Waiter` is what a task awaits: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in
+  the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
+  call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
+- A task that is stepped so is told its loop without the system call (before Python 3.12) by which asyncio finds out
+  whether it is in a forked child: a sixth of the CPU of a pair.
+- A lone caller's reply is waited for by spinning, in the iteration of the loop after its request, as `threads.pyx` does
+  it and where `spin.pxd` finds that it pays: twice the pairs/s of one task, whose CPU would else go to sleep
+  twice a pair. Whatever else is ready runs first, in every iteration.
+- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second. One
+  write for all of it was 0.7 of the pairs/s with 100 tasks, and 0.6 with 10.
+- Who was told of a lock is stepped before the rest of the buffer is parsed, and what he sends leaves at once: mostly
+  the release for which all others wait. The server then hands over while the others' requests are made.
+- What such a release leads to, mostly the next hand-over, is waited for as a lone caller's reply is. Tasks that hand
+  one lock around do so 1.6 times as often, since neither the client nor the server goes to sleep in between.
+"""
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
+from cpython.mem cimport PyMem_RawFree
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.math cimport INFINITY
+
+import asyncio
+
+import hiredis
+
+from redislock_fast._pipe.clock cimport monotonic
+from redislock_fast._pipe.resp cimport (
+    NOT_PLAIN,
+    Plain,
+    append_run,
+    is_answer,
+    message_push,
+    plain_object,
+    plain_reply,
+    request_size,
+    requests_size,
+    reserve,
+    write_request,
+    write_requests,
+)
+from redislock_fast._pipe.spin cimport Spinner, may_spin, new_spinner, spin
+
+from redislock_fast._pipe.base import (
+    NOT_ENOUGH,
+    SPIN_US,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
+    Lost,
+    NoReply,
+    is_answer_to,
+    new_reader,
+)
+
+cdef enum:
+    INBOX_BYTES = 65536
+    FLUSH_BYTES = 4096  # and what is longer leaves in such pieces
+    ALL = 0x7FFFFFFF
+
+cdef extern from *:
+    """
+    static _Thread_local PyObject* redislock_stepping = NULL;
+    """
+    PyObject* stepping "redislock_stepping"  # the loop whose pipe steps a task in this thread now; NULL for none
+
+cdef extern from *:
+    """
+    static void redislock_set_am_send(PyObject* kind, sendfunc am_send) {
+        ((PyTypeObject*)kind)->tp_as_async->am_send = am_send;  /* an __await__ has made room for it */
+    }
+    """
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc)(PyObject* self, PyObject* value, PyObject** result) except PYGEN_ERROR
+    void set_am_send "redislock_set_am_send"(object kind, sendfunc am_send)
+    bint PyCFunction_Check(object callback)
+
+cdef double NEVER = INFINITY
+cdef Py_ssize_t unsent_limit_bytes = UNSENT_LIMIT_BYTES
+cdef double unsent_silence_s = UNSENT_SILENCE_S
+cdef object PushNotification = hiredis.PushNotification
+cdef object current_task = asyncio.current_task
+cdef object get_running_loop = asyncio.get_running_loop
+
+
+def running_loop():
+    """`asyncio.get_running_loop`, without its system call where a pipe steps the task that asks."""
+    return get_running_loop() if stepping == NULL else <object>stepping
+
+
+def forget_stepping():
+    """In a forked child, which is in the middle of a step of its parent's loop but has none itself."""
+    global stepping
+    stepping = NULL
+
+
+def _raise(error):
+    raise error
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Waiter:
+    """What a task awaits: as much of a future as `asyncio.Task` uses. Awaited once, by the caller that got it."""
+
+    def __await__(self):
+        return self
+
+    __iter__ = __await__
+
+    def __next__(self):  # for who resumes it from Python; C does so by `resume`
+        if self.state == WAITING:
+            self._asyncio_future_blocking = True
+            return self
+        raise StopIteration(self.result())
+
+    def get_loop(self):
+        """The loop that it belongs to."""
+        return self.loop
+
+    def add_done_callback(self, callback, *, context=None):
+        """Called by the task that waits."""
+        self.callback = callback
+        self.context = context
+        if self.state != WAITING:
+            self._schedule()
+
+    def done(self):
+        """Whether there is an outcome."""
+        return self.state != WAITING
+
+    def cancelled(self):
+        """Whether the wait was cancelled."""
+        return self.state == CANCELLED
+
+    def cancel(self, msg=None):
+        """End the wait. The reply will be dropped when it comes."""
+        if self.state != WAITING:
+            return False
+        self._end(CANCELLED, msg)
+        return True
+
+    def result(self):
+        """The reply.
+
+        Raises:
+            Lost: and whatever else has ended the wait.
+        """
+        if self.state == DONE:
+            return self.outcome
+        if self.state == FAILED:
+            raise self.outcome
+        if self.state == CANCELLED:
+            raise asyncio.CancelledError() if self.outcome is None else asyncio.CancelledError(self.outcome)
+        raise asyncio.InvalidStateError("the reply has not come")
+
+    cdef int _end(self, State state, object outcome) except -1:
+        """End the wait; the task runs in the loop's next iteration."""
+        self.state = state
+        self.outcome = outcome
+        self._schedule()
+        return 0
+
+    cdef int _schedule(self) except -1:
+        callback, self.callback = self.callback, None
+        context, self.context = self.context, None
+        if callback is not None:
+            self.loop.call_soon(callback, self, context=context)
+        return 0
+
+
+cdef PySendResult resume(PyObject* self, PyObject* value, PyObject** result) except PYGEN_ERROR:
+    """`Waiter.__next__` as C has it."""
+    result[0] = NULL
+    cdef Waiter waiter = <Waiter>self
+    cdef bint waits = waiter.state == WAITING
+    cdef object answer
+    if waits:
+        waiter._asyncio_future_blocking = True
+        answer = waiter
+    else:
+        answer = waiter.outcome if waiter.state == DONE else waiter.result()
+    Py_INCREF(answer)
+    result[0] = <PyObject*>answer
+    return PYGEN_NEXT if waits else PYGEN_RETURN
+
+
+set_am_send(Waiter, resume)
+
+
+cdef class LoopPipe:
+    """One connection that many tasks call; `loop_py.AsyncPipe` says what each method does.
+
+    To be derived from, together with `asyncio.BufferedProtocol`.
+    """
+
+    def __cinit__(self, transport, owner, received=b""):
+        self.transport = transport
+        self.owner = owner
+        self.loop = asyncio.get_running_loop()
+        self.closed = self.loop.create_future()
+        self.done = self.loop.create_future()
+        self.done.set_result(None)
+        self.parser = new_reader()
+        self.inbox = bytearray(INBOX_BYTES)
+        self.view = memoryview(self.inbox)
+        self.landing = PyByteArray_AS_STRING(self.inbox)
+        self.between = True
+        self.timer_at = NEVER
+        self.heard = monotonic()
+        self.calling = self.handing = new_spinner()
+        self.fd = -1
+        sock = transport.get_extra_info("socket")
+        if SPIN_US and sock is not None and transport.get_extra_info("ssl_object") is None:
+            self.fd = sock.fileno()
+
+    def __init__(self, transport, owner, received=b""):
+        transport.set_protocol(self)
+        if not transport.is_reading():
+            transport.resume_reading()
+        if received:
+            self.between = False
+            self.parser.feed(received)
+            self._deliver(0)
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.queued.data)
+
+    @property
+    def is_idle(self):
+        """Whether no reply is missing."""
+        return self.head is None
+
+    @property
+    def silence_s(self):
+        """For how long requests have been under way without a byte coming back."""
+        return monotonic() - self.heard
+
+    # ---- callers ----
+
+    def call(self, tuple args not None, double timeout_s):
+        """Send one request; await the result."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.request = args
+        self._enlist(args, None, request_size(args), waiter, timeout_s)
+        return waiter
+
+    def call_many(self, requests, double timeout_s):
+        """Send requests in one piece; await the result."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        cdef Py_ssize_t size = requests_size(requests, &waiter.wanted)
+        waiter.wanted -= 1
+        waiter.replies = []
+        self._enlist(None, requests, size, waiter, timeout_s)
+        return waiter
+
+    def post(self, tuple args not None, on_reply=None):
+        """Send one request behind all that were sent before; nobody waits for its reply."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.state = DROPPED
+        waiter.callback = on_reply
+        self._enlist(args, None, request_size(args), waiter, -1)
+        if on_reply is None:
+            self._write()
+
+    def close(self):
+        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+        if not self.broken:
+            self.paused = False  # the transport takes it all now, and sends what it can
+            self._write()
+            self._fail("the connection was closed")
+            self.transport.close()
+
+    def listener(self):
+        """What a task awaits, once, until `tell` gives it a message."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.loop = self.loop
+        return waiter
+
+    def tell(self, Waiter waiter not None, message):
+        """Give a listener a message, unless it has one or was cancelled."""
+        if waiter.state != WAITING:
+            return
+        if self.receiving:
+            waiter.state = DONE
+            waiter.outcome = message
+            if self.told_head is None:
+                self.told_head = waiter
+            else:
+                self.told_tail.next = waiter
+            self.told_tail = waiter
+        else:
+            waiter._end(DONE, message)
+
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1:
+        """Queue one request (args), or many."""
+        cdef double now = monotonic()
+        if self.broken:
+            raise Lost(False, "the connection is closed")
+        if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
+            self._leave()
+        if reserve(&self.queued, size) < 0:
+            raise MemoryError
+        waiter.loop = self.loop
+        waiter.deadline = NEVER
+        if timeout_s >= 0:
+            waiter.deadline = now + timeout_s
+            if waiter.deadline < self.timer_at:
+                self._watch(waiter.deadline)
+        if requests is None:
+            write_request(self.queued.data + self.queued.used, args)
+        else:
+            write_requests(self.queued.data + self.queued.used, requests)
+        self.queued.used += size
+        self.queued_count += 1
+        if self.tail is None:
+            self.head = self.tail = waiter
+            self.heard = now
+            if not self.delivering:
+                self._write()
+        else:
+            self.tail.next = waiter
+            self.tail = waiter
+            if self.delivering:
+                if self.queued_count >= self.half or self.queued.used >= FLUSH_BYTES:
+                    self._write()
+            elif not self.flushing:
+                self.flushing = True
+                self.loop.call_soon(self._flush)
+        return 0
+
+    def _flush(self):
+        self.flushing = False
+        self._write()
+
+    cdef int _write(self) except -1:
+        """Send what is queued, unless the transport has enough."""
+        cdef object data
+        if self.queued.used and not self.paused and not self.broken:
+            data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
+            self.queued.used = 0
+            self.just_sent += self.queued_count
+            self.queued_count = 0
+            self.transport.write(data)
+            if self.head is self.tail:
+                self._await(&self.calling)
+        return 0
+
+    # ---- spinning ----
+
+    cdef int _await(self, Spinner* spinner) except -1:
+        """Somebody waits for what is under way: spin for it in the next iteration of the loop, where that pays."""
+        if self.fd < 0 or not may_spin(spinner):
+            return 0
+        self.awaited = spinner
+        if not self.scheduled:
+            self.scheduled = True
+            self.loop.call_soon(self._spin)
+        return 0
+
+    def _spin(self):
+        cdef double give_up = monotonic() + 1e-6 * <int>SPIN_US
+        cdef Py_ssize_t got
+        self.scheduled = False
+        if self.broken or self.head is None or self.head.replies is not None:
+            return
+        if self.head is not self.tail and self.awaited is &self.calling:
+            return
+        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin is to see
+            with nogil:
+                got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, give_up)
+            if got <= 0:  # the transport will see what there is
+                return
+            self.buffer_updated(got)
+
+    # ---- time ----
+
+    cdef int _watch(self, double deadline) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer_at = deadline
+        self.timer = self.loop.call_later(max(deadline - monotonic(), 0), self._on_timer)
+        return 0
+
+    def _on_timer(self):
+        """End the waits whose time is up, and come again for the next. The waiters stay, for their replies."""
+        cdef double now = monotonic()
+        cdef double next_deadline = NEVER
+        cdef Waiter waiter = self.head
+        self.timer = None
+        self.timer_at = NEVER
+        while waiter is not None:
+            if waiter.state == WAITING:
+                if waiter.deadline <= now:
+                    waiter._end(FAILED, NoReply("no reply in time"))
+                elif waiter.deadline < next_deadline:
+                    next_deadline = waiter.deadline
+            waiter = waiter.next
+        if next_deadline < NEVER:
+            self._watch(next_deadline)
+
+    # ---- the transport's calls ----
+
+    def get_buffer(self, sizehint):
+        """Where to receive into."""
+        return self.view
+
+    def buffer_updated(self, Py_ssize_t received):
+        """Complete the waiters whose replies have come; then their tasks run."""
+        if self.broken:
+            return
+        self.heard = monotonic()
+        self.answerable += self.just_sent
+        self.just_sent = 0
+        if self.awaited is &self.calling:
+            self.awaited = NULL
+        self.direct = current_task(self.loop) is None
+        self.receiving = True
+        try:
+            self._deliver(received)
+            if self.told_head is not None:  # by a reply
+                self._step_told()
+        finally:
+            self.receiving = False
+        self.delivering = True
+        try:
+            self._step()
+        finally:
+            self.delivering = False
+            self._write()
+
+    cdef int _deliver(self, Py_ssize_t received) except -1:
+        cdef object reply
+        cdef list push
+        cdef Waiter waiter
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef Py_ssize_t at = 0
+        try:
+            while self.between and at < received:
+                plain = plain_reply(self.landing + at, received - at, &length)
+                if plain == NOT_PLAIN:
+                    push = message_push(self.landing + at, received - at, &length)
+                    if push is None:
+                        break
+                    at += length
+                    self._take(push)
+                    if self.broken:
+                        return 0
+                    continue
+                reply = plain_object(plain)
+                waiter = self.head
+                if self.answerable and waiter.replies is not None and waiter.wanted:
+                    count = append_run(
+                        waiter.replies, reply, self.landing + at, received - at, length, waiter.wanted
+                    )
+                    waiter.wanted -= count
+                    at += count * length
+                else:
+                    at += length
+                    self._complete(reply)
+            if at < received:
+                self.parser.feed(self.inbox, at, received - at)
+                # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header
+                # of an array has no data left either.
+                self.between = False
+            while not self.between:
+                reply = self._parse()
+                if reply is NOT_ENOUGH:
+                    return 0
+                if type(reply) is not PushNotification:
+                    self._complete(reply)
+                elif is_answer(reply):
+                    if self.head is None or not is_answer_to(reply, self.head.request):
+                        raise hiredis.ProtocolError("a subscription that nobody asked for")
+                    self._complete(reply)
+                else:
+                    self._take(reply)
+                    if self.broken:
+                        return 0
+                self.between = not self.parser.has_data()
+        except hiredis.ProtocolError as error:
+            self._fail(f"the server broke the protocol: {error}")
+            self.transport.abort()
+        except BaseException as error:
+            self._fail("a push could not be delivered")
+            self.transport.abort()
+            self.loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
+        return 0
+
+    cdef int _take(self, object push) except -1:
+        """A push that answers no request."""
+        if self.on_push is not None:
+            self.on_push(push)
+            if self.told_head is not None:
+                self._step_told()
+        return 0
+
+    cdef object _parse(self):
+        """The next reply or push; NOT_ENOUGH for none."""
+        try:
+            return self.parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
+    cdef int _complete(self, object reply) except -1:
+        """Give the oldest waiter its reply, or one of its replies."""
+        cdef Waiter waiter = self.head
+        if not self.answerable:
+            if self.broken:  # by what was called with a reply before
+                return 0
+            raise hiredis.ProtocolError("a reply that nobody asked for")
+        if waiter.replies is not None:
+            waiter.replies.append(reply)
+            if waiter.wanted:
+                waiter.wanted -= 1
+                return 0
+            reply = waiter.replies
+        self.answerable -= 1
+        self.head = waiter.next
+        if self.head is None:
+            self.tail = None
+        waiter.next = None
+        if waiter.state == WAITING:
+            waiter.state = DONE
+            waiter.outcome = reply
+            self._make_done(waiter)
+        elif waiter.state == DROPPED and waiter.callback is not None:
+            waiter.callback(reply)
+        return 0
+
+    cdef int _make_done(self, Waiter waiter) except -1:
+        """The waiter's task is to be stepped."""
+        if self.done_head is None:
+            self.done_head = waiter
+        else:
+            self.done_tail.next = waiter
+        self.done_tail = waiter
+        self.done_count += 1
+        return 0
+
+    cdef int _step_told(self) except -1:
+        """Let the tasks run that were told something, before the rest is even parsed."""
+        cdef Waiter waiter
+        if self.awaited is &self.handing:
+            self.awaited = NULL
+        self.receiving = False
+        self.delivering = True
+        self.half = ALL
+        try:
+            while self.told_head is not None:
+                waiter = self.told_head
+                self.told_head = waiter.next
+                self._step_one(waiter)
+            if self.queued.used:
+                self._write()
+                self._await(&self.handing)
+        finally:
+            self.delivering = False
+            self.receiving = True
+        return 0
+
+    cdef int _step(self) except -1:
+        """Let the tasks of completed waiters run: now, or (not direct) in the loop's next iteration."""
+        cdef Waiter waiter
+        self.half = (self.done_count + 1) // 2
+        self.done_count = 0
+        while self.done_head is not None:
+            waiter = self.done_head
+            self.done_head = waiter.next
+            self._step_one(waiter)
+        return 0
+
+    cdef int _step_one(self, Waiter waiter) except -1:
+        global stepping
+        cdef object callback
+        cdef object context
+        cdef PyObject* before = stepping
+        waiter.next = None
+        if not self.direct or waiter.context is None:
+            waiter._schedule()
+            return 0
+        callback, waiter.callback = waiter.callback, None
+        context, waiter.context = waiter.context, None
+        PyContext_Enter(context)
+        stepping = <PyObject*>self.loop
+        try:
+            callback(self.done if PyCFunction_Check(callback) else waiter)  # of C: asyncio.Task's
+        except BaseException as error:
+            # SystemExit or KeyboardInterrupt, which end the loop.
+            self.loop.call_soon(_raise, error)
+            self.direct = False
+        finally:
+            stepping = before
+            PyContext_Exit(context)
+        return 0
+
+    def eof_received(self):
+        """The transport closes itself."""
+
+    def pause_writing(self):
+        """Keep what callers send until the transport has room."""
+        self.paused = True
+
+    def resume_writing(self):
+        """Send it."""
+        self.paused = False
+        self._write()
+
+    def connection_lost(self, error):
+        """Fail every waiter."""
+        self._fail("the connection broke" if error is None else str(error))
+        self.owner = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    cdef int _fail(self, str cause) except -1:
+        """Fail every waiter, each with what is known of it."""
+        cdef Waiter waiter = self.head
+        cdef Waiter following
+        cdef Py_ssize_t count = 0
+        if self.broken:
+            return 0
+        self.broken = True
+        self.answerable = 0
+        self.head = self.tail = None
+        if self.timer is not None:
+            self.timer.cancel()
+        following = waiter
+        while following is not None:
+            count += 1
+            following = following.next
+        while waiter is not None:
+            if waiter.state == WAITING:
+                waiter._end(FAILED, Lost(count > self.queued_count, cause))
+            count -= 1
+            following = waiter.next
+            waiter.next = None
+            waiter = following
+        return 0
+
+    cdef int _leave(self) except -1:
+        """The server is silent, and too much waits to be sent."""
+        self._fail("the server is silent, and too much waits to be sent")
+        self.transport.abort()
+        raise Lost(False, "the connection is closed")

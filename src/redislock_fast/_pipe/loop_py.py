@@ -1,0 +1,403 @@
+"""The pipe of an event loop: one connection that all tasks of the loop call.
+
+A caller's request leaves at once when nothing is under way, else with all others of this iteration of the loop; replies
+are matched to callers first in, first out, a whole buffer in one pass. A caller that is cancelled or whose time is up
+abandons its slot, which still consumes its reply. There is one timer per connection, never one per request.
+
+Who may touch what: everything belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, final
+
+import hiredis
+
+from redislock_fast._pipe.base import (
+    NOT_ENOUGH,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
+    Args,
+    Bulk,
+    Lost,
+    NoReply,
+    OnPush,
+    OnReply,
+    Reply,
+    is_answer,
+    is_answer_to,
+    new_reader,
+)
+from redislock_fast._pipe.impl import compiled, encode
+from redislock_fast._util import fork
+
+__all__ = ["AsyncPipe", "Pipe", "new_pipe", "running_loop"]
+
+_NEVER = math.inf
+_INBOX_BYTES = 65536
+_SUBSCRIBING = {(b"SUBSCRIBE",), (b"SSUBSCRIBE",)}
+
+
+class Pipe(Protocol):
+    """One connection that many tasks of one loop call.
+
+    Attributes:
+        on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
+            raise: that breaks the pipe, and the loop is told. What `base.Pipe` says of (UN)SUBSCRIBE holds here too.
+    """
+
+    on_push: OnPush | None
+
+    @property
+    def closed(self) -> asyncio.Future[None]:
+        """Done when the connection is gone."""
+
+    @property
+    def broken(self) -> bool:
+        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reply is missing."""
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back, in seconds."""
+
+    def call(self, args: Args, timeout_s: float) -> Awaitable[Reply]:
+        """Send one request. To be awaited at once, and once; the contract is that of `base.Pipe.call`."""
+
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> Awaitable[list[Reply]]:
+        """Send requests in one piece; likewise `base.Pipe.call_many`."""
+
+    def listener(self) -> Awaitable[object]:
+        """What a task awaits, at once and once, until `tell` gives it a message."""
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; `base.Pipe.post` for a loop."""
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until the closed connection is gone; it is cut off after so many seconds."""
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@final
+class _Slot:
+    """Where replies go that are not one for one waiting caller: many, one for nobody, or a subscription's."""
+
+    __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any] | None,
+        wanted: int,
+        on_reply: OnReply | None = None,
+        subscription: Args | None = None,
+    ) -> None:
+        self.on_reply = on_reply
+        self.subscription = subscription  # the request, where a push answers it
+        self.future = future
+        self.replies: list[Reply] = []
+        self.wanted = wanted
+
+
+class _Leaving:
+    """How a connection is left, whichever pipe drives it."""
+
+    transport: asyncio.Transport
+    closed: asyncio.Future[None]
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until the closed connection is gone; it is cut off after so many seconds."""
+        await asyncio.wait([self.closed], timeout=limit_s)
+        if not self.closed.done():
+            self.transport.abort()
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            # The transport is the parent's and stays as it is, so the number must remain valid: it becomes /dev/null's.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, sock.fileno())
+            os.close(null)
+
+
+class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
+    """One connection that many tasks call.
+
+    Args:
+        transport: a connected stream transport of the running loop; the pipe becomes its protocol.
+        owner: lives as long as the connection does.
+        received: what was received on it already.
+    """
+
+    def __init__(self, transport: asyncio.Transport, owner: object, received: bytes = b"") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._owner = owner
+        self.transport = transport
+        self._parser = new_reader()
+        self._slots: deque[asyncio.Future[Any] | _Slot] = deque()
+        self._deadlines: deque[float] = deque()  # of each slot
+        self._queued: list[bytes] = []  # leaves with the next iteration of the loop
+        self._queued_slots = 0  # how many of the last slots are in it
+        self._queued_bytes = 0
+        self._just_sent = 0  # how many slots' requests have left since bytes were received last
+        self._answerable = 0  # how many slots' requests had left before: only these can have been answered
+        self._paused = False  # the transport has enough to send
+        self._flushing = False  # a flush is scheduled
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = _NEVER
+        self._heard_s = self._loop.time()
+        self.on_push: OnPush | None = None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.broken = False
+        transport.set_protocol(self)
+        if not transport.is_reading():  # redis-py's reader had enough
+            transport.resume_reading()
+        self._inbox = bytearray(_INBOX_BYTES)
+        if received:
+            self._parser.feed(received)
+            self._deliver()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reply is missing."""
+        return not self._slots
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have been under way without a byte coming back."""
+        return self._loop.time() - self._heard_s
+
+    # ---- callers ----
+
+    def call(self, args: Args, timeout_s: float) -> asyncio.Future[Reply]:
+        """Send one request. The contract of `base.Pipe.call`, but for the result: a future, to be awaited at once."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        slot = _Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
+        self._send(encode(args), slot, timeout_s)
+        return future
+
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
+        """Send requests in one piece; `base.Pipe.call_many` for a loop."""
+        future: asyncio.Future[list[Reply]] = self._loop.create_future()
+        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
+        if not one_by_one:
+            raise ValueError("no requests")
+        self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
+        return future
+
+    def listener(self) -> asyncio.Future[object]:
+        """What a task awaits until `tell` gives it a message."""
+        return self._loop.create_future()
+
+    def tell(self, listener: Awaitable[object], message: object) -> None:
+        """Give a listener a message, unless it has one or was cancelled."""
+        assert isinstance(listener, asyncio.Future)
+        if not listener.done():
+            listener.set_result(message)
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send one request behind all that were sent before; nobody waits for its reply."""
+        self._send(encode(args), _Slot(None, 1, on_reply), -1.0)
+        if on_reply is None:
+            self._flush()
+
+    def close(self) -> None:
+        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+        if not self.broken:
+            self._paused = False  # the transport takes it all now, and sends what it can
+            self._flush()
+            self._fail("the connection was closed")
+            self.transport.close()
+
+    def _send(self, data: bytes, slot: asyncio.Future[Any] | _Slot, timeout_s: float) -> None:
+        if self.broken:
+            raise Lost(False, "the connection is closed")
+        now = self._loop.time()
+        if self._queued_bytes > UNSENT_LIMIT_BYTES and now - self._heard_s > UNSENT_SILENCE_S:
+            self._fail("the server is silent, and too much waits to be sent")
+            self.transport.abort()
+            raise Lost(False, "the connection is closed")
+        deadline = _NEVER
+        if timeout_s >= 0:
+            deadline = now + timeout_s
+            if deadline < self._timer_at:
+                self._watch(deadline)
+        if self._slots:
+            self._queued.append(data)
+            self._queued_slots += 1
+            self._queued_bytes += len(data)
+            if not self._flushing:
+                self._flushing = True
+                self._loop.call_soon(self._flush)
+        else:
+            self._heard_s = now
+            self._just_sent += 1
+            self.transport.write(data)
+        self._slots.append(slot)
+        self._deadlines.append(deadline)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._queued and not self._paused and not self.broken:
+            data = b"".join(self._queued)
+            self._queued.clear()
+            self._just_sent += self._queued_slots
+            self._queued_slots = self._queued_bytes = 0
+            self.transport.write(data)
+
+    # ---- time ----
+
+    def _watch(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        """End the waits whose time is up, and come again for the next. The slots stay, for their replies."""
+        self._timer = None
+        self._timer_at = _NEVER
+        now = self._loop.time()
+        next_deadline = _NEVER
+        for slot, deadline in zip(self._slots, self._deadlines, strict=True):
+            future = slot.future if type(slot) is _Slot else slot
+            if future is None or future.done():
+                continue
+            if deadline <= now:
+                future.set_exception(NoReply("no reply in time"))
+            elif deadline < next_deadline:
+                next_deadline = deadline
+        if next_deadline < _NEVER:
+            self._watch(next_deadline)
+
+    # ---- the transport's calls ----
+
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # the same for any
+        """Where to receive into."""
+        return self._inbox
+
+    def buffer_updated(self, received: int) -> None:
+        """Complete the slots whose replies have come."""
+        if not self.broken:
+            self._heard_s = self._loop.time()
+            self._answerable += self._just_sent
+            self._just_sent = 0
+            self._parser.feed(self._inbox, 0, received)  # type: ignore[arg-type]  # any buffer will do
+            self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            while True:
+                reply = self._parse()
+                if reply is NOT_ENOUGH:
+                    return
+                if type(reply) is not hiredis.PushNotification:
+                    self._complete(reply)
+                elif is_answer(reply):
+                    oldest = self._slots[0] if self._slots else None
+                    if type(oldest) is not _Slot or not is_answer_to(reply, oldest.subscription):
+                        raise hiredis.ProtocolError("a subscription that nobody asked for")
+                    self._complete(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
+        except hiredis.ProtocolError as error:
+            self._fail(f"the server broke the protocol: {error}")
+            self.transport.abort()
+        except BaseException as error:
+            self._fail("a push could not be delivered")
+            self.transport.abort()
+            self._loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
+
+    def _parse(self) -> Any:
+        try:
+            return self._parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
+    def _complete(self, reply: Any) -> None:
+        """Give the oldest slot its reply, or one of its replies."""
+        if not self._answerable:
+            if self.broken:  # by what was called with a reply before
+                return
+            raise hiredis.ProtocolError("a reply that nobody asked for")
+        slot = self._slots[0]
+        future = slot.future if type(slot) is _Slot else slot
+        if type(slot) is _Slot:
+            slot.replies.append(reply)
+            slot.wanted -= 1
+            if slot.wanted:
+                return
+            if slot.subscription is None:
+                reply = slot.replies
+        del self._slots[0], self._deadlines[0]
+        self._answerable -= 1
+        if type(slot) is _Slot and slot.on_reply is not None:
+            slot.on_reply(slot.replies[0])
+        elif future is not None and not future.done():
+            future.set_result(reply)
+
+    def pause_writing(self) -> None:
+        """Keep what callers send until the transport has room."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Send it."""
+        self._paused = False
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail every slot."""
+        self._fail("the connection broke" if error is None else str(error))
+        self._owner = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def _fail(self, cause: str) -> None:
+        """Fail every slot, each with what is known of it."""
+        if self.broken:
+            return
+        self.broken = True
+        if self._timer is not None:
+            self._timer.cancel()
+        sent = len(self._slots) - self._queued_slots
+        for index, slot in enumerate(self._slots):
+            future = slot.future if type(slot) is _Slot else slot
+            if future is not None and not future.done():
+                future.set_exception(Lost(index < sent, cause))
+        self._answerable = 0
+        self._slots.clear()
+        self._deadlines.clear()
+        self._queued.clear()
+
+
+new_pipe: Callable[..., Pipe] = AsyncPipe
+running_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop
+if compiled is not None:
+    from redislock_fast._pipe import loop
+
+    class CompiledPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
+        """The same, compiled; a class of our own because asyncio asks for its `BufferedProtocol` by type."""
+
+    new_pipe = CompiledPipe
+    running_loop = loop.running_loop
+    fork.on_fork(loop.forget_stepping)

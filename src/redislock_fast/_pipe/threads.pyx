@@ -1,0 +1,1106 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The compiled pipe of threads: requests sent from one buffer, replies matched to callers first in, first out.
+
+One `Pipe` drives one plain TCP or unix socket for many threads, without a thread of its own:
+
+1. A caller queues its request and a slot. If no thread reads, it becomes the reader; else it sleeps on its slot.
+2. The reader sends what is queued, reads what comes and completes the slots in order, whoever owns them. What is
+   queued while it spins or delivers leaves in one write: requests that arrive together travel together. While it
+   blocks, callers send for themselves: no request waits for another's round trip.
+3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
+4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so no caller gets another's.
+5. A thread that waits for a `Mailbox` is a listener: it takes its turn at reading as a caller does, after all callers.
+
+The reader works without the GIL, from its being woken to its handing over: the callers that it wakes want the GIL, and
+would fight for it with the reader while the server waits (bench, 16 threads: 1.4 times the pairs/s). It takes the GIL
+only for what hiredis must parse, pushes among it, and for what ends a wait otherwise. Errors and signals: `base.py`.
+Field by field, who may touch what: `threads.pxd`. The readable twin: `threads_py.py`.
+"""
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc
+from cpython.object cimport PyObject
+from cpython.pythread cimport (
+    PY_LOCK_ACQUIRED,
+    PY_LOCK_INTR,
+    NOWAIT_LOCK,
+    PyLockStatus,
+    PyThread_type_lock,
+    WAIT_LOCK,
+)
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcpy, strerror
+from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
+from posix.time cimport timeval
+
+import threading
+from collections import deque
+
+import hiredis
+
+from redislock_fast._pipe.clock cimport monotonic
+from redislock_fast._pipe.resp cimport (
+    NOT_PLAIN,
+    Plain,
+    append_run,
+    is_answer,
+    may_subscribe,
+    message_push,
+    plain_object,
+    plain_reply,
+    request_size,
+    requests_size,
+    reserve,
+    write_request,
+    write_requests,
+)
+from redislock_fast._pipe.spin cimport Spinner, may_spin, new_spinner, spin
+
+from redislock_fast._util.fork import forget_in_child, on_fork
+from redislock_fast._pipe.base import (
+    NOT_ASKED,
+    NOT_ENOUGH,
+    Forked,
+    UNSENT_LIMIT_BYTES,
+    UNSENT_SILENCE_S,
+    Lost,
+    NoReply,
+    is_answer_to,
+    new_reader,
+)
+
+cdef extern from "pythread.h":
+    ctypedef long long PY_TIMEOUT_T
+    PyLockStatus PyThread_acquire_lock_timed(
+        PyThread_type_lock lock, PY_TIMEOUT_T microseconds, int intr_flag
+    ) noexcept nogil
+    PyThread_type_lock PyThread_allocate_lock() noexcept nogil
+    int PyThread_acquire_lock(PyThread_type_lock lock, int mode) noexcept nogil
+    void PyThread_release_lock(PyThread_type_lock lock) noexcept nogil
+    void PyThread_free_lock(PyThread_type_lock lock) noexcept nogil
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef extern from "<sys/socket.h>" nogil:
+    const int MSG_DONTWAIT
+    const int MSG_NOSIGNAL
+    const int SHUT_RDWR
+    const int SOL_SOCKET
+    const int SO_RCVTIMEO
+    Py_ssize_t c_send "send"(int fd, const void* data, size_t size, int flags) noexcept
+    Py_ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags) noexcept
+    int c_setsockopt "setsockopt"(int fd, int level, int name, const void* value, unsigned int size) noexcept
+    int c_shutdown "shutdown"(int fd, int how) noexcept
+
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    const short POLLIN
+    const short POLLOUT
+    int c_poll "poll"(pollfd* fds, unsigned long count, int timeout_ms) noexcept
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield() noexcept
+
+cdef extern from *:
+    """
+    #ifndef MSG_NOSIGNAL   /* macOS: Python ignores SIGPIPE for the whole process */
+    #define MSG_NOSIGNAL 0
+    #endif
+    """
+
+cdef enum:
+    INBOX_BYTES = 65536
+    SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
+    SIGNAL_CHECK_MS = 50      # a signal that came just before a blocking call does not end it
+    EACH_US = 2               # what each of many requests takes the server
+    MOST_SPUN_FOR = 128       # so many, until all are executed; with more, that would take too much CPU
+    FAR_US = 150              # a server that never answers within is far away
+    STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
+
+cdef Py_ssize_t UNSENT_LIMIT = UNSENT_LIMIT_BYTES
+cdef double UNSENT_SILENCE = UNSENT_SILENCE_S
+
+cdef object PushNotification = hiredis.PushNotification
+
+cdef unsigned long main_thread  # the one that runs signal handlers, whichever thread a signal has interrupted
+
+
+def _note_main_thread():
+    global main_thread
+    main_thread = threading.main_thread().ident
+
+
+_note_main_thread()
+on_fork(_note_main_thread)
+
+
+# ---- the pipe ----
+
+@cython.final
+cdef class Pipe:
+    """One connection that many threads call at once; see `base.Pipe` for the contract of each method.
+
+    Args:
+        owner: what owns the descriptor: its `disconnect()` closes it.
+        fd: a connected stream socket.
+        spin_us: spin for at most so many microseconds before a blocking read; 0 for never.
+    """
+
+    def __cinit__(self, object owner, int fd, int spin_us=0):
+        self.owner = owner
+        self.fd = fd
+        self.spin_us = spin_us
+        self.parser = new_reader()
+        self.inbox = bytearray(INBOX_BYTES)
+        self.landing = PyByteArray_AS_STRING(self.inbox)
+        self.heard = monotonic()
+        self.calling = self.listening = new_spinner()
+        self.between = self.far = True
+        cdef timeval check
+        check.tv_sec = 0
+        check.tv_usec = 1000 * SIGNAL_CHECK_MS
+        if (
+            fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) < 0
+            or c_setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &check, sizeof(check)) < 0
+        ):
+            raise OSError(errno, strerror(errno).decode())
+        forget_in_child(self)
+
+    def forget(self):
+        """In a forked child: refuse every call. The connection, and each call under way, is the parent's."""
+        self.forked = self.dead = True
+
+    def __dealloc__(self):
+        cdef Slot* slot = self.head
+        cdef Slot* next_slot
+        while slot != NULL:  # abandoned, all of them: who calls keeps the pipe alive
+            next_slot = slot.next
+            drop_slot(slot)
+            slot = next_slot
+        PyMem_RawFree(self.queued.data)
+        PyMem_RawFree(self.leaving.data)
+
+    @property
+    def broken(self):
+        """True once every further call raises `Lost(sent=False)`."""
+        return self.dead
+
+    @property
+    def silence_s(self):
+        """For how long requests have been under way without a byte coming back."""
+        return monotonic() - self.heard
+
+    def call(self, tuple args not None, double timeout_s):
+        """Send one request and wait for its reply."""
+        cdef Place place
+        cdef Slot* slot = self._queue(args, None, WAITING, None, &place)
+        return self._wait(slot, place, timeout_s)
+
+    def ask(self, tuple args not None, double timeout_s, set inside not None):
+        """`call`, by a thread that is inside meanwhile; NOT_ASKED where it is already."""
+        cdef Place place
+        cdef Slot* slot
+        cdef object thread = PyThread_get_thread_ident()
+        if thread in inside:
+            return NOT_ASKED
+        inside.add(thread)
+        try:
+            slot = self._queue(args, None, WAITING, None, &place)
+            return self._wait(slot, place, timeout_s)
+        finally:
+            inside.discard(thread)
+
+    def call_many(self, requests, double timeout_s):
+        """Send requests in one piece and wait for all their replies."""
+        cdef Place place
+        cdef Slot* slot = self._queue(None, requests, WAITING, None, &place)
+        return self._wait(slot, place, timeout_s)
+
+    def post(self, tuple args not None, on_reply=None):
+        """Send one request behind all that were sent before; nobody waits for its reply."""
+        self._post(args, None, on_reply)
+
+    def post_many(self, requests, on_replies not None):
+        """Send requests in one piece; nobody waits for their replies."""
+        self._post(None, requests, on_replies)
+
+    def close(self):
+        """Break the pipe: who still waits gets `Lost`."""
+        cdef bint idle
+        if self.forked:
+            return
+        with nogil, self.mutex:
+            idle = not self.reading and not self.dead
+            if idle:
+                self.reading = True
+            elif not self.dead:
+                c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
+        if idle:
+            self._fail("the connection was closed")
+            with nogil, self.mutex:
+                self.reading = False
+
+    def mailbox(self):
+        """A new mailbox."""
+        return Mailbox(self)
+
+    cdef int _post(self, tuple args, object requests, object on_reply) except -1:
+        cdef Place place
+        self._queue(args, requests, ABANDONED, on_reply, &place)
+        if place == SENDING:
+            self._send_queue()
+        elif place != FOLLOWING:
+            self._hand_over()
+        return 0
+
+    cdef Slot* _queue(
+        self, tuple args, object requests, SlotState state, object on_reply, Place* place
+    ) except NULL:
+        """Queue one request (args), or many. The slot of a post is another's at once."""
+        cdef char scratch[SCRATCH_BYTES]
+        cdef char* data = scratch
+        cdef Py_ssize_t size
+        cdef object replies
+        cdef Slot* slot
+        self._check_forked()
+        if self.queued.used > UNSENT_LIMIT and monotonic() - self.heard > UNSENT_SILENCE:
+            self.close()
+            raise Lost(False, "the server is silent, and too much waits to be sent")
+        slot = <Slot*>PyMem_RawCalloc(1, sizeof(Slot))
+        if slot == NULL:
+            raise MemoryError
+        slot.state = state
+        if on_reply is not None:
+            Py_INCREF(on_reply)
+            slot.on_reply = <PyObject*>on_reply
+        place[0] = REFUSED
+        try:
+            if args is None:
+                replies = []
+                Py_INCREF(replies)
+                slot.replies = <PyObject*>replies
+                size = requests_size(requests, &slot.wanted)
+                slot.wanted -= 1
+            else:
+                size = request_size(args)
+                if may_subscribe(args):
+                    Py_INCREF(args)
+                    slot.subscription = <PyObject*>args
+            if size > SCRATCH_BYTES:
+                data = <char*>PyMem_RawMalloc(size)
+                if data == NULL:
+                    raise MemoryError
+            if args is None:
+                write_requests(data, requests)
+            else:
+                write_request(data, args)
+            place[0] = self._append(data, size, slot)
+            if place[0] == REFUSED:
+                if self.dead:
+                    raise Lost(False, "the connection is closed")
+                raise MemoryError
+        finally:
+            if data != scratch:
+                PyMem_RawFree(data)
+            if place[0] == REFUSED:
+                drop_slot(slot)
+        return slot
+
+    cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil:
+        """Queue an encoded request."""
+        cdef Place place
+        with self.mutex:
+            if self.dead or reserve(&self.queued, size) < 0:
+                return REFUSED
+            if self.reading:
+                place = FOLLOWING
+                if slot.state == WAITING and not make_wake(slot):
+                    return REFUSED
+                if self.head == NULL:
+                    self.heard = monotonic()
+                if self.callers_send and not self.sending:
+                    self.sending = True
+                    place = SENDING
+            else:
+                self.reading = True
+                place = ALONE if self.head == NULL else READING
+                if place == ALONE and slot.state == ABANDONED:  # who waits looks first how long the pipe was idle
+                    self.heard = monotonic()
+            memcpy(self.queued.data + self.queued.used, data, size)
+            self.queued.used += size
+            slot.begins = self.accepted
+            self.accepted += size
+            slot.ends = self.accepted
+            if self.far and self.timed == 0 and slot.replies == NULL:
+                self.timed = slot.ends
+                self.timed_at = monotonic()
+            if self.tail == NULL:
+                self.head = slot
+            else:
+                self.tail.next = slot
+            self.tail = slot
+        return place
+
+    cdef Place _listen(self, Slot* slot) noexcept nogil:
+        """Begin to wait for a mailbox. REFUSED: there is no need to, or no use."""
+        with self.mutex:
+            if slot.before != NULL or self.listeners == slot:
+                return BUSY
+            if slot.messages or self.dead:
+                return REFUSED
+            if self.reading and not make_wake(slot):
+                return REFUSED
+            slot.state = WAITING
+            slot.before = self.last_listener
+            slot.after = NULL
+            if self.last_listener == NULL:
+                self.listeners = slot
+            else:
+                self.last_listener.after = slot
+            self.last_listener = slot
+            if self.reading:
+                return FOLLOWING
+            self.reading = True
+        return READING
+
+    cdef object _wait(self, Slot* slot, Place place, double timeout_s):
+        """Wait for the reply."""
+        cdef Wait wait = new_wait(slot, place, timeout_s, &self.calling)
+        cdef bint complete = False
+        try:
+            if place == ALONE:
+                self._begin(&wait)
+            elif place == SENDING:
+                self._send_queue()  # with the GIL: to hand that on first takes as long
+            self._attend(&wait)
+            complete = True
+            if slot.state != DONE:
+                raise Lost(slot.state == LOST, "the connection broke")
+            return take_reply(slot)
+        finally:
+            if complete or not self._leave(&wait):
+                drop_slot(slot)
+
+    cdef int _attend(self, Wait* wait) except -1:
+        """Wait until the slot is complete, driving the socket whenever it is this caller's turn to."""
+        cdef Py_ssize_t outcome
+        while True:
+            with nogil:
+                outcome = self._drive(wait)
+            if outcome == OUTCOME_COMPLETE:
+                return 0
+            if outcome > 0:
+                self._deliver_rest()
+                self._check_forked()
+                if wait.slot.state != WAITING or wait.slot.messages:
+                    self._drive(wait)  # with the GIL: those that it has woken would be faster to take it
+                    return 0
+            elif outcome == OUTCOME_SIGNAL:
+                PyErr_CheckSignals()
+                self._check_forked()
+            elif outcome == OUTCOME_TIMEOUT:
+                raise NoReply(f"nothing came within {wait.timeout_s:g} s")
+            elif outcome == OUTCOME_EOF:
+                self._fail("the server closed the connection")
+            else:
+                self._fail(strerror(self.error).decode())
+
+    cdef int _check_forked(self) except -1:
+        """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
+        if self.forked:
+            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+        return 0
+
+    cdef int _begin(self, Wait* wait) except -1:
+        """Reader, with nothing under way but its own request, which is not sent yet."""
+        cdef double now = monotonic()
+        wait.count = wait.slot.wanted + 1
+        if now - self.heard > 1e-3 * STALE_AFTER_MS:
+            self._look_for_eof()
+            self._check_forked()
+        self.heard = now
+        return 0
+
+    cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil:
+        """Wait for the reply, as a follower or as the reader, as far as that goes without the GIL.
+
+        Returns OUTCOME_COMPLETE when the slot is complete and reading handed on; a number of bytes when some of them
+        are for the parser; or what keeps the caller from waiting on.
+        """
+        cdef Py_ssize_t got
+        if not wait.lead:
+            got = self._sleep(wait)
+            if not wait.lead:
+                return got
+        while wait.slot.state == WAITING:
+            if not self._take_queue(wait):
+                break
+            got = self._look_at_clock(wait)
+            if got != 0:
+                return got
+            got = self._turn(wait)
+            if got <= 0:
+                return got
+            self._send_early(not wait.sends)
+            self._deliver_plain(got)
+            if wait.signals_at == 0:
+                wait.signals_at = self.heard + 1e-3 * SIGNAL_CHECK_MS
+            if self.consumed < got:
+                return got
+        wait.lead = False
+        self._hand_over()
+        return OUTCOME_COMPLETE
+
+    cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil:
+        """Follower: sleep until the slot is complete, or this caller is to read."""
+        cdef PY_TIMEOUT_T wait_us = -1
+        cdef Outcome lapsed = OUTCOME_TIMEOUT
+        cdef PyThread_type_lock wake = NULL
+        cdef double left_s
+        cdef PyLockStatus status
+        if wait.timeout_s >= 0:
+            left_s = wait.deadline - monotonic()
+            wait_us = <PY_TIMEOUT_T>(left_s * 1e6) + 1 if left_s > 0 else 0
+        if PyThread_get_thread_ident() == main_thread and not 0 <= wait_us <= 1000 * SIGNAL_CHECK_MS:
+            wait_us = 1000 * SIGNAL_CHECK_MS
+            lapsed = OUTCOME_SIGNAL
+        status = PyThread_acquire_lock_timed(wait.slot.wake, wait_us, 1)
+        if status != PY_LOCK_ACQUIRED:
+            return OUTCOME_SIGNAL if status == PY_LOCK_INTR else lapsed
+        wait.woken = True
+        with self.mutex:
+            if wait.slot.state == LEAD:
+                wait.slot.state = WAITING
+                wait.lead = True
+                wake = wait.slot.wake
+                wait.slot.wake = NULL
+        if wake != NULL:
+            PyThread_free_lock(wake)
+        return OUTCOME_COMPLETE
+
+    cdef bint _leave(self, Wait* wait) noexcept nogil:
+        """The caller is done, or gives up. Returns whether its slot is abandoned, and no longer its own."""
+        cdef SlotState state
+        if self.forked:  # the slot's wake and neighbours are the parent's to deal with
+            return True
+        with self.mutex:
+            state = wait.slot.state
+            if state == WAITING:
+                wait.slot.state = ABANDONED
+        if state != WAITING and not wait.woken:
+            # Who changed the state is about to release wake, and needs no GIL for it; or it is the reader, which parses
+            # on and has yet to wake all that are ready.
+            self._wake_ready()
+            PyThread_acquire_lock(wait.slot.wake, WAIT_LOCK)
+        if state == LEAD:
+            wait.lead = True
+            with self.mutex:
+                wait.slot.state = ABANDONED
+        if wait.lead:
+            self._hand_over()
+        return state == WAITING or state == LEAD
+
+    cdef Py_ssize_t _look_at_clock(self, Wait* wait) noexcept nogil:
+        """Reader, before each turn: whether its time is up, or signal handlers are to run, though replies keep coming.
+
+        Returns an Outcome, or 0. Before its first delivery, the turn itself looks.
+        """
+        if wait.signals_at != 0:
+            if wait.timeout_s >= 0 and self.heard >= wait.deadline:
+                return OUTCOME_TIMEOUT
+            if self.heard < wait.signals_at:
+                return 0
+            wait.signals_at = self.heard + 1e-3 * SIGNAL_CHECK_MS
+            return OUTCOME_SIGNAL
+        return 0
+
+    cdef bint _take_queue(self, Wait* wait) noexcept nogil:
+        """Reader: make what is queued what is leaving. Returns False when a message has come for this listener."""
+        with self.mutex:
+            self.callers_send = False
+            if wait.slot.messages:
+                wait.slot.state = DONE
+                return False
+            wait.sends = not self.sending and self._load()
+            self.callers_send = not wait.sends and self._is_idle()
+        return True
+
+    cdef bint _may_block(self, Wait* wait) noexcept nogil:
+        """Reader, with nothing leaving: let callers send for themselves. Returns False when it has more to send first.
+
+        Where a near server's reply is about to come, what is queued leaves in one write behind it. Without that, 64
+        threads on loopback made 0.7 of the pairs/s; with it, 2 threads 1 ms away would make 0.8 of redis-py's.
+        """
+        cdef Slot* oldest
+        cdef bint idle
+        with self.mutex:
+            oldest = self._caller()
+            idle = self.far or oldest == NULL or oldest.ends > self.offered  # not sent: no reply will come
+            wait.sends = idle and not self.sending and self._load()
+            self.callers_send = idle and not wait.sends
+        return not wait.sends
+
+    cdef bint _is_idle(self) noexcept nogil:
+        """Under the mutex: whether the next reply is not about to come."""
+        return self.far or self._caller() == NULL
+
+    cdef void _send_early(self, bint sends) noexcept nogil:
+        """Reader, before it delivers what has come: note what can be answered by that, and send what is queued.
+
+        To wake up takes the server as long as to wake somebody here. Pairs/s of threads on loopback: 2 and 4 of them
+        1.16 times, 8 1.09, 16 1.02, 64 0.99; 16 on one lock 1.05. Without room, or after an error, the bytes wait for
+        the next turn.
+        """
+        with self.mutex:
+            self.answerable = self.offered if self.sending else self.sent  # a sender counts what it sends later
+            sends = sends and not self.sending and self._load()
+        if sends:
+            self._send()
+
+    cdef bint _load(self) noexcept nogil:
+        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        cdef Buffer spare
+        if self.queued.used and self.left == self.leaving.used:
+            spare = self.leaving
+            self.leaving = self.queued
+            self.left = 0
+            self.offered = self.accepted
+            spare.used = 0
+            self.queued = spare
+        return self.left < self.leaving.used
+
+    cdef void _send_queue(self) noexcept nogil:
+        """Sender: send until nothing is queued. Without room, or after an error, it is the reader's."""
+        cdef bint stuck = False
+        while True:
+            with self.mutex:
+                if stuck or self.dead or not self._load():
+                    self.sending = False
+                    self.callers_send = self.callers_send and not stuck and self._is_idle()
+                    return
+            stuck = self._send() < 0
+
+    cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil:
+        """Reader: send what is leaving, then receive once. Returns the bytes received, or an Outcome."""
+        cdef Py_ssize_t got
+        cdef pollfd watch
+        cdef int wait_ms
+        cdef int ready
+        cdef double left_s = 1e9
+        while True:
+            if wait.sends:
+                if self._send() < 0 and errno != EAGAIN and errno != EINTR:
+                    self.error = errno
+                    return OUTCOME_ERROR
+                wait.sends = self.left < self.leaving.used
+            got = self._spin(wait)
+            if got < 0:
+                if not wait.sends and not self._may_block(wait):
+                    continue
+                if wait.timeout_s >= 0:
+                    left_s = wait.deadline - monotonic()
+                if not wait.sends and left_s > 1e-3 * (SIGNAL_CHECK_MS - 1):
+                    # One call where poll and recv would be two. The socket's own timeout ends it.
+                    got = c_recv(self.fd, self.landing, INBOX_BYTES, 0)
+                    if got < 0 and errno == EAGAIN:
+                        return OUTCOME_SIGNAL
+                else:
+                    wait_ms = SIGNAL_CHECK_MS
+                    if left_s <= 0:
+                        wait_ms = 0
+                    elif left_s < 1e-3 * SIGNAL_CHECK_MS:
+                        wait_ms = <int>(left_s * 1000 + 0.999)  # rounded up, but 1.0000001 is 1
+                    watch.fd = self.fd
+                    watch.events = POLLIN | (POLLOUT if wait.sends else 0)
+                    watch.revents = 0
+                    ready = c_poll(&watch, 1, wait_ms)
+                    if ready <= 0:
+                        return OUTCOME_TIMEOUT if ready == 0 and left_s <= 0 else OUTCOME_SIGNAL
+                    got = self._receive()
+            if got >= 0:
+                return got
+            if errno == EINTR:
+                return OUTCOME_SIGNAL
+            if errno != EAGAIN:
+                self.error = errno
+                return OUTCOME_ERROR
+
+    cdef Py_ssize_t _send(self) noexcept nogil:
+        """Sender, else reader: send what is leaving, as far as there is room. Returns -1 with errno without any."""
+        cdef Py_ssize_t got = c_send(
+            self.fd,
+            self.leaving.data + self.left,
+            self.leaving.used - self.left,
+            MSG_DONTWAIT | MSG_NOSIGNAL,
+        )
+        if got > 0:
+            self.left += got
+            self.sent += got
+        return got
+
+    cdef inline Py_ssize_t _receive(self) noexcept nogil:
+        return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
+
+    cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
+        """Reader: receive without blocking, for a while; -1 when nothing came, or that would not pay.
+
+        As long as some hundred requests take, whose replies come all at once when the last is executed: a batch of 100
+        in 0.87 of the time, for 1.04 to 1.1 of the CPU. Beyond, that would be too much CPU: 1.5 with 200.
+        """
+        cdef double spin_us = self.spin_us
+        if spin_us == 0 or 0 <= wait.timeout_s < 1e-3 or not may_spin(wait.spinner):
+            return -1
+        if 1 < wait.count <= MOST_SPUN_FOR:
+            spin_us += EACH_US * wait.count
+        return spin(wait.spinner, self.fd, self.landing, INBOX_BYTES, monotonic() + 1e-6 * spin_us)
+
+    cdef int _look_for_eof(self) except -1:
+        """Reader, before anything was sent after a pause: a connection closed meanwhile executes nothing."""
+        cdef Py_ssize_t got = self._receive()
+        if got > 0:
+            self._send_early(False)
+            self._deliver_plain(got)
+            self._deliver_rest()
+        elif got == 0 or (errno != EAGAIN and errno != EINTR):
+            self._fail("the connection was closed while idle")
+        return 0
+
+    cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil:
+        """Reader: complete the slots whose replies have come, up to the first reply that is for the parser.
+
+        The plain ones are what an uncontended lock gets, so its threads are served without the GIL, for which they and
+        the reader would have to fight.
+        """
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Slot* dropped
+        cdef Slot* ready
+        self.heard = monotonic()
+        self.landed = received
+        self.consumed = 0
+        if not self.between:
+            return
+        with self.mutex:
+            while self.consumed < received and self.head != NULL and self.head.replies == NULL:
+                if self.head.on_reply != NULL or self.head.subscription != NULL or not self._has_left(self.head):
+                    break
+                plain = plain_reply(self.landing + self.consumed, received - self.consumed, &length)
+                if plain == NOT_PLAIN:
+                    break
+                self.consumed += length
+                self.head.plain = plain
+                dropped = self._unlink()
+                if dropped != NULL:
+                    free_slot(dropped)  # it holds no objects
+            if self.timed != 0 and (self.head == NULL or self.head.begins >= self.timed):
+                self.far = self.heard - self.timed_at > 1e-6 * FAR_US
+                self.timed = 0
+            ready = self._take_ready()
+        wake_all(ready)
+
+    cdef int _deliver_rest(self) except -1:
+        """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
+        cdef object reply
+        cdef list push
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef const char* data
+        if self.consumed == self.landed:
+            return 0
+        try:
+            while self.between and self.consumed < self.landed:
+                data = self.landing + self.consumed
+                plain = plain_reply(data, self.landed - self.consumed, &length)
+                if plain == NOT_PLAIN:
+                    push = message_push(data, self.landed - self.consumed, &length)
+                    if push is None:
+                        break
+                    self.consumed += length
+                    if self.on_push is not None:
+                        self.on_push(push)
+                        self._check_forked()
+                    continue
+                reply = plain_object(plain)
+                if self.filling != NULL and self.filling.wanted:
+                    count = append_run(
+                        <list>self.filling.replies,
+                        reply,
+                        data,
+                        self.landed - self.consumed,
+                        length,
+                        self.filling.wanted,
+                    )
+                    self.filling.wanted -= count
+                    self.consumed += count * length
+                else:
+                    self.consumed += length
+                    self._complete(reply)
+            if self.consumed == self.landed:
+                return 0
+            self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
+            self.consumed = self.landed
+            # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
+            # an array has no data left either.
+            self.between = False
+            while not self.between:
+                reply = self._parse()
+                if reply is NOT_ENOUGH:
+                    return 0
+                if type(reply) is PushNotification:
+                    self._take_push(reply)
+                else:
+                    self._complete(reply)
+                self.between = not self.parser.has_data()
+        except hiredis.ProtocolError as error:
+            self._fail(f"the server broke the protocol: {error}")
+        except BaseException:
+            self._fail("a push could not be delivered")
+            raise
+        finally:
+            if not self.forked:
+                self._wake_ready()
+        return 0
+
+    cdef int _take_push(self, object push) except -1:
+        """Reader: a push answers the oldest request if that is the subscription that it tells of."""
+        cdef Slot* slot
+        if not is_answer(push):
+            if self.on_push is not None:
+                self.on_push(push)
+                self._check_forked()
+            return 0
+        slot = self._oldest()
+        if slot == NULL or slot.subscription == NULL or not is_answer_to(push, <object>slot.subscription):
+            raise hiredis.ProtocolError("a subscription that was not asked for")
+        return self._complete(push)
+
+    cdef object _parse(self):
+        """The next reply or push; NOT_ENOUGH for none."""
+        try:
+            return self.parser.gets()
+        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
+            raise hiredis.ProtocolError(str(error)) from None
+
+    cdef int _complete(self, object reply) except -1:
+        """Reader: give the oldest slot its reply, or one of its replies."""
+        cdef Slot* slot = self.filling
+        if slot == NULL:
+            slot = self._oldest()
+            if slot == NULL:
+                raise hiredis.ProtocolError("a reply without a request")
+        if slot.replies != NULL:
+            (<list>slot.replies).append(reply)
+            if slot.wanted:
+                slot.wanted -= 1
+                self.filling = slot
+                return 0
+            self.filling = NULL
+        else:
+            Py_INCREF(reply)
+            slot.reply = <PyObject*>reply
+        slot = self._unlink_oldest()
+        if slot != NULL:
+            on_reply = None if slot.on_reply == NULL else <object>slot.on_reply
+            if slot.replies != NULL:
+                reply = <object>slot.replies
+            drop_slot(slot)
+            if on_reply is not None:
+                on_reply(reply)
+                self._check_forked()
+        return 0
+
+    cdef inline bint _has_left(self, Slot* slot) noexcept nogil:
+        """Reader: whether what was received last may answer this request; for many, the first of them."""
+        return slot.ends <= self.answerable if slot.replies == NULL else slot.begins < self.answerable
+
+    cdef Slot* _oldest(self) except? NULL:
+        """Reader: the slot that the next reply is for; NULL for none."""
+        cdef Slot* slot
+        cdef bint too_early
+        with nogil, self.mutex:
+            slot = self.head
+            too_early = slot != NULL and not self._has_left(slot)
+        if too_early:
+            raise hiredis.ProtocolError("a reply before its request has left")
+        return slot
+
+    cdef Slot* _unlink_oldest(self) noexcept nogil:
+        with self.mutex:
+            return self._unlink()
+
+    cdef Slot* _unlink(self) noexcept nogil:
+        """Reader, under the mutex: take the oldest slot, which has its reply. Returns it when nobody waits for that."""
+        cdef Slot* slot = self.head
+        self.head = slot.next
+        if self.head == NULL:
+            self.tail = NULL
+        slot.next = NULL
+        if slot.state == ABANDONED:
+            return slot
+        slot.state = DONE
+        self._make_ready(slot)
+        return NULL
+
+    cdef void _make_ready(self, Slot* slot) noexcept nogil:
+        """Reader, under the mutex: the slot's owner, if another, is to be woken."""
+        if slot.wake != NULL:
+            if self.ready == NULL:
+                self.ready = slot
+            else:
+                self.ready_tail.next = slot
+            self.ready_tail = slot
+
+    cdef Slot* _take_ready(self) noexcept nogil:
+        """Under the mutex: the slots that the caller now has to wake."""
+        cdef Slot* slot = self.ready
+        self.ready = NULL
+        return slot
+
+    cdef void _wake_ready(self) noexcept nogil:
+        cdef Slot* ready
+        with self.mutex:
+            ready = self._take_ready()
+        wake_all(ready)
+
+    cdef void _hand_over(self) noexcept nogil:
+        """Reader: give reading to the oldest caller that waits, else to a listener.
+
+        What is queued is sent first, unless a caller of a near server reads on: it sends that as soon as it wakes up.
+        """
+        cdef Slot* slot
+        cdef bint stuck = False
+        cdef bint sends
+        cdef PyThread_type_lock wake = NULL
+        while True:
+            with self.mutex:
+                self.callers_send = False
+                slot = self._caller()
+                sends = self._is_idle() and not (stuck or self.dead or self.sending) and self._load()
+                if not sends:
+                    if slot == NULL:
+                        slot = self._listener()
+                    if slot == NULL:
+                        self.reading = False
+                        return
+                    self.callers_send = self._is_idle() and not stuck  # until the new reader has woken up
+                    slot.state = LEAD
+                    wake = slot.wake
+            if not sends:
+                PyThread_release_lock(wake)
+                return
+            # Without room (or after an error, which the next reader will meet) the bytes wait for the next reader.
+            stuck = self._send() < 0
+
+    cdef Slot* _caller(self) noexcept nogil:
+        """Under the mutex: the oldest caller that waits."""
+        cdef Slot* slot = self.head
+        while slot != NULL and slot.state != WAITING:
+            slot = slot.next
+        return slot
+
+    cdef Slot* _listener(self) noexcept nogil:
+        """Under the mutex: the oldest listener."""
+        cdef Slot* slot = self.listeners
+        while slot != NULL and slot.state != WAITING:
+            slot = slot.after
+        return slot
+
+    cdef void _tell(self, Slot* slot) noexcept nogil:
+        """Count a message that was put into a mailbox, and wake who waits for it, unless he reads: he looks."""
+        cdef PyThread_type_lock wake = NULL
+        with self.mutex:
+            slot.messages += 1
+            if slot.state == WAITING and slot.wake != NULL:
+                slot.state = DONE
+                wake = slot.wake
+        if wake != NULL:
+            PyThread_release_lock(wake)
+
+    cdef bint _take_message(self, Slot* slot) noexcept nogil:
+        """Whether a mailbox has a message, which is then the caller's."""
+        with self.mutex:
+            if slot.messages:
+                slot.messages -= 1
+                return True
+        return False
+
+    cdef void _stop_listening(self, Slot* slot) noexcept nogil:
+        """Listener, done or gone: leave the list."""
+        if self.forked:
+            return
+        with self.mutex:
+            if slot.before == NULL:
+                self.listeners = slot.after
+            else:
+                slot.before.after = slot.after
+            if slot.after == NULL:
+                self.last_listener = slot.before
+            else:
+                slot.after.before = slot.before
+            slot.before = NULL
+        if slot.wake != NULL:
+            PyThread_free_lock(slot.wake)
+            slot.wake = NULL
+
+    cdef int _fail(self, str cause) except -1:
+        """Reader: break the pipe and fail every slot, each with what is known of it. Not in a forked child."""
+        self._check_forked()
+        with nogil:
+            self._stop_sending()
+        self._fail_slots()
+        self.owner.disconnect()
+        self._check_forked()
+        return 0
+
+    cdef void _stop_sending(self) noexcept nogil:
+        """Reader: let nobody queue or send any more: what is sent is known then, and the descriptor may be closed."""
+        cdef bint sending
+        with self.mutex:
+            self.dead = True
+            sending = self.sending
+        while sending:  # by a call that does not block
+            sched_yield()
+            with self.mutex:
+                sending = self.sending
+
+    cdef void _fail_slots(self) noexcept:
+        cdef Slot* slot
+        cdef Slot* next_slot
+        cdef Slot* dropped = NULL
+        with nogil, self.mutex:
+            slot = self.head
+            self.head = NULL
+            self.tail = NULL
+            self.filling = NULL
+            while slot != NULL:
+                next_slot = slot.next
+                slot.next = NULL
+                if slot.state == WAITING:
+                    slot.state = LOST if slot.begins < self.sent else UNSENT
+                    self._make_ready(slot)
+                else:
+                    slot.next = dropped
+                    dropped = slot
+                slot = next_slot
+            slot = self.listeners
+            while slot != NULL:
+                if slot.state == WAITING:
+                    slot.state = UNSENT
+                    slot.next = NULL
+                    self._make_ready(slot)
+                slot = slot.after
+        self._wake_ready()
+        while dropped != NULL:
+            next_slot = dropped.next
+            drop_slot(dropped)
+            dropped = next_slot
+
+
+@cython.final
+cdef class Mailbox:
+    """Where one thread waits for what a pipe's `on_push` tells it; see `base.Mailbox`."""
+
+    def __cinit__(self, Pipe pipe not None):
+        self.pipe = pipe
+        self.messages = deque()
+        self.slot.state = DONE
+
+    def tell(self, object message):
+        """Put a message in."""
+        self.messages.append(message)
+        if not self.pipe.forked:
+            self.pipe._tell(&self.slot)
+
+    def wait(self, double timeout_s, bint soon=False):
+        """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
+        cdef Place place
+        self.pipe._check_forked()
+        place = self.pipe._listen(&self.slot)
+        if place == BUSY:
+            raise RuntimeError("another thread waits for this mailbox")
+        if place != REFUSED:
+            self._wait(place, timeout_s, soon)
+        if self.pipe._take_message(&self.slot):
+            try:
+                PyErr_CheckSignals()  # or Python would raise that as soon as the caller had the message
+            except BaseException:
+                if not self.pipe.forked:
+                    self.pipe._tell(&self.slot)  # it stays
+                raise
+            self.pipe._check_forked()
+            return self.messages.popleft()
+        if self.pipe.dead:
+            raise Lost(False, "the connection broke")
+        raise MemoryError
+
+    cdef int _wait(self, Place place, double timeout_s, bint soon) except -1:
+        cdef Spinner* spinner = &self.pipe.calling if soon else &self.pipe.listening
+        cdef Wait wait = new_wait(&self.slot, place, timeout_s, spinner)
+        cdef bint complete = False
+        try:
+            self.pipe._attend(&wait)
+            complete = True
+        finally:
+            if not complete:
+                self.pipe._leave(&wait)
+            self.pipe._stop_listening(&self.slot)
+        return 0
+
+
+cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil:
+    cdef Wait wait
+    wait.slot = slot
+    wait.timeout_s = timeout_s
+    wait.deadline = monotonic() + timeout_s if timeout_s >= 0 else 0
+    wait.signals_at = 0
+    wait.spinner = spinner
+    wait.lead = wait.woken = place == READING or place == ALONE
+    wait.sends = False
+    wait.count = 1
+    return wait
+
+
+cdef bint make_wake(Slot* slot) noexcept nogil:
+    """Give a follower's slot what its owner will sleep on. Returns False without memory for it."""
+    slot.wake = PyThread_allocate_lock()
+    if slot.wake == NULL:
+        return False
+    PyThread_acquire_lock(slot.wake, NOWAIT_LOCK)
+    return True
+
+
+cdef void wake_all(Slot* slot) noexcept nogil:
+    """Wake the slots' owners: after the mutex, which is what they want first."""
+    cdef PyThread_type_lock wake
+    while slot != NULL:
+        wake = slot.wake
+        slot = slot.next  # before its owner, awake, frees it
+        PyThread_release_lock(wake)
+
+
+cdef void free_slot(Slot* slot) noexcept nogil:
+    """Free a slot that holds no objects."""
+    if slot.wake != NULL:
+        PyThread_free_lock(slot.wake)
+    PyMem_RawFree(slot)
+
+
+cdef void drop_slot(Slot* slot) noexcept:
+    Py_XDECREF(slot.reply)
+    Py_XDECREF(slot.replies)
+    Py_XDECREF(slot.on_reply)
+    Py_XDECREF(slot.subscription)
+    free_slot(slot)
+
+
+cdef object take_reply(Slot* slot):
+    """The reply of a slot that is DONE."""
+    if slot.plain != NOT_PLAIN:
+        return plain_object(slot.plain)
+    return <object>slot.reply if slot.replies == NULL else <object>slot.replies

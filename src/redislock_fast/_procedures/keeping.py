@@ -1,0 +1,463 @@
+"""What `Lock` and `asyncio.Lock` share of holding on terms: validity, loss, reentrance, handles.
+
+Without terms there is no tenure, and nothing here is on the way of an acquire or a release.
+
+Nothing here takes a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    LockError,
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast._lease.options import Breaker, Terms
+from redislock_fast._lease.ownership import Holding, Trial, current_task
+from redislock_fast._lease.telling import end_telling, told_of
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.facade import LockBase
+from redislock_fast._procedures.keeper import Keeper
+from redislock_fast._procedures.renewal import reason_of
+from redislock_fast._procedures.steps import Execute, ExecuteBeside, Steps
+from redislock_fast._protocol.commands import Look, Reacquire
+from redislock_fast._protocol.fenced import AcquireFenced, Fence
+from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._util import fork
+from redislock_fast._util.errors import LockLostError, LossReason, NotReplicatedError
+from redislock_fast._util.times import GRACE_S, Limit, clock, drift_s
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from redislock_fast._lease.handle import Handle
+
+__all__ = ["KeepingBase"]
+
+logger = logging.getLogger(__name__)
+
+_WAIT_GRACE_S = GRACE_S / 2
+"""Replicas may still take so long when the acquire's time ends; the other half is left to the reply that says so."""
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """What the caller's own objects raise is no reason to lose a lock."""
+    try:
+        yield
+    except Exception:
+        logger.exception("%s failed.", what)
+
+
+@contextlib.contextmanager
+def _guarded(breaker: Breaker) -> Iterator[None]:
+    """Let the breaker learn of a server that does not answer; whatever else is raised is no failure to it."""
+    other: BaseException | None = None
+    with breaker.calling():
+        try:
+            yield
+        except (ConnectionError, TimeoutError):
+            raise
+        except BaseException as error:
+            other = error
+    if other is not None:
+        try:
+            raise other
+        finally:
+            del other  # or this frame and the error would keep each other alive
+
+
+_UNGUARDED = contextlib.nullcontext()
+
+
+class KeepingBase(LockBase, Keeper):
+    """A lock that may be held on terms. The parameters stand on the classes that users name."""
+
+    # ---- validity ----
+
+    def remaining(self) -> float:
+        """For how long the lock is certainly still held, in seconds. Nothing is sent: the clock is read.
+
+        Counted from before the request left that took or prolonged it, less 1 % of the ttl and 2 ms for clocks that
+        drift. 0.0 where the lock is lost or not held, or where nobody knows whether a release was executed; `math.inf`
+        where it does not expire.
+        """
+        held = self._held()
+        return 0.0 if held.token is None or self._is_released(held) else max(self._deadline(held) - clock(), 0.0)
+
+    def _deadline(self, local: Holding) -> float:
+        """Until when what is held is certainly held, in the clock's seconds."""
+        tenure = self._tenure_of(local)
+        if tenure is not None:
+            return -math.inf if tenure.loss is not None else tenure.deadline
+        owner, expires_at = local.lease
+        if owner != local.token:  # set by hand
+            return -math.inf if self._ttl_ms else math.inf
+        return math.inf if expires_at is None else expires_at - drift_s((self._ttl_ms or 0) / 1000)
+
+    def _is_released(self, local: Holding) -> bool:
+        """Whether its release was called, and may have been executed although that failed."""
+        tenure = self._tenure_of(local)
+        return local.releasing == local.token or (tenure is not None and tenure.over)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lock is certainly held, by the clock: `remaining() > 0`."""
+        return self.remaining() > 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost before it was released, as far as is known without asking the server."""
+        held = self._held()
+        return held.token is not None and clock() >= self._deadline(held)
+
+    @property
+    def fence(self) -> int | None:
+        """The number of this holding, higher than that of every earlier one; None where it is not held or numbered.
+
+        See `redislock_fast.fencing`.
+        """
+        held = self._held()
+        return None if held.token is None else held.fence
+
+    # ---- acquire ----
+
+    def _reenter(self, local: Holding, token: Any) -> bool:
+        """Enter once more what this thread or task holds already. Returns False where it does not."""
+        tenure = self._tenure_of(local)
+        if tenure is None or not tenure.terms.reentrant or not self._is_meant(token, tenure.token):
+            return False
+        if tenure.is_lost():
+            if told_of(self) is tenure:
+                return False
+            raise self._lost_error("reenter", tenure)
+        tenure.depth += 1
+        return True
+
+    def _adapt(self, terms: Terms) -> None:
+        """Take the ttl that the hold times suggest."""
+        if terms.adaptive is not None:
+            ttl_ms = terms.adaptive.ttl_ms(self._name)
+            self._ttl_ms = ttl_ms
+            self._timeout = ttl_ms / 1000
+
+    @staticmethod
+    def _guarded(terms: Terms) -> AbstractContextManager[None]:
+        """Where there is a breaker, an acquire is a call of it."""
+        return _UNGUARDED if terms.breaker is None else _guarded(terms.breaker)
+
+    def _completing(self, terms: Terms, local: Holding, limit: Limit) -> Steps:
+        """Do what belongs to the acquire besides having the lock.
+
+        Returns:
+            False where that could not be done in time, after a wait for a lock that was another's.
+
+        Raises:
+            LockLostError: the lock was lost before that was done.
+            NotReplicatedError: too few replicas had it in time.
+            redis.exceptions.TimeoutError: the server was silent, and the lock never another's.
+        """
+        token = local.token
+        assert token is not None
+        try:
+            if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
+                yield from self._confirming(local, token, self._ttl_ms, limit)
+            local.fence = None
+            if terms.fencing:
+                local.fence = yield from self._numbering(local, token, limit)
+            if terms.wait_replicas:
+                yield from self._replicating(terms, local, token, limit)
+        except TimeoutError:
+            if not limit.is_settled:
+                raise
+            return False
+        return True
+
+    def _numbering(self, local: Holding, token: bytes, limit: Limit) -> Steps:
+        """Returns the number of this holding."""
+        attempt = local.attempt
+        if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
+            return attempt.fence
+        numbering = Fence(self._key, token)  # handed over, or acquired by a hook
+        yield Execute(numbering, limit.left_s())
+        if not numbering.result:
+            raise self._lost_at_once()
+        return numbering.fence
+
+    def _replicating(self, terms: Terms, local: Holding, token: bytes, limit: Limit) -> Steps:
+        """Wait for the replicas, as long as the lease and the acquire's deadline allow."""
+        ttl_ms = self._ttl_ms
+        assert ttl_ms is not None
+        expires_at = local.expires_at(token)
+        left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
+        wait_ms = terms.wait_ms
+        time_left_s = limit.left_s()
+        if time_left_s is not None:
+            left_s = min(left_s, time_left_s)
+            wait_ms = max(min(wait_ms, int(1000 * (time_left_s + _WAIT_GRACE_S))), 1)
+        wait_s = wait_ms / 1000
+        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, wait_ms)
+        try:
+            yield ExecuteBeside(replicate, left_s, wait_s)
+        except TimeoutError:
+            if not limit.is_over:
+                raise
+        else:  # servers end a WAIT up to 0.1 s late, so the deadline may come first
+            if not replicate.held:
+                raise self._lost_at_once()
+        if not replicate.result:
+            had = f"{replicate.replicas} of {terms.wait_replicas} replicas had the lock within {wait_s} s"
+            raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
+        local.lease = (token, replicate.sent_at + ttl_ms / 1000)
+
+    def _confirming(self, local: Holding, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
+        confirming = Reacquire(self._key, token, ttl_ms)
+        yield Execute(confirming, limit.left_s())
+        if not confirming.result:
+            raise self._lost_at_once()
+        local.lease = (token, confirming.sent_at + ttl_ms / 1000)
+
+    def _lost_at_once(self) -> LockLostError:
+        reason = LossReason.EXPIRED
+        return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
+
+    def _begin(
+        self,
+        terms: Terms,
+        local: Holding,
+        trial: Trial,
+        asked_at: float | None = None,
+        task: asyncio.Task[Any] | None = None,
+    ) -> Tenure:
+        """Begin a tenure of the lock that has just been acquired.
+
+        Raises:
+            LockLostError: the lock is lost, and another who shares the lock object may have it by now.
+        """
+        token = trial.token
+        assert token is not None
+        tenure = Tenure(self, self._key, token, self._ttl_ms, trial.expires_at(token), terms)
+        tenure.queued = trial.queued == token
+        tenure.task = None if task is None else weakref.ref(task)
+        before = local.tenure
+        if before is not trial.tenure and tenure.is_lost():
+            raise self._lost_at_once()
+        trial.tenure = tenure
+        trial.publish(local)
+        end_telling(self)
+        if before is not None and before.token != token:
+            self._end_lost(before, LossReason.DELETED)
+        elif before is not None:
+            self._let_go(before)
+        if terms.metrics is not None and asked_at is not None:
+            with _logged("metrics"):
+                terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
+        return tenure
+
+    def _give_up(self, local: Holding, trial: Trial, before: bytes | None, brought: Any) -> list[tuple[bytes, bytes]]:
+        """The acquire failed. Returns what must be undone.
+
+        Args:
+            local: the caller's holding.
+            trial: what the acquire has got.
+            before: the token that was held till then.
+            brought: the token as the caller brought it; None where the caller did not.
+        """
+        token = trial.token
+        if token is None or token == before:
+            return []
+        tenure = local.tenure
+        if tenure is not None and tenure.token == token:
+            self._forget(local, tenure)
+        if local.token == token:  # where the token is shared, another may have acquired meanwhile
+            local.token = None
+        attempt = trial.attempt
+        took = attempt is not None and attempt.token == token and attempt.took
+        return [(self._key, token)] if brought is None or took else []
+
+    def _to_prolong(self, token: Any) -> bytes | None:
+        """The token of what is to be prolonged, instead of acquiring with this token."""
+        local = self._held()
+        told = told_of(self)
+        if told is not None and self._tenure_of(local) is not told:
+            return None
+        held = local.token
+        return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
+
+    def _is_meant(self, token: Any, held: bytes) -> bool:
+        """Whether an acquire with this token, which may be None, may mean what is held."""
+        return token is None or self._transport.encode(token) == held
+
+    def _drop_lost(self, token: bytes) -> None:
+        """Forget what this thread or task has lost."""
+        held = self._held()
+        if held.token != token:  # where the token is shared, another may have acquired meanwhile
+            return
+        held.token = None
+        if held.tenure is not None:
+            self._account(held, held.tenure, False)
+
+    # ---- release ----
+
+    def _may_release(self, local: Holding, tenure: Tenure) -> bool:
+        """Whether a release is to be sent. What is lost is forgotten.
+
+        Raises:
+            LockLostError: the lock was lost.
+        """
+        self._refuse_in_callback("release", local)
+        if tenure.depth > 1 and told_of(self) is not tenure:
+            tenure.depth -= 1
+            return False
+        self._let_go(tenure)
+        if not tenure.end():
+            if local.token == tenure.token:
+                local.token = None
+            self._account(local, tenure, False)
+            raise self._lost_error("release", tenure)
+        local.lease = (tenure.token, tenure.expires_at)
+        if tenure.queued:
+            local.queued = tenure.token
+        return True
+
+    def _account(self, local: Holding, tenure: Tenure, released: bool) -> None:
+        """Note how long it was held."""
+        if local.tenure is tenure:
+            local.tenure = None
+        held_s = clock() - tenure.begun
+        if tenure.terms.adaptive is not None:
+            tenure.terms.adaptive.observe(self._name, held_s)
+        if tenure.terms.metrics is not None:
+            with _logged("metrics"):
+                tenure.terms.metrics.record_release(self._name, held_s, released)
+
+    # ---- extend, reacquire ----
+
+    def _held_with_ttl(self, verb: str) -> Holding:
+        """As for a lock without terms. In a callback for a loss, the lock is lost."""
+        if self._terms is not None:
+            self._refuse_in_callback(verb, self._held())
+        return super()._held_with_ttl(verb)
+
+    # ---- loss ----
+
+    def _finding_out(self, tenure: Tenure) -> Steps:
+        """Why it is lost. Sends `GET name` where the lease has not ended."""
+        if clock() >= tenure.deadline:
+            return LossReason.EXPIRED
+        look = Look(self._key)
+        try:
+            yield Execute(look)
+        except Exception:  # then nobody knows
+            return LossReason.SERVER_GONE
+        return reason_of(look)
+
+    # ---- handles ----
+
+    def detach(self) -> Handle:
+        """Let go of the lock without releasing it: whoever attaches the handle holds it then.
+
+        Nothing is sent, and nothing is renewed until the handle is attached.
+
+        Raises:
+            redis.exceptions.LockError: this thread or task holds no lock, or has entered it more than once.
+            LockLostError: the lock was lost.
+        """
+        from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # few need it, and it takes a millisecond
+
+        held = self._held()
+        self._refuse_in_callback("detach", held)
+        token = held.token
+        if token is None:
+            raise LockError("Cannot detach an unlocked lock", lock_name=self.name)
+        tenure = self._tenure_of(held)
+        lease_end = held.expires_at(token)
+        if tenure is not None:
+            if tenure.depth > 1:
+                raise LockError("Cannot detach a lock that was entered more than once", lock_name=self.name)
+            if tenure.is_lost():
+                raise self._lost_error("detach", tenure)
+            lease_end = tenure.expires_at
+            self._forget(held, tenure)
+        held.token = None
+        name = self.name if isinstance(self.name, (str, bytes)) else self._key
+        return Handle.of(name, token, self._timeout, lease_end, held.fence)
+
+    @classmethod
+    def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
+        """Hold a lock that was detached, here or in another process. Nothing is sent.
+
+        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact. A `with` block
+        of the lock takes it as it is attached, and raises LockLostError where it is lost.
+
+        Args:
+            client: as for the class.
+            handle: what `detach` gave.
+            settings: of the lock, as for the class; its name and timeout are the handle's.
+
+        Returns:
+            The lock, held by this thread or task.
+
+        Raises:
+            TypeError: `handle` is none; and as the class.
+            ValueError: as the class.
+        """
+        from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # as above
+
+        if not isinstance(handle, Handle):
+            raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
+        lock = cls(client, handle.name, handle.timeout, **settings)
+        local = lock._mine()
+        trial = Trial(local)
+        # Of what expires nobody knows when, nothing is certain.
+        trial.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
+        trial.fence = handle.fence
+        trial.token = handle.token
+        if lock._terms is None:
+            trial.publish(local)
+        else:
+            lock._keep(lock._begin(lock._terms, local, trial, task=current_task()))
+        lock._attached = handle.token
+        return lock
+
+    _attached: bytes | None = None  # what `attach` held, until a block enters it
+
+    def _enter_attached(self) -> bool:
+        """Enter what was attached, without an acquire. Returns False where that is not what the caller holds now.
+
+        Raises:
+            LockLostError: the lock was lost.
+        """
+        held = self._held()
+        if held.token is not self._attached:  # not the same object: released, and perhaps acquired again
+            return False
+        tenure = self._tenure_of(held)
+        if clock() >= self._deadline(held):
+            if tenure is not None:
+                raise self._lost_error("enter", tenure)
+            raise LockLostError("Cannot enter a lock that was lost", lock_name=self.name, reason=LossReason.EXPIRED)
+        self._attached = None
+        return True
+
+    def _forget(self, local: Holding, tenure: Tenure) -> None:
+        """End a tenure, whatever becomes of the lock."""
+        self._let_go(tenure)
+        tenure.end()
+        local.tenure = None
+
+    def _mine(self) -> Holding:
+        """The holding of the calling thread or task."""
+        if self._generation != fork.generation:
+            self._own_nothing()
+        holding: Holding = self.local.mine()
+        return holding

@@ -1,0 +1,114 @@
+"""Renewal of Redlocks: what `renewal.py` does on one server, by rounds over several.
+
+Rules: those of `renewal.py`. A quorum that agrees renews; one that refuses says that the lock is lost; where too few
+answer, it is tried again until the lease ends. All that is due is asked for at once.
+
+Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redislock_fast._lease.majority_lease import QuorumLease
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.quorum import QuorumEntry
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Loss, Verdict, attempting, limit_s, lose, renewable, unheeded
+from redislock_fast._procedures.steps import AskAll, Steps
+from redislock_fast._protocol.majority import ReacquireRound, TakenRound
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import clock
+
+__all__ = ["QuorumTenure", "reason_of_round", "renew", "renewing"]
+
+_MOST_AT_ONCE = 256
+"""Rounds under way at once: what a frozen server owes then is little enough for its connection."""
+
+
+class QuorumTenure(Tenure):
+    """One holding of a Redlock on terms.
+
+    Args:
+        lock: the lock object.
+        keys: by server.
+        lease: what it holds.
+        ttl_ms: its ttl.
+        terms: how it is held.
+        quorum: who asks its servers.
+    """
+
+    __slots__ = ("_quorum", "keys", "lease")
+
+    def __init__(
+        self, lock: Any, keys: list[bytes], lease: QuorumLease, ttl_ms: int, terms: Terms, quorum: Any
+    ) -> None:
+        super().__init__(lock, keys[0], lease.token, ttl_ms, lease.ends_at, terms)
+        self.keys = keys
+        self.lease = lease
+        self._quorum = quorum
+
+    @property
+    def entry(self) -> QuorumEntry:
+        """What must be undone at all servers."""
+        return QuorumEntry(self.keys, self.token, self._quorum)
+
+    def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for whatever reason
+        """Whether something of it may stand on a server: a minority may still have it."""
+        return self.terms.auto_renew
+
+    def renewed(self, expires_at: float, certainly: bool) -> None:
+        """As for a lock on one server. What an extend adds to is the lease that was set last."""
+        super().renewed(expires_at, certainly)
+        if self.expires_at == expires_at:
+            self.lease.times = (self.lease.valid_until, expires_at)
+
+
+def renew(quorum: Any, due: list[Any], losses: list[Loss]) -> Any:
+    """Renew what is due at the servers of a quorum; a `Burst`."""
+    return quorum.drive(renewing(due, losses))
+
+
+def renewing(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+    """Renew what can be renewed; see `renewal.renewing`."""
+    open_ones: list[Any] = renewable(list(tenures), losses)
+    for at in range(0, len(open_ones), _MOST_AT_ONCE):
+        yield from _burst(open_ones[at : at + _MOST_AT_ONCE], losses)
+
+
+def _burst(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+    now = clock()
+    asked: list[Any] = []
+    rounds: list[ReacquireRound] = []
+    for tenure in tenures:
+        ttl_ms = tenure.begin_renewal(now)
+        if ttl_ms is not None:
+            asked.append(tenure)
+            rounds.append(
+                ReacquireRound(tenure.keys, tenure.token, ttl_ms, limit_s([tenure], now), list(tenure.lease.refusals))
+            )
+    if asked:
+        gone: list[Any] = yield from attempting(asked, AskAll([*rounds]), lambda: [*map(_verdict, rounds)], losses)
+        if gone:
+            yield from _asking_why(gone, losses)
+
+
+def _verdict(round_: ReacquireRound) -> Verdict:
+    held = True if round_.agreed else False if round_.refused else None
+    return Verdict(held, round_.ends_at if any(round_.sent) else None)
+
+
+def _asking_why(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+    now = clock()
+    rounds = [TakenRound(tenure.keys, tenure.token, limit_s([tenure], now)) for tenure in tenures]
+    with unheeded():
+        yield AskAll([*rounds])
+    for tenure, round_ in zip(tenures, rounds, strict=True):
+        lose(tenure, reason_of_round(round_), losses)
+
+
+def reason_of_round(round_: TakenRound) -> LossReason:
+    """Why a lock is lost whose lease has not ended, by what a majority has there now."""
+    if round_.agreed:
+        return LossReason.TAKEN
+    return LossReason.DELETED if round_.refused else LossReason.SERVER_GONE

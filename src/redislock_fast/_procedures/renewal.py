@@ -1,0 +1,349 @@
+"""Renewal: what is due when, and how all that is due on one server is renewed in one burst.
+
+Rules: a renewal is compare-only and never brings a lost lock back; it is tried again until the lease ends; a lost lock
+is lost for good, and whatever may still be executed for it is undone. One renewer for each server: one that is frozen
+holds up no other's.
+
+Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import operator
+import os
+import random
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.steps import AskAll, Execute, Split, Steps
+from redislock_fast._protocol.commands import Look, Reacquire
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import clock
+
+__all__ = [
+    "Burst",
+    "Loss",
+    "Record",
+    "Schedule",
+    "Verdict",
+    "attempting",
+    "due_at",
+    "late_entries",
+    "limit_s",
+    "lose",
+    "reason_of",
+    "renewable",
+    "renewing",
+    "unheeded",
+]
+
+_MOST_AT_ONCE = 1024
+"""Requests of a burst under way at once, as in a batch."""
+
+_SHORTEST_LIMIT_S = 0.05
+_LONGEST_LIMIT_S = 1.0  # threads renew one burst after another: none holds up the next, or the news of a loss, for long
+_LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
+
+_dice = random.SystemRandom()  # the module's own is the user's, who may have seeded it, and alike in forked processes
+
+_deadline_of = operator.attrgetter("deadline")
+
+_GRAIN = 1 / 8
+"""What is due within so much of an interval is renewed together."""
+
+
+class Loss(NamedTuple):
+    """A tenure that was lost, and is to be told of."""
+
+    tenure: Tenure
+    reason: LossReason
+
+
+Burst: TypeAlias = "Callable[[Any, list[Tenure], list[Loss]], Any]"
+"""Renews what is due on a transport, and fills in what is found to be lost. For a loop, it gives a coroutine."""
+
+
+class Verdict(NamedTuple):
+    """What came of one renewal.
+
+    Attributes:
+        held: whether the lock is held; None: nobody knows.
+        expires_at: until when its lease is valid by that, in the clock's seconds; None: nothing was sent.
+    """
+
+    held: bool | None
+    expires_at: float | None
+
+
+class Record(weakref.ref[Tenure]):
+    """What a schedule has of a tenure: enough to undo it when its handle was dropped.
+
+    Attributes:
+        entry: what must be undone then.
+        key: the lock's name on the wire.
+        pid: of the process that may undo it.
+        ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
+        is_over: whether it needs nobody's care any more.
+    """
+
+    __slots__ = ("entry", "is_over", "key", "pid", "ticks")
+
+    def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
+        """As `weakref.ref` is made."""
+        return super().__new__(cls, tenure, dropped)
+
+    def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
+        self.entry = tenure.entry
+        self.key = tenure.key
+        self.pid = os.getpid()
+        self.ticks: int | None = None
+        self.is_over = False
+
+    def was_dropped(self) -> bool:
+        """Whether the tenure ended because its handle was dropped, in this process.
+
+        A forked child loses what its parent's other threads hold before it is told that it is a child.
+        """
+        if self.is_over or self.pid != os.getpid():
+            return False
+        self.is_over = True
+        return True
+
+    def warn(self) -> None:
+        """Say that the handle was dropped. Where warnings are errors, this raises."""
+        name = self.key.decode(errors="backslashreplace")
+        warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
+
+
+class Schedule:
+    """Which tenure is due when.
+
+    Ticks are milliseconds of the clock. What is due at about the same time comes to the same tick, so that adding and
+    removing cost a dict operation, and bursts come by themselves.
+
+    Who may touch what: whoever has the renewer's lock, or runs on its loop. A finalizer may come in between, and does
+    no more than to add or remove a record of its own.
+
+    Attributes:
+        looks_at: when whoever renews will look without being told, in the clock's seconds.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
+        self._ticks: list[int] = []  # a heap; some may have nothing due any more
+        self._taken = 0  # until which tick all that was due has been taken
+        self.looks_at = math.inf
+
+    def add(self, record: Record, due_at: float, interval_s: float) -> bool:
+        """Schedule it, instead of whenever it was due. Returns whether whoever renews must be told of it."""
+        self.remove(record)
+        grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
+        ticks = max(int(due_at * 1000) // grain * grain, 0)
+        if ticks <= self._taken:  # it would be due again and again until its time has come
+            ticks = math.ceil(due_at * 1000)
+        record.ticks = ticks
+        if ticks not in self._due:
+            heapq.heappush(self._ticks, ticks)
+        self._due.setdefault(ticks, {})[id(record)] = record
+        return ticks < self.looks_at * 1000
+
+    def remove(self, record: Record) -> None:
+        """Forget it."""
+        if record.ticks is not None:
+            self._due.get(record.ticks, {}).pop(id(record), None)
+            record.ticks = None
+
+    def take(self, now: float) -> list[Tenure]:
+        """What is due now. It is not scheduled any more."""
+        due: list[Tenure] = []
+        self._taken = int(now * 1000)
+        while self._ticks and self._ticks[0] <= self._taken:
+            for record in self._due.pop(heapq.heappop(self._ticks), {}).values():
+                record.ticks = None
+                tenure = record()
+                if tenure is not None:
+                    due.append(tenure)
+        return due
+
+    def next_at(self) -> float | None:
+        """When something is due next, in the clock's seconds; None: never."""
+        while self._ticks and not self._due.get(self._ticks[0]):
+            self._due.pop(heapq.heappop(self._ticks), None)
+        return self._ticks[0] / 1000 if self._ticks else None
+
+
+def late_entries(losses: list[Loss]) -> list[Any]:
+    """What must be undone, since a renewal of it may yet be executed. None of the lost is looked after any more."""
+    for tenure, _ in losses:
+        tenure.record.is_over = True
+    return [tenure.record.entry for tenure, reason in losses if tenure.may_be_left(reason)]
+
+
+def due_at(tenure: Tenure, now: float) -> float:
+    """When to look after it next."""
+    if tenure.troubled or tenure.busy or tenure.renewing:
+        return tenure.retry_at(now)
+    return tenure.due_at(now, _dice.random())
+
+
+# ---- bursts ----
+
+
+def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    """Renew what can be renewed.
+
+    Args:
+        tenures: what is due.
+        losses: filled with what is found to be lost, which nobody has been told of yet.
+    """
+    open_ones = renewable(tenures, losses)
+    if not open_ones:
+        return
+    parts: Sequence[Sequence[int]] | None = None
+    with unheeded():
+        parts = yield Split([tenure.key for tenure in open_ones])
+    if parts is None:
+        for tenure in open_ones:
+            tenure.troubled = True
+        return
+    for part in parts:
+        for at in range(0, len(part), _MOST_AT_ONCE):
+            yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
+
+
+@contextlib.contextmanager
+def unheeded() -> Iterator[None]:
+    """Go on after whatever fails: it is tried again until the leases end, or nobody knows then.
+
+    An error keeps the frames that it has passed, and redis-py's keep one another alive: they must not keep a tenure, or
+    what was dropped would be renewed until the next collection of garbage.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.__traceback__ = None
+
+
+def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
+    """Those that can be renewed. Of the others, notes which are lost by now."""
+    now = clock()
+    open_ones: list[Tenure] = []
+    for tenure in tenures:
+        if now >= tenure.deadline:
+            lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+        elif tenure.terms.auto_renew and not tenure.over:
+            open_ones.append(tenure)
+    return open_ones
+
+
+def lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+    """Note a loss, unless that was noted before."""
+    if tenure.lose(reason):
+        losses.append(Loss(tenure, reason))
+
+
+def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    """Renew tenures of one server."""
+    now = clock()
+    asked = _requests(tenures, now)
+    if not asked:
+        return
+    operation = Many([reacquire for _, reacquire in asked])
+
+    def verdicts() -> list[Verdict]:
+        unanswered = set(operation.unfinished)
+        return [_verdict(reacquire, index in unanswered) for index, (_, reacquire) in enumerate(asked)]
+
+    gone = yield from attempting(
+        [tenure for tenure, _ in asked], Execute(operation, limit_s(tenures, now)), verdicts, losses
+    )
+    for tenure, reacquire in asked:
+        tenure.queued = reacquire.queued
+    if gone:
+        yield from _asking_why(gone, losses)
+
+
+def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire]]:
+    asked: list[tuple[Tenure, Reacquire]] = []
+    for tenure in tenures:
+        ttl_ms = tenure.begin_renewal(now)
+        if ttl_ms is not None:
+            asked.append((tenure, Reacquire(tenure.key, tenure.token, ttl_ms, tenure.queued)))
+    return asked
+
+
+def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
+    expires_at = reacquire.sent_at + (reacquire.ttl_ms or 0) / 1000 if reacquire.sent_at else None
+    return Verdict(None if is_unanswered else reacquire.result, expires_at)
+
+
+def attempting(
+    tenures: list[Tenure], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[Loss]
+) -> Steps:
+    """Make an attempt to renew tenures, and note what came of it.
+
+    Args:
+        tenures: whose renewal has begun.
+        step: the attempt.
+        verdicts: what came of it, by tenure.
+        losses: as for `renewing`.
+
+    Returns:
+        Those that are certainly not held any more, for a reason that is not known yet.
+    """
+    try:
+        with unheeded():
+            yield step
+    except BaseException:  # a cancel: what is under way may yet be executed
+        for tenure in tenures:
+            tenure.troubled = True
+        raise
+    finally:
+        for tenure in tenures:
+            tenure.renewing = False
+    now = clock()
+    gone: list[Tenure] = []
+    for tenure, verdict in zip(tenures, verdicts(), strict=True):
+        tenure.troubled = verdict.held is None
+        if not _note(tenure, verdict, now, losses):
+            gone.append(tenure)
+    return gone
+
+
+def _note(tenure: Tenure, verdict: Verdict, now: float, losses: list[Loss]) -> bool:
+    """Note what came of a renewal. Returns False where the lock is not held any more, and nobody has said why."""
+    if now >= tenure.deadline:  # a renewal that came too late does not bring it back
+        lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+    elif verdict.held is False:
+        return tenure.over
+    elif verdict.expires_at is not None:
+        tenure.renewed(verdict.expires_at, certainly=not tenure.troubled)
+    return True
+
+
+def limit_s(tenures: list[Tenure], now: float) -> float:
+    """For how long to wait for the answers: there must be time for another attempt."""
+    first_deadline: float = min(map(_deadline_of, tenures))
+    return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
+
+
+def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+    looks = [Look(tenure.key) for tenure in tenures]
+    operation = Many(looks)
+    with unheeded():
+        yield Execute(operation, limit_s(tenures, clock()))
+    unanswered = len(operation.unfinished) > 0  # then nobody knows
+    for tenure, look in zip(tenures, looks, strict=True):
+        lose(tenure, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
+
+
+def reason_of(look: Look) -> LossReason:
+    """Why a lock is lost whose lease has not ended, by what stands there now."""
+    return LossReason.TAKEN if look.result else LossReason.DELETED

@@ -1,0 +1,143 @@
+"""What a procedure that takes several operations asks of who drives it, step by step.
+
+A procedure is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
+what it raises. So the logic is written once, for threads, event loops and simulations, and an error or a cancel arrives
+where it must be dealt with.
+
+Plain classes, of which a dozen take a tenth of the import time of as many named tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from redislock_fast._protocol.commands import Operation
+
+if TYPE_CHECKING:
+    from redislock_fast._procedures.waiters import Seat
+    from redislock_fast._protocol.majority import Round
+    from redislock_fast._protocol.pipeline import Many
+
+__all__ = [
+    "ENTERED",
+    "Ask",
+    "AskAll",
+    "Enter",
+    "Execute",
+    "ExecuteAll",
+    "ExecuteBeside",
+    "Listen",
+    "Sleep",
+    "Split",
+    "Step",
+    "Steps",
+    "all_of",
+]
+
+ENTERED: Final = "entered"
+"""Heard in place of a message by who has a seat and has not listened yet."""
+
+
+class Execute:
+    """Drive the operation to its end, within so many seconds."""
+
+    __slots__ = ("limit_s", "operation")
+
+    def __init__(self, operation: Operation, limit_s: float | None = None) -> None:
+        self.operation = operation
+        self.limit_s = limit_s
+
+
+class ExecuteAll:
+    """Drive operations, each on locks of another server, to their ends within so many seconds.
+
+    No server's replies are waited for before all have been asked, and none that fails keeps the others from their ends:
+    then the first error is thrown in.
+    """
+
+    __slots__ = ("limit_s", "operations")
+
+    def __init__(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+        self.operations = operations
+        self.limit_s = limit_s
+
+
+class ExecuteBeside:
+    """Drive an operation that sets no key to its end on a connection of its own, within so many seconds.
+
+    `slow_s` is for how long the server may hold its reply back: everything behind it would wait for as long.
+    """
+
+    __slots__ = ("limit_s", "operation", "slow_s")
+
+    def __init__(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        self.operation = operation
+        self.limit_s = limit_s
+        self.slow_s = slow_s
+
+
+class Sleep:
+    """Do nothing for so long."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Split:
+    """Send back the keys' indexes, those together that one server has."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self.keys = keys
+
+
+class Enter:
+    """Send back a seat in the room of the lock's connection, or None where that takes no messages."""
+
+    __slots__ = ("key", "limit_s", "token")
+
+    def __init__(self, key: bytes, token: bytes, limit_s: float | None = None) -> None:
+        self.key = key
+        self.token = token
+        self.limit_s = limit_s
+
+
+class Listen:
+    """Send back the next message for the seat, or None when none has come within so many seconds."""
+
+    __slots__ = ("seat", "timeout_s")
+
+    def __init__(self, seat: Seat, timeout_s: float) -> None:
+        self.seat = seat
+        self.timeout_s = timeout_s
+
+
+class Ask:
+    """Hold the round: ask all servers of a quorum, until the outcome is certain or the round's time is up."""
+
+    __slots__ = ("round",)
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+
+
+class AskAll:
+    """Hold these rounds at once, until the outcome of each is certain or the time of the shortest is up."""
+
+    __slots__ = ("rounds",)
+
+    def __init__(self, rounds: list[Round]) -> None:
+        self.rounds = rounds
+
+
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Listen | Ask | AskAll"
+Steps: TypeAlias = Generator[Step, Any, Any]
+
+
+def all_of(operations: Sequence[Many], limit_s: float | None = None) -> Execute | ExecuteAll:
+    """The step that drives operations, each on locks of another server, of which there is mostly one."""
+    return Execute(operations[0], limit_s) if len(operations) == 1 else ExecuteAll(operations, limit_s)

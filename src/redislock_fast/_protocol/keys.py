@@ -1,0 +1,88 @@
+"""The names of what stands beside a lock on the server: queue, fence, and the channels on which its waiters listen.
+
+All are in the hash slot of their lock, as a cluster wants it. The rules for slots are the cluster specification's:
+what stands between the first "{" and the next "}", if anything does, is hashed alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from binascii import crc_hqx
+from functools import lru_cache
+
+from redislock_fast._util import fork
+
+__all__ = ["channel_beside", "fence_key", "guard_key", "queue_keys", "slot_of"]
+
+_SLOTS = 16384
+
+
+class _Numbers:
+    """For each slot the lowest number whose digits hash to it, found on the way to what is asked for: 3 ms at first.
+
+    Filled under the lock, which a finalizer of the same thread may enter again.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, int] = {}
+        self._next = 0
+        self._new_lock()
+        fork.on_fork(self._new_lock)  # another thread may have held it at the fork
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def of(self, slot: int) -> int:
+        """The slot's number."""
+        with self._lock:
+            while slot not in self._by_slot:
+                self._by_slot.setdefault(crc_hqx(b"%d" % self._next, 0) % _SLOTS, self._next)
+                self._next += 1
+        return self._by_slot[slot]
+
+
+_numbers = _Numbers()
+
+
+@lru_cache(1024)  # each contended acquire and release asks: 0.1 us instead of 1.3
+def queue_keys(key: bytes) -> tuple[bytes, bytes]:
+    """The keys of a lock's queue and of its waiters."""
+    base = _base_of(key)
+    return base + b":queue", base + b":waiters"
+
+
+@lru_cache(1024)
+def fence_key(key: bytes) -> bytes:
+    """The key of a lock's fencing numbers."""
+    return _base_of(key) + b":fence"
+
+
+def guard_key(key: bytes) -> bytes:
+    """The key where a guard notes the highest fence that has written to this key."""
+    return _base_of(key) + b":guard"
+
+
+def channel_beside(key: bytes, listener: bytes) -> bytes:
+    """A channel for a listener in the lock's slot: one for all locks of a slot, so that they are bounded in number."""
+    return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), listener)
+
+
+def _base_of(key: bytes) -> bytes:
+    """What the keys beside this one begin with. No two keys share it: the ways to stay in the slot end differently."""
+    if _tag_of(key) is not key:
+        return key + b":rlf:tagged"
+    if key and b"}" not in key:
+        return b"{%b}:rlf" % key
+    return b"{%d}%b:rlf:numbered" % (_numbers.of(slot_of(key)), key)
+
+
+def _tag_of(key: bytes) -> bytes:
+    """What of a key is hashed."""
+    begin = key.find(b"{")
+    end = key.find(b"}", begin + 1)
+    return key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
+
+
+def slot_of(key: bytes) -> int:
+    """The hash slot of a key."""
+    return crc_hqx(_tag_of(key) if b"{" in key else key, 0) % _SLOTS  # a batch asks for each key: half of the time

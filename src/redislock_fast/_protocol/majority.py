@@ -1,0 +1,319 @@
+"""One operation at all servers of a Redlock at once: who has voted how, and what is certain by then.
+
+The rules are those of "The Redlock algorithm", https://redis.io/docs/latest/develop/clients/patterns/distributed-locks:
+the clock starts before the first request leaves, a majority decides, and a lease counts for its ttl less the time
+passed and an allowance for clocks that run apart.
+
+Each server's part is an operation of `commands.py`. Its result is the server's vote; a server that errs, cannot be
+reached or stays silent has none.
+
+Who may touch what: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by whoever asks its server
+or reads that server's connection. A vote never changes; one that comes late is still noted. `decided` becomes True, and
+stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, Look, NotExecuted, Reacquire, Redirected, Refused, Release
+from redislock_fast._util.times import drift_s
+from redislock_fast._util.tokens import is_held_with
+
+__all__ = [
+    "AcquireRound",
+    "LeaseRound",
+    "LookRound",
+    "ReacquireRound",
+    "ReleaseRound",
+    "Round",
+    "TakenRound",
+    "valid_s",
+]
+
+
+def valid_s(ttl_ms: int) -> float:
+    """For how long a lease is certainly valid, from before its request left, in seconds.
+
+    Less than the ttl, for clocks that drift.
+    """
+    ttl_s = ttl_ms / 1000
+    return ttl_s - drift_s(ttl_s)
+
+
+class Round:
+    """One operation at all servers.
+
+    Args:
+        operations: by server.
+        limit_s: how long to wait for replies, from before the first request.
+        votes: of servers that are not to be asked, because their vote is known; None for the others.
+
+    Attributes:
+        votes: by server: True for agreed, False for refused, None where there is no verdict, or none yet.
+        errors: by server: why there is no verdict; None where that is not known.
+        sent: by server: whether a request has left.
+        lost: by server: whether its connection broke, and nothing has left since.
+        decided: whether no vote that is missing can change the outcome.
+        began: the time before the first request, in the clock's seconds.
+        insists: whether it goes on whatever happens, also at servers that have not answered for long.
+        undone: whether it has been given up, so that nothing more must be set.
+    """
+
+    insists = False
+    undone = False
+    decided = False
+
+    def __init__(
+        self,
+        operations: Sequence[Acquire | Reacquire | Release | Look],
+        limit_s: float,
+        votes: list[bool | None] | None = None,
+    ) -> None:
+        count = len(operations)
+        for operation in operations:
+            # A script's text, not its hash: who asks may have gone on before anybody reads NOSCRIPT.
+            operation.with_text = True
+        self.operations = operations
+        self.limit_s = limit_s
+        self.votes: list[bool | None] = [None] * count
+        self.errors: list[Exception | None] = [None] * count
+        self.sent = [False] * count
+        self.lost = [False] * count
+        self.began = 0.0
+        self._quorum = count // 2 + 1
+        if votes:
+            self.votes = votes
+            self._count()
+
+    # ---- one server ----
+
+    def awaits(self, index: int) -> bool:
+        """Whether the server may still vote in time."""
+        return self.votes[index] is None and self.errors[index] is None
+
+    def request(self, index: int, dialect: Dialect) -> Args:
+        """What to send to a server next."""
+        self.sent[index] = True
+        self.lost[index] = False
+        return self.operations[index].request(dialect, self.began)
+
+    def lose(self, index: int, sent: bool) -> None:
+        """The connection broke under a server's request; `sent`: of which a byte may have left."""
+        self.operations[index].lost(sent)
+        self.lost[index] = True
+
+    def take(self, index: int, reply: Reply, dialect: Dialect) -> bool:
+        """Take a server's reply. True: it has had its say. False: send it the next request.
+
+        Raises:
+            Malformed: it is none that the request can have; the connection must be left.
+        """
+        if self.votes[index] is not None:  # by another connection, when this one seemed lost
+            return True
+        operation = self.operations[index]
+        try:
+            finished = operation.feed(reply, dialect)
+        except (NotExecuted, Redirected, Refused) as error:
+            self.errors[index] = error.with_traceback(None)
+            return True
+        if finished:
+            self.votes[index] = operation.result
+            self._count()
+        return finished or self.undone
+
+    def _count(self) -> None:
+        """By whoever has noted a vote: the last of those who do so at once sees all of them."""
+        votes = self.votes
+        if not self.decided and (votes.count(True) >= self._quorum or votes.count(False) > len(votes) - self._quorum):
+            self.decided = True
+
+    # ---- all of them ----
+
+    @property
+    def agreed(self) -> bool:
+        """Whether a quorum has agreed."""
+        return self.votes.count(True) >= self._quorum
+
+    @property
+    def refused(self) -> bool:
+        """Whether so many have refused that no quorum can agree."""
+        return self.votes.count(False) > len(self.votes) - self._quorum
+
+    @property
+    def answered(self) -> bool:
+        """Whether a quorum has voted, one way or the other."""
+        return len(self.votes) - self.votes.count(None) >= self._quorum
+
+    # ---- undoing ----
+
+    def close(self, now: float) -> None:
+        """Nobody waits any more: give up what has come to nothing."""
+
+    def give_up(self) -> None:
+        """Whatever has been agreed to, nobody will know of it."""
+        self.undone = not self.insists
+
+    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+        """By server: the key and token that must not stay there."""
+        return {}
+
+
+class LeaseRound(Round):
+    """What gives a lease: `AcquireRound` or `ReacquireRound`."""
+
+    ttl_ms: int
+
+    @property
+    def valid_until(self) -> float:
+        """Until when the lease is certainly valid, in the clock's seconds."""
+        return self.began + valid_s(self.ttl_ms)
+
+    @property
+    def ends_at(self) -> float:
+        """When the first server may end it."""
+        return self.began + self.ttl_ms / 1000
+
+
+class AcquireRound(LeaseRound):
+    """Take the lock at as many servers as have it free.
+
+    Args:
+        keys: by server.
+        token: a fresh one: no server may know it from an earlier attempt.
+        ttl_ms: the lease.
+        limit_s: as of a round.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float) -> None:
+        self._acquires = [Acquire(key, token, ttl_ms) for key in keys]
+        super().__init__(self._acquires, limit_s)
+        self.token = token
+        self.ttl_ms = ttl_ms
+
+    def is_held_with(self, token: bytes) -> bool:
+        """Whether a quorum has refused since it holds this token."""
+        holders = [operation.holder for operation in self._acquires]
+        return holders.count(token) >= self._quorum
+
+    def close(self, now: float) -> None:
+        if not self.agreed or now >= self.valid_until:
+            self.give_up()
+
+    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+        if not self.undone:
+            return {}
+        return {
+            index: (operation.key, operation.token)
+            for index, operation in enumerate(self.operations)
+            if self.sent[index] and self.votes[index] is not False
+        }
+
+
+class ReacquireRound(LeaseRound):
+    """Set the ttl wherever the lock holds this token.
+
+    An absolute ttl for an extend too: servers that missed an earlier one then have the same lease as the others.
+
+    Args:
+        keys: by server.
+        token: the lock's.
+        ttl_ms: the new lease.
+        limit_s: as of a round.
+        votes: as of a round.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, votes: list[bool | None]) -> None:
+        super().__init__([Reacquire(key, token, ttl_ms) for key in keys], limit_s, votes)
+        self.ttl_ms = ttl_ms
+
+
+class ReleaseRound(Round):
+    """Delete the lock wherever it holds this token: behind the acquire also at servers that are silent.
+
+    Args:
+        keys: by server.
+        token: the lock's.
+        ends_at: when the servers may end the lease first.
+        limit_s: as of a round.
+        votes: as of a round.
+        doubtful: by server: whether an earlier release may have been executed.
+    """
+
+    insists = True
+
+    def __init__(
+        self,
+        keys: list[bytes],
+        token: bytes,
+        ends_at: float,
+        limit_s: float,
+        votes: list[bool | None],
+        doubtful: list[bool],
+    ) -> None:
+        releases = [Release(key, token, ends_at, unsettled) for key, unsettled in zip(keys, doubtful, strict=True)]
+        super().__init__(releases, limit_s, votes)
+
+    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+        if all(self.sent) and not any(self.lost):
+            return {}
+        return {
+            index: (operation.key, operation.token)
+            for index, operation in enumerate(self.operations)
+            if self.votes[index] is None and (self.lost[index] or not self.sent[index])
+        }
+
+
+class _LookFor(Look):
+    """Whether the lock holds this token; whether anything, for an empty one."""
+
+    def __init__(self, key: bytes, token: bytes) -> None:
+        super().__init__(key)
+        self.token = token
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        if self.token:
+            self.result = is_held_with(self.holder, self.token)
+        return finished
+
+
+class LookRound(Round):
+    """Look who holds the lock.
+
+    Args:
+        keys: by server.
+        token: which token to look for; empty for any value.
+        limit_s: as of a round.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
+        super().__init__([_LookFor(key, token) for key in keys], limit_s)
+
+
+class _LookForAnother(Look):
+    """Whether the lock holds another token than this one."""
+
+    def __init__(self, key: bytes, token: bytes) -> None:
+        super().__init__(key)
+        self.token = token
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result and self.holder != self.token
+        return finished
+
+
+class TakenRound(Round):
+    """Look whether another holds the lock instead.
+
+    Args:
+        keys: by server.
+        token: which token was the holder's.
+        limit_s: as of a round.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
+        super().__init__([_LookForAnother(key, token) for key in keys], limit_s)

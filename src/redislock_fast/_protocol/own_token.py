@@ -1,0 +1,97 @@
+"""Taking a lock by the caller's own token: who finds it held under that very token has it already.
+
+A request's or a job's id as the token makes an acquire idempotent beyond the one call: a worker that is given the job
+again goes on with the lock that its first try took.
+"""
+
+from __future__ import annotations
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, Reacquire, Refused
+from redislock_fast._util.tokens import MARK, is_ours
+
+__all__ = ["AcquireOwn", "has_taken"]
+
+_MAX_RENEWALS = 3
+"""A lock may end between being found held and being renewed. As often as that, it is not to be had."""
+
+
+def has_taken(request: Args, reply: Reply) -> bool:
+    """Whether the reply says that this request, of an attempt of any kind, took the key."""
+    if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
+        return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
+    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
+
+
+class AcquireOwn(Acquire):
+    """Take the lock if it is free, or held with this very token: then its lease begins anew.
+
+    A lock that is found held is reacquired, so nothing is changed but what holds the token. `sent_at` is then the time
+    of the reacquire. What is found may be an older lock with little of its ttl left, so an attempt of unknown outcome
+    makes no difference: that it may have set the key says nothing about the lease.
+
+    Where the server refuses the reacquire, or to let the key be read, the lock counts as another's, as it does for
+    `Acquire`. After a SET of unknown outcome, that is an error: it may be ours, or going to be.
+
+    `unsettled` speaks of the SETs alone, since a reacquire sets no key that is not there. An acquire that ends with an
+    error leaves a lock that was held before under the same token alone, with its old lease or a new one (with no ttl,
+    where this acquire asked for none). What it may have set itself is undone by its `claim` alone.
+
+    Attributes:
+        claim: what the attempts of its channel with this key and token have taken; None while it is not driven.
+    """
+
+    _took = False
+    _renewal: Reacquire | None = None
+    _renewals_left = _MAX_RENEWALS
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if self._renewal is not None:
+            return self._renewal.request(dialect, now)
+        return super().request(dialect, now)
+
+    def plain_replies(self) -> tuple[Reply, type | None]:
+        return super().plain_replies()[0], None  # any value may be our own token
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if self._renewal is not None:
+            return self._renewed(self._renewal, reply, dialect)
+        finished = super().feed(reply, dialect)
+        if self.holder is None:
+            self._took = self.result
+            return finished
+        self.result = False
+        is_marked = is_ours(self.token) and self.holder == self.token + MARK
+        if not is_marked and self.holder != self.token:
+            return True
+        self._renewal = Reacquire(self.key, self.token, self.ttl_ms, queued=is_marked)
+        return False
+
+    @property
+    def took(self) -> bool:
+        return self._took
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim says what is undone
+        return []
+
+    def lost(self, sent: bool) -> None:
+        if self._renewal is None and not self._looking:
+            super().lost(sent)
+
+    def _renewed(self, renewal: Reacquire, reply: Reply, dialect: Dialect) -> bool:
+        try:
+            if not renewal.feed(reply, dialect):
+                return False
+        except Refused:
+            if self.unsettled:
+                raise
+            return True
+        if renewal.result:
+            self.result = True
+            self.sent_at = renewal.sent_at
+            return True
+        self.holder = self._renewal = None
+        self._looking = False
+        self._renewals_left -= 1
+        return self._renewals_left == 0

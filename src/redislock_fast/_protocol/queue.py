@@ -1,0 +1,247 @@
+"""The operations of who waits for a lock: state machines, as those of `commands.py` are.
+
+Standing in the queue, leaving it, and watching a lock whose holder will not hand it over. None of them ever fails where
+polling would work: what a server does not know or does not allow ends them `denied`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hiredis
+
+from redislock_fast._pipe.base import Args, Malformed, Reply, is_answer_to
+from redislock_fast._protocol.capabilities import Dialect, native_release
+from redislock_fast._protocol.commands import Refused, Release, TokenOperation
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
+from redislock_fast._util.tokens import MARK, is_ours
+
+__all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "first_wait", "undo_requests", "wait_answer"]
+
+MOVING = "TRYAGAIN"
+"""What a node of a cluster says to a script with several keys while their slot is on the move."""
+
+_GRANTED = [int, bytes]
+_QUEUED = [int, bytes, int, int, int]
+
+
+def first_wait(
+    key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
+) -> Args:
+    """The first request of a `Wait` that looks for nobody."""
+    keys = queue_keys(key)
+    return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
+
+
+def wait_answer(reply: Any) -> list[Any]:
+    """The reply to a `Wait` that is no error, as wait.lua returns it.
+
+    Raises:
+        Malformed: it is none.
+    """
+    kinds = list(map(type, reply)) if type(reply) is list else []
+    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)):
+        answer: list[Any] = reply
+        return answer
+    raise Malformed(reply)
+
+
+class Wait(TokenOperation):
+    """Take the lock, or stand in its queue. Idempotent: who stands there keeps his place.
+
+    Args:
+        ttl_ms: of the lock, once it is granted.
+        publish: the command that reaches the waiter.
+        channel: where he listens.
+        awake_ms: for how long his process counts as awake.
+        kept_ms: for how long the queue is kept.
+        look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
+            in front and sleep; empty to look for nothing.
+
+    `denied` is the code of the error where the server does not do it; MOVING: not now. `result` is True when the lock
+    is ours, by this request or since an earlier one. Else `word` is what stands there, `left_ms` its ttl (-1 for none),
+    `foreign` whether its holder will not hand over, `arrival` the server's time if we are new in the queue, else 0, and
+    `is_there` whether who was looked for stands in it. `sent_at` is the time of the last request.
+    """
+
+    denied = ""
+    sent_at = 0.0
+    word = b""
+    left_ms = -1
+    foreign = False
+    arrival = 0
+    is_there = True
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+        publish: bytes,
+        channel: bytes,
+        awake_ms: int,
+        kept_ms: int,
+        look_for: bytes,
+    ) -> None:
+        super().__init__(key, token)
+        self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
+
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
+        self.sent_at = now
+        return self.queue_script(WAIT, *self._words)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        if isinstance(reply, hiredis.ReplyError):
+            code = self.queue_error_code(reply)
+            self.denied = "" if code == "NOSCRIPT" else code
+            if code == MOVING:
+                self.unsettled = True  # whoever asks this way may stand in the queue by an earlier request
+            return self.denied != ""
+        answer = wait_answer(reply)
+        self.word = answer[1]
+        self.result = answer[0] == 1
+        if not self.result:
+            self.foreign = answer[0] == 2
+            self.left_ms = answer[2]
+            self.arrival = answer[3]
+            self.is_there = answer[4] == 1
+        return True
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        # Of two requests that left, the first may yet be executed, when nobody waits under this token any more.
+        return [(self.key, self.token)] if self.unsettled else []
+
+
+class Leave(Release):
+    """Leave the queue.
+
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. With `keep`, a
+    lock that is free and that no other waiter can be given is taken, too: its holder's lease has ended, or it was
+    deleted. Where the script is forbidden, a lock that holds the token is released as `Release` does it; and where the
+    slot is just moving, too: then the place in the queue is left in the background.
+
+    Args:
+        keep: whether a lock that was granted meanwhile, or is free, is kept.
+        ttl_ms: of a free lock that is taken.
+    """
+
+    word = b""
+    _is_postponed = False
+
+    def __init__(self, key: bytes, token: bytes, keep: bool = False, ttl_ms: int | None = None) -> None:
+        super().__init__(key, token, None)
+        self._step = "leave"
+        self._words: tuple[bytes | int, ...] = (b"keep", ttl_ms or 0) if keep else (b"pass on",)
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        if self._step == "leave":
+            return self.queue_script(LEAVE, *self._words)
+        return super().request(dialect, now)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        if self._step != "leave":
+            return self._released(reply, dialect)
+        if isinstance(reply, hiredis.ReplyError):
+            code = self.queue_error_code(reply)
+            if code not in ("NOSCRIPT", "WRONGTYPE"):
+                self._step = "delete"
+                self._is_postponed = self.unsettled = code == MOVING
+            return code == "WRONGTYPE"
+        if type(reply) is bytes:
+            self.result = True
+            self.word = reply
+        elif reply is not None:
+            raise Malformed(reply)
+        return True
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+        return [(self.key, self.token)] if self._is_postponed else []
+
+    def _released(self, reply: Reply, dialect: Dialect) -> bool:
+        try:
+            is_finished = super().feed(reply, dialect)
+        except Refused:
+            is_finished = True  # forbidden, too: what remains ends with its ttl
+        self.result = False  # not kept
+        return is_finished
+
+
+def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[Args]:
+    """What undoes whatever was sent for these keys and tokens, to be posted behind it: nobody reads the replies.
+
+    A lock that was taken may have been marked since, so it is handed over. The native commands behind that delete what
+    stands there where scripts are forbidden.
+    """
+    requests: list[Args] = []
+    knows_leave = False
+    for key, token in entries:
+        words = [token]
+        if is_ours(token):
+            leave = Leave(key, token)
+            leave.with_text = not knows_leave
+            knows_leave = True
+            requests.append(leave.request(dialect, 0.0))
+            words.append(token + MARK)
+        if dialect.release is not None:
+            requests += [native_release(dialect, key, word) for word in words]
+        elif not is_ours(token):
+            requests.append((b"EVAL", RELEASE.text, 1, key, token))
+    return requests
+
+
+class Watch(TokenOperation):
+    """Let the server push a message when the lock changes next. `word` is what stands there now, None for nothing.
+
+    Only a read arms it, for one change, and an extend is one.
+    """
+
+    many = True
+    denied = False
+    word: bytes | None = None
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key, b"")
+
+    def request(self, dialect: Dialect, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
+        return [
+            (b"CLIENT", b"TRACKING", b"ON", b"OPTIN"),
+            (b"CLIENT", b"CACHING", b"YES"),
+            (b"GET", self.key),
+        ]
+
+    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                self.error_code(reply)  # raises what is to be tried again
+                self.denied = True
+        *armed, word = replies
+        if any(reply != b"OK" and not isinstance(reply, hiredis.ReplyError) for reply in armed):
+            raise Malformed(armed)
+        if word is not None and not isinstance(word, (bytes, hiredis.ReplyError)):
+            raise Malformed(word)
+        self.word = word if isinstance(word, bytes) else None
+        return True
+
+
+class Subscribe(TokenOperation):
+    """Listen on a channel; `result` says whether that is allowed."""
+
+    def __init__(self, key: bytes, subscribe: bytes, channel: bytes) -> None:
+        super().__init__(key, b"")
+        self._words = (subscribe, channel)
+
+    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # at any time
+        # After a reconnect the server may push nothing any more; it would take a subscription, and then nothing else.
+        return self._words if dialect.push else (b"GET", self.key)
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+        if isinstance(reply, hiredis.ReplyError):
+            self.error_code(reply)  # raises what is to be tried again
+        elif isinstance(reply, list):
+            if not is_answer_to(reply, self._words):
+                raise Malformed(reply)
+            self.result = True
+        elif reply is not None and type(reply) is not bytes:
+            raise Malformed(reply)
+        return True

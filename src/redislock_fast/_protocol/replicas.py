@@ -1,0 +1,94 @@
+"""Waiting until replicas have a lock: a state machine, as those of `commands.py` are.
+
+`WAIT` counts the replicas that have acknowledged all that its own connection has written (so redis.io and valkey.io say
+of it). A reacquire therefore goes before it: in what the replicas are sent, it stands behind the acquire, whichever
+connection that came by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import hiredis
+
+from redislock_fast._pipe.base import Args, Malformed, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Reacquire, Refused
+
+if TYPE_CHECKING:
+    from redislock_fast._protocol.claims import Claim
+
+__all__ = ["Replicate"]
+
+
+class Replicate:
+    """Begin the lease of a held lock anew, and wait until so many replicas know.
+
+    The server holds its reply back for up to `wait_ms`, and with it everything behind it on the same connection.
+    Idempotent: a lock that is not held with this token is left alone.
+
+    Args:
+        key: the lock.
+        token: its token.
+        ttl_ms: its ttl.
+        queued: whether it is known to be marked.
+        wanted: how many replicas must have it.
+        wait_ms: for how long to wait for them, from the first request on.
+
+    Attributes:
+        held: whether the lock was still held with the token.
+        replicas: how many had it.
+        result: whether it was held, and enough had it.
+        sent_at: the time of the first request: the lease counts from there.
+    """
+
+    many = True
+    claim: Claim | None = None
+
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
+        self._reacquire = Reacquire(key, token, ttl_ms, queued)
+        self._reacquire.with_text = True  # a script that is not known would leave its WAIT to wait in vain
+        self._wanted = wanted
+        self._wait_ms = wait_ms
+        self.replicas = 0
+        self.result = self.unsettled = False
+
+    @property
+    def key(self) -> bytes:
+        return self._reacquire.key
+
+    @property
+    def held(self) -> bool:
+        return self._reacquire.result
+
+    @property
+    def sent_at(self) -> float:
+        return self._reacquire.sent_at
+
+    def request(self, dialect: Dialect, now: float) -> list[Args]:
+        reacquire = self._reacquire.request(dialect, now)
+        left_ms = self._wait_ms - int((now - self.sent_at) * 1000)
+        return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would be for ever
+
+    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+        reacquired, counted = replies
+        if not self._reacquire.feed(reacquired, dialect):
+            return False
+        if isinstance(counted, hiredis.ReplyError):
+            raise Refused(str(counted))
+        if type(counted) is not int:
+            raise Malformed(counted)
+        if self.held:
+            self.replicas = counted
+            self.result = counted >= self._wanted
+        return True
+
+    def lost(self, sent: bool) -> None:
+        self.unsettled = self.unsettled or sent
+        self._reacquire.lost(sent)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # it sets no key that is not there
+        return []

@@ -1,0 +1,54 @@
+"""The Lua scripts of `lua/`, each with its SHA-1.
+
+A script is sent by EVALSHA and, on NOSCRIPT, by EVAL: never by SCRIPT LOAD, which a server under memory pressure or an
+ACL may refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = [
+    "ACQUIRE_FENCED",
+    "EXTEND",
+    "GUARD",
+    "GUARDED_SET",
+    "LEAVE",
+    "PASS_ON",
+    "REACQUIRE",
+    "RELEASE",
+    "WAIT",
+    "Script",
+]
+
+
+class Script(NamedTuple):
+    """A script's source and the SHA-1 under which a server caches it."""
+
+    text: bytes
+    sha: bytes
+
+
+def _text(name: str) -> bytes:
+    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_bytes()
+
+
+def _script(text: bytes) -> Script:
+    # The SHA-1 is the server's name for the script, not a safeguard.
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+RELEASE = _script(_text("release"))
+EXTEND = _script(_text("extend"))
+REACQUIRE = _script(_text("reacquire"))
+ACQUIRE_FENCED = _script(_text("acquire_fenced"))
+
+_HAND_OVER = _text("hand_over")
+WAIT = _script(_HAND_OVER + _text("wait"))
+PASS_ON = _script(_HAND_OVER + _text("pass_on"))
+LEAVE = _script(_HAND_OVER + _text("leave"))
+
+GUARD = _text("guard").decode()
+GUARDED_SET = _text("guarded_set").decode()

@@ -1,0 +1,245 @@
+"""The asyncio transport: a channel of its own for each event loop and server or cluster, and a driver for procedures.
+
+Who may touch what: `AsyncTransport._channels` is used by atomic methods of dict alone, each entry by its own loop's
+thread, and closed loops' entries by anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+)
+
+from redislock_fast._pipe.loop_py import running_loop
+from redislock_fast._procedures.steps import (
+    ENTERED,
+    Enter,
+    Execute,
+    ExecuteAll,
+    ExecuteBeside,
+    Listen,
+    Sleep,
+    Split,
+    Steps,
+)
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._protocol.commands import Operation
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._transport.base import Encoding, Registry, is_cluster
+from redislock_fast._transport.loop.cluster import LoopClusterChannel
+from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._util import fork
+
+if TYPE_CHECKING:
+    from redislock_fast._procedures.waiting import Waiting
+
+__all__ = ["AsyncTransport", "Transport", "drive", "transport_of", "wait"]
+
+
+class Transport(Protocol):
+    """What the facade needs of a transport."""
+
+    def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive an operation to its end; see `LoopChannel.execute`."""
+
+    def channel(self) -> LoopChannel:
+        """The running loop's."""
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
+
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
+
+    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, without waiting."""
+
+    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task of this loop that was dropped; see `AsyncTransport.undo_dropped`."""
+
+    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
+        """The keys' indexes, those together that one server has."""
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A seat for a waiter, where it can be had at once; else see `enter`."""
+
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """A seat for a waiter; see `LoopChannel.enter`."""
+
+    def encode(self, value: object) -> bytes:
+        """A token as bytes, as the client's own encoder has it."""
+
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as its key, as the client's own commands have it."""
+
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as keys, and whether names that differ have certainly different keys."""
+
+
+class AsyncTransport(Encoding):
+    """All that this process sends from event loops to one server or cluster: a channel for each loop.
+
+    Args:
+        owner: the connection pool whose server it is, or the client of the cluster. Only a weak reference is kept.
+        kind: of its channels.
+    """
+
+    def __init__(self, owner: Any, kind: type[LoopChannel]) -> None:
+        super().__init__(owner)
+        self._owner = weakref.ref(owner)
+        self._kind = kind
+        self._channels: dict[asyncio.AbstractEventLoop, LoopChannel] = {}
+        fork.forget_in_child(self)
+
+    def channel(self) -> LoopChannel:
+        """The running loop's."""
+        loop = running_loop()
+        channel = self._channels.get(loop)
+        if channel is None:
+            for other in list(self._channels):
+                if other.is_closed():
+                    self._channels.pop(other, None)
+            owner = self._owner()
+            if owner is None:
+                raise ConnectionError("the client is gone")
+            channel = self._channels[loop] = self._kind(owner)
+        return channel
+
+    def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive an operation until it is finished; see `LoopChannel.execute`."""
+        return self.channel().execute(operation, limit_s)
+
+    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
+        return self.channel().execute_all(operations, limit_s)
+
+    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
+        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
+        return self.channel().execute_beside(operation, limit_s, slow_s)
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        return self.channel().is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        self.channel().note_hand_over(key, handed_over)
+
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A seat for a waiter, where it can be had at once; see `LoopChannel.seat`."""
+        return self.channel().seat(key, token)
+
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """A seat for a waiter; see `LoopChannel.enter`."""
+        return await self.channel().enter(key, token, limit_s)
+
+    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, without waiting."""
+        self.channel().undo(entries)
+
+    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task of this loop that was dropped. Whoever collects garbage runs this, in any thread."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.undo, entries)
+
+    def split(self, keys: list[bytes]) -> Coroutine[Any, Any, Sequence[Sequence[int]]]:
+        """The keys' indexes, those together that one server has."""
+        return self.channel().split(keys)
+
+    def forget(self) -> None:
+        """In a forked child: leave the parent's loops, connections and unfinished business to the parent."""
+        for channel in self._channels.values():
+            channel.abandon()
+        # Never collected: that would have the parent's loops, whose selectors the child shares, close what they hold.
+        _parents.append(self._channels)
+        self._channels = {}
+
+
+_parents: list[object] = []
+
+
+_transports: Registry[AsyncTransport] = Registry()
+_kinds: dict[type, type[LoopChannel]] = {}
+
+
+def transport_of(client: Any) -> Transport:
+    """The one transport of an asyncio client in this process.
+
+    Args:
+        client: redis-py's asyncio `Redis` or `RedisCluster`.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks.
+    """
+    kind = _kinds.get(type(client))
+    if kind is None:
+        kind = _kinds[type(client)] = LoopClusterChannel if is_cluster(client, for_asyncio=True) else LoopChannel
+    owner = client.connection_pool if kind is LoopChannel else client
+    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
+
+
+async def drive(transport: Transport, steps: Steps) -> Any:
+    """Do what the steps say. Returns what they return."""
+    try:
+        step = next(steps)
+        while True:
+            answer: Any = None
+            try:
+                if type(step) is Listen:
+                    home: Any = step.seat.home
+                    answer = await home.listen(step.seat, step.timeout_s)
+                elif type(step) is Execute:
+                    await transport.execute(step.operation, step.limit_s)
+                elif type(step) is Enter:
+                    answer = transport.seat(step.key, step.token)
+                    if answer is None:
+                        answer = await transport.enter(step.key, step.token, step.limit_s)
+                elif type(step) is ExecuteBeside:
+                    await transport.execute_beside(step.operation, step.limit_s, step.slow_s)
+                elif type(step) is Sleep:
+                    await asyncio.sleep(step.seconds)
+                elif type(step) is Split:
+                    answer = await transport.split(step.keys)
+                elif type(step) is ExecuteAll:
+                    await transport.execute_all(step.operations, step.limit_s)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+async def wait(transport: Transport, waiting: Waiting) -> Any:
+    """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
+    seat = transport.seat(waiting.key, waiting.token)
+    if seat is None:
+        seat = await transport.enter(waiting.key, waiting.token, waiting.limit_s())
+    heard: object = ENTERED
+    try:
+        if seat is not None:
+            timeout_s = waiting.join(seat)
+            if timeout_s is not None:
+                home: Any = seat.home
+                heard = await home.listen(seat, timeout_s)
+                grant = waiting.granted(seat, heard)
+                if grant is not None:
+                    seat.room.leave(seat)
+                    return grant
+    except BaseException as error:
+        heard = error
+    try:
+        return await drive(transport, waiting.steps((seat, heard)))
+    finally:
+        del seat, heard  # an error would keep this frame, and this frame the error

@@ -1,0 +1,184 @@
+"""How connections end with their event loop: what is under way on them is answered first, within a second.
+
+- An asynchronous generator is suspended for the connections of one client in one loop. `asyncio.run`, and every other
+  runner that calls `loop.shutdown_asyncgens()`, closes it after all tasks were cancelled; there, the loop still runs.
+- A connection that nobody keeps any more is closed once its server has answered, or after a second.
+- A loop that is closed otherwise drops its timers. One of them holds the socket, and then waits for the server to have
+  read what was sent.
+
+A socket must not be closed before that: the first reply to a closed socket makes the server drop the connection, with
+the requests on it that it has not read yet, and these undo what the ones before them do.
+
+Who may touch what: everything belongs to the loop's thread; `retire` and `_Remains.__del__` say what they do in others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Protocol
+
+from redislock_fast._pipe.base import Args, Lost, Reply
+from redislock_fast._pipe.loop_py import Pipe
+from redislock_fast._util import fork
+from redislock_fast._util.times import clock
+
+__all__ = ["LoopEnd"]
+
+_LIMIT_S = 1.0
+_LEAST_S = 0.1  # to close a connection or to end a task when the limit has passed
+_DAY_S = 86_400.0
+_FENCE: Args = (b"PING",)  # whatever the server answers, it has executed what was sent before
+
+
+class _Channel(Protocol):
+    def undoing(self) -> asyncio.Task[None] | None:
+        """The task that undoes what waits for it; None where nothing waits, or where nothing can be undone."""
+
+    def stop(self) -> Iterable[asyncio.Task[Any]]:
+        """Cancel the channel's own tasks, and return them."""
+
+
+class LoopEnd:
+    """The end of the running loop, for all connections of one client.
+
+    Attributes:
+        has_come: whether connections are being closed: what breaks now is not to be mended.
+        kept: channels, with their owners, that are not to be collected before they have tried to undo what they must.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channels: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pipes: set[Pipe] = set()
+        self.kept: dict[object, object] = {}
+        self.has_come = False
+        self._generator = _finish_at_the_end(weakref.ref(self))
+        with contextlib.suppress(StopIteration):  # it yields without awaiting anything
+            self._generator.__anext__().__await__().send(None)
+
+    def attend(self, channel: _Channel) -> None:
+        """At the end, wait for what the channel undoes, as long as somebody else keeps the channel."""
+        self._channels.add(channel)
+
+    def guard(self, pipe: Pipe, transport: asyncio.Transport) -> None:
+        """At the end, close the pipe. The pipe must keep this object alive as long as it is open."""
+        self._pipes.add(pipe)
+        pipe.closed.add_done_callback(lambda _: self._pipes.discard(pipe))
+        _hold(self._loop, pipe.closed, _Remains(pipe, transport))
+
+    def retire(self, pipe: Pipe) -> None:
+        """Close a pipe that nobody uses any more, once its server has answered. Any thread may call this."""
+        if not pipe.broken and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed in this very moment
+                self._loop.call_soon_threadsafe(self._close_when_answered, pipe)
+
+    def _close_when_answered(self, pipe: Pipe) -> None:
+        if pipe.broken or pipe.is_idle:
+            pipe.close()
+            return
+        closing = weakref.WeakMethod(pipe.close)  # a pipe that waits for a reply must not keep itself alive
+        self._fence(pipe).add_done_callback(lambda _: _call(closing))
+        self._loop.call_later(_LIMIT_S, _call, closing)
+
+    def _fence(self, pipe: Pipe) -> asyncio.Future[None]:
+        """Done when the server has executed all that was sent, or the pipe is gone."""
+        passed: asyncio.Future[None] = self._loop.create_future()
+
+        def pass_(_: Reply | asyncio.Future[None]) -> None:
+            if not passed.done():
+                passed.set_result(None)
+
+        pipe.closed.add_done_callback(pass_)
+        with contextlib.suppress(Lost):
+            pipe.post(_FENCE, pass_)
+        return passed
+
+    async def finish(self) -> None:
+        """Wait until everything is undone and answered, within the limit, and close all connections."""
+        give_up = self._loop.time() + _LIMIT_S
+        channels = list(self._channels)
+        try:
+            while undoing := [task for channel in channels if (task := channel.undoing()) is not None]:
+                if not await self._wait(undoing, give_up):
+                    break
+            while fences := [self._fence(pipe) for pipe in self._pipes if not pipe.broken and not pipe.is_idle]:
+                if not await self._wait(fences, give_up):
+                    break
+        finally:
+            self.has_come = True
+            tasks = [task for channel in channels for task in channel.stop()]
+            self.kept.clear()
+            pipes = list(self._pipes)
+            for pipe in pipes:
+                pipe.close()
+            if tasks:
+                await asyncio.wait(tasks, timeout=max(give_up - self._loop.time(), _LEAST_S))
+            for pipe in pipes:
+                await pipe.wait_closed(max(give_up - self._loop.time(), _LEAST_S))
+
+    async def _wait(self, futures: list[Any], give_up: float) -> bool:
+        """Wait for all of them. Returns False when the time is up."""
+        _, pending = await asyncio.wait(futures, timeout=max(give_up - self._loop.time(), 0.0))
+        return not pending
+
+
+async def _finish_at_the_end(end_ref: weakref.ref[LoopEnd]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        end = end_ref()
+        if end is not None:
+            await end.finish()
+
+
+def _call(method: weakref.WeakMethod[Any]) -> None:
+    live = method()
+    if live is not None:
+        live()
+
+
+class _Remains:
+    """A connection's socket, held by a timer of its loop alone, and shut down with it.
+
+    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
+    """
+
+    def __init__(self, pipe: Pipe, transport: asyncio.Transport) -> None:
+        self._pipe = pipe
+        self._sock = transport.get_extra_info("socket")
+        self._generation = fork.generation
+
+    def __del__(self) -> None:
+        """Send the end of the stream; where a reply is missing, wait for the server's. This blocks `loop.close()`."""
+        if self._sock is None or self._generation != fork.generation:  # else it is the parent's
+            return
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            if not self._pipe.is_idle:
+                _drain(sock)
+
+
+def _drain(sock: socket.socket) -> None:
+    """Read until the server, which has read all that was sent, closes the connection."""
+    give_up = clock() + _LIMIT_S
+    while (left_s := give_up - clock()) > 0:
+        sock.settimeout(left_s)
+        if not sock.recv(65536):
+            return
+
+
+def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
+    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
+    timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
+
+    def cancel(_: object) -> None:
+        running = timer()
+        if running is not None:
+            running.cancel()
+
+    closed.add_done_callback(cancel)

@@ -1,0 +1,175 @@
+"""Who renews for tasks: one for each server and event loop, by a timer of the loop and a task for each burst.
+
+Who may touch what: all of it belongs to the loop's thread. `let_go` and `_dropped` may come from any: they use atomic
+methods of dict alone, and what must be sent is handed to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import sys
+import weakref
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from redislock_fast._lease.telling import telling
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._transport.base import Registry
+from redislock_fast._transport.loop.driver import Transport, drive
+from redislock_fast._util.errors import LockLostError, LossReason
+from redislock_fast._util.times import clock
+
+__all__ = ["LoopRenewer", "renewer_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> Coroutine[Any, Any, None]:
+    return drive(transport, renewing(due, losses))
+
+
+class LoopRenewer:
+    """Renews what is held on one server by tasks of one loop, and watches for its loss.
+
+    Args:
+        transport: the server's, or that of several, by weak reference: with the last lock on it, it goes.
+        loop: the running loop.
+        burst: how to renew there.
+    """
+
+    def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._burst = burst
+        self._schedule = Schedule()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself keeps none of them alive
+
+    def keep(self, tenure: Tenure) -> None:
+        """Look after it from now on, or at its new time."""
+        if tenure.record is None:
+            tenure.record = Record(tenure, self._dropped)
+        if tenure.record.is_over:
+            return
+        if self._schedule.add(tenure.record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
+            self._set_timer()
+
+    def let_go(self, tenure: Tenure) -> None:
+        """Look after it no more."""
+        record = tenure.record
+        if record is not None:
+            record.is_over = True
+            self._schedule.remove(record)
+
+    def _dropped(self, record: Record) -> None:
+        if sys.is_finalizing() or not record.was_dropped():
+            return
+        self._schedule.remove(record)  # which may keep alive what else nobody needs
+        with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
+            self._loop.call_soon_threadsafe(self._undo, [record.entry])
+        record.warn()
+
+    def _undo(self, entries: list[Any]) -> None:
+        transport = self._transport()
+        if transport is not None and entries:
+            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+                transport.undo(entries)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        next_at = self._schedule.next_at()
+        self._schedule.looks_at = math.inf if next_at is None else next_at
+        self._timer = None if next_at is None else self._loop.call_later(max(next_at - clock(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        due = self._schedule.take(clock())
+        transport = self._transport()
+        if due and transport is not None:
+            losses: list[Loss] = []
+            burst = self._run(self._burst(transport, due, losses))
+            burst.add_done_callback(partial(self._settle, due, losses))
+        self._set_timer()
+
+    def _run(self, work: Any) -> asyncio.Future[Any]:
+        task: asyncio.Future[Any] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _settle(self, due: list[Tenure], losses: list[Loss], burst: asyncio.Future[Any]) -> None:
+        """After a burst, also one that was cancelled with all the loop's tasks, perhaps before it began."""
+        fault = None if burst.cancelled() else burst.exception()
+        if fault is not None:  # of ours, and no reason to end the renewal of everything else
+            logger.error("Locks could not be renewed.", exc_info=fault)
+        late = late_entries(losses)
+        for tenure in due:
+            self.keep(tenure)
+        self._undo(late)
+        for tenure, reason in losses:
+            self.tell(tenure, reason)
+
+    def tell(self, tenure: Tenure, reason: LossReason) -> None:
+        """Call back for a loss, and cancel the holding task where that is asked for.
+
+        Not the one that has found it out itself, by what it called, nor one that is releasing.
+        """
+        lock = tenure.lock()
+        on_lost = tenure.terms.on_lost
+        if on_lost is not None and lock is not None:
+            try:
+                with telling(tenure):
+                    answer = on_lost(lock, reason)
+                    if inspect.isawaitable(answer):
+                        self._run(_logged(answer, reason))
+            except Exception:
+                logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+        task = None if tenure.task is None or tenure.over else tenure.task()
+        if tenure.terms.cancel_on_lost and task is not None and task is not asyncio.current_task():
+            name = None if lock is None else lock.name
+            task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
+
+
+async def _logged(answer: Any, reason: LossReason) -> None:
+    try:
+        await answer
+    except Exception:
+        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+
+
+class _LoopRenewers:
+    """The renewers of one transport, by loop."""
+
+    def __init__(self, transport: Any, burst: Burst) -> None:
+        self._transport = weakref.ref(transport)
+        self._burst = burst
+        self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
+
+    def of_running_loop(self) -> LoopRenewer:
+        loop = asyncio.get_running_loop()
+        renewer = self._renewers.get(loop)
+        if renewer is None:
+            for other in list(self._renewers):
+                if other.is_closed():
+                    self._renewers.pop(other, None)
+            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop, self._burst))
+        return renewer
+
+
+_renewers: Registry[_LoopRenewers] = Registry()
+
+
+def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> LoopRenewer:
+    """The one renewer of a transport and the running loop."""
+    renewers = _renewers.get(id(transport))
+    if renewers is None:
+        renewers = _renewers.add(transport, lambda transport: _LoopRenewers(transport, burst))
+    return renewers.of_running_loop()

@@ -1,0 +1,288 @@
+"""How an operation finds its node in a cluster: what the channels for threads and for event loops share.
+
+- MOVED names the node that has the slot now: it is noted and followed.
+- ASK names the node to which the slot is just moving, for a key that is not at the old one: it is followed for this
+  attempt alone, with ASKING in front of each request. The two leave in one piece, so that nobody else's request comes
+  between them on the connection that all share.
+- TRYAGAIN (some keys of a request have moved, and some have not), CLUSTERDOWN (nobody has the slot) and a node that is
+  not to be reached: after a pause, for as long as the caller waits or the cluster client's retry policy says.
+
+The rules are those of https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/, "Redirection and
+resharding".
+
+Nothing here waits, sends or receives.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+from redis.cluster import PRIMARY
+from redis.exceptions import (
+    AskError,
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    MovedError,
+    RedisClusterException,
+    TimeoutError,  # noqa: A004
+)
+
+from redislock_fast._pipe.base import Args, Bulk, Lost, Malformed, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Redirected
+from redislock_fast._protocol.keys import slot_of
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._transport.base import FOREVER_S, Channel, LinkType
+from redislock_fast._util.redis_py import RetryPolicy, redis_error
+from redislock_fast._util.times import clock
+
+if TYPE_CHECKING:
+    from redislock_fast._protocol.claims import Claim
+
+__all__ = [
+    "ASKING",
+    "TROUBLES",
+    "ClusterRules",
+    "NodeRules",
+    "Route",
+    "error_of",
+    "indexes_by_node",
+    "next_node",
+    "slot_node",
+]
+
+ASKING: Args = (b"ASKING",)
+"""Lets the next request at a slot that is being imported. It does nothing anywhere else."""
+
+TROUBLES = (Redirected, NotExecuted, ConnectionError, TimeoutError, RedisClusterException)
+"""What another attempt, or another node, may mend."""
+
+_REDIRECTIONS = 5  # who is sent about more often than that without getting anywhere makes a pause
+_PAUSE_S = 0.01  # at least, before a server that has said "later" is asked again
+_MOVING_PAUSE_S = 0.05
+_MOVING_LIMIT_S = 5.0  # how long to wait for a slot that moves, where the caller sets no limit
+
+
+class _Asking:
+    """An operation as it is sent to the node that ASK has named."""
+
+    many = True
+    claim: Claim | None = None  # a late reply from a slot that moves is not heard: its key is left to its ttl
+
+    def __init__(self, operation: Exchange) -> None:
+        self._operation = operation
+
+    @property
+    def key(self) -> bytes:
+        return self._operation.key
+
+    def request(self, dialect: Dialect, now: float) -> list[Args]:
+        request = self._operation.request(dialect, now)
+        requests = request.requests() if isinstance(request, Bulk) else request if self._operation.many else [request]
+        return [part for one in requests for part in (ASKING, one)]
+
+    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+        for reply in replies[::2]:
+            if reply != b"OK" and not isinstance(reply, hiredis.ReplyError):
+                raise Malformed(reply)
+        answers = replies[1::2]
+        return self._operation.feed(answers if self._operation.many else answers[0], dialect)
+
+    def lost(self, sent: bool) -> None:
+        self._operation.lost(sent)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return self._operation.takes()
+
+
+class Route:
+    """The attempts of one operation.
+
+    Args:
+        operation: a state machine.
+        limit_s: as for `ThreadChannel.execute`.
+        retry: the cluster client's.
+
+    Attributes:
+        redirected: what names the node for the next attempt; None: whoever has the slot.
+        is_stale: whether the topology is to be read again before it.
+    """
+
+    def __init__(self, operation: Exchange, limit_s: float | None, retry: RetryPolicy) -> None:
+        self._operation = operation
+        self._deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+        self._retry = retry
+        self._failures = 0
+        self._redirections = 0
+        self._unfinished = _unfinished(operation)
+        self._moving_until = self._deadline
+        self.redirected: AskError | None = None
+        self.is_stale = False
+
+    @property
+    def key(self) -> bytes:
+        """The lock whose slot says where to go."""
+        return self._operation.key
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next attempt goes to the node that ASK has named: MovedError is a kind of AskError, too."""
+        return self.redirected is not None and not isinstance(self.redirected, MovedError)
+
+    @property
+    def exchange(self) -> Exchange:
+        """What is to be sent there."""
+        return _Asking(self._operation) if self.asks else self._operation
+
+    def left_s(self) -> float | None:
+        """How much of the caller's time is left; below 0 when it is up."""
+        return None if self._deadline is None else self._deadline - clock()
+
+    def pause_s(self, trouble: Exception) -> float | None:
+        """How long to wait before the next attempt, in seconds; None to give up.
+
+        Args:
+            trouble: how the last one has failed: one of `TROUBLES`.
+        """
+        self.redirected = None
+        if isinstance(trouble, Redirected) and self._is_to_follow():
+            self.redirected = _parsed(trouble)
+            self.is_stale = False
+            return 0.0
+        now = clock()
+        self.is_stale = not (isinstance(trouble, NotExecuted) and trouble.code == "TRYAGAIN")
+        if not self.is_stale:
+            self._moving_until = self._moving_until or now + _MOVING_LIMIT_S
+            return _MOVING_PAUSE_S if now + _MOVING_PAUSE_S < self._moving_until else None
+        self._failures += 1
+        pause_s = self._retry.delay_s(self._failures)
+        says_later = isinstance(trouble, NotExecuted | Redirected | RedisClusterException)
+        if says_later:
+            pause_s = max(pause_s, _PAUSE_S)
+        # A cluster that answers "later" is asked until the caller's time ends, if it has an end.
+        retries = -1 if says_later and self._deadline is not None else self._retry.retries
+        if 0 <= retries < self._failures or (self._deadline is not None and now + pause_s >= self._deadline):
+            return None
+        return pause_s
+
+    def _is_to_follow(self) -> bool:
+        unfinished = _unfinished(self._operation)
+        self._redirections = self._redirections + 1 if unfinished == self._unfinished else 1
+        self._unfinished = unfinished
+        if self._redirections <= _REDIRECTIONS:
+            return True
+        self._redirections = 0
+        return False
+
+
+def _unfinished(operation: Exchange) -> int:
+    """How many locks have no verdict: of many, each node settles some."""
+    return len(operation.unfinished) if isinstance(operation, Many) else 1
+
+
+def _parsed(redirected: Redirected) -> AskError:
+    error = redis_error(str(redirected))
+    assert isinstance(error, AskError)
+    return error
+
+
+def error_of(trouble: Exception) -> Exception:
+    """What redis-py raises for it."""
+    if isinstance(trouble, Redirected | NotExecuted):
+        return redis_error(str(trouble))
+    return trouble.with_traceback(None)  # redis-py's frames and its errors keep each other alive
+
+
+class ClusterRules(Channel[LinkType]):
+    """What a channel to a cluster does otherwise than one to a server."""
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        return {"retry": owner.retry}
+
+    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        client = self._owner()
+        return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
+
+    @abstractmethod
+    def _node_of(self, key: bytes) -> Channel[LinkType] | None:
+        """The channel to the node that has the key's slot, as far as is known."""
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        node = self._node_of(key)
+        return node is not None and node.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        node = self._node_of(key)
+        if node is not None:
+            node.note_hand_over(key, handed_over)
+
+
+class NodeRules(Channel[LinkType]):
+    """What a channel to a node does otherwise than one to a server: it leaves to the cluster's when and where to retry.
+
+    But a connection that was closed while idle, or has lost its authentication, is found out by the request that it
+    fails: that is tried again at once.
+    """
+
+    def _trouble(
+        self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
+    ) -> Exception:
+        error = super()._trouble(link, operation, trouble, loose)
+        return trouble if isinstance(trouble, NotExecuted) and trouble.code != NOAUTH else error
+
+    def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:  # noqa: ARG002  # as the cluster's
+        is_of_connection = isinstance(trouble, Lost) or (isinstance(trouble, NotExecuted) and trouble.code == NOAUTH)
+        return 0.0 if failures == 1 and is_of_connection else None
+
+
+def slot_node(client: Any, key: bytes) -> Any:
+    """redis-py's node that has the key's slot, as far as is known; None where nobody has it."""
+    try:
+        return client.get_node_from_key(key)
+    except RedisClusterException:
+        return None
+
+
+def indexes_by_node(client: Any, keys: list[bytes]) -> list[list[int]]:
+    """The keys' indexes, those together whose slots one node has: 0.4 us a key, half of redis-py's time."""
+    slots = client.nodes_manager.slots_cache
+    parts: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        nodes = slots.get(slot_of(key))
+        parts.setdefault(nodes and nodes[0].name, []).append(index)
+    return list(parts.values())
+
+
+def next_node(client: Any, route: Route, is_fresh: bool) -> Any:
+    """redis-py's node for the next attempt; None where the topology must be read again to know.
+
+    The move of a slot is noted: whom redis-py asks for the topology may not know of it.
+
+    Args:
+        client: redis-py's.
+        route: where to.
+        is_fresh: whether the topology has just been read.
+
+    Raises:
+        redis.exceptions.SlotNotCoveredError: it is fresh, and nobody has the slot.
+        redis.exceptions.ConnectionError: it is fresh, and ASK has named a node that is not known.
+    """
+    redirected = route.redirected
+    if redirected is not None:
+        node = client.get_node(redirected.host, redirected.port)
+        if node is not None and (route.asks or is_fresh or node.server_type == PRIMARY):
+            if not route.asks:
+                slots = client.nodes_manager.slots_cache
+                if slots.get(redirected.slot_id, [None])[0] is not node:
+                    slots[redirected.slot_id] = [node]
+            return node
+        if route.asks and is_fresh:
+            raise ConnectionError(f"no node of the cluster is known at {redirected.host}:{redirected.port}")
+    if is_fresh:
+        return client.get_node_from_key(route.key)
+    return slot_node(client, route.key) if redirected is None else None

@@ -1,0 +1,120 @@
+"""Opening connections: redis-py opens them, we take over their sockets.
+
+redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers, so a connection is
+made with the pool's own class and settings, connected by it, and then driven by a `Pipe`. It is never one of the pool's
+own: nothing taken from a user's pool is kept from the user.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.retry import Retry
+
+from redislock_fast._pipe import threads_py
+from redislock_fast._pipe.base import SPIN_US, Args, Lost, NoReply, Pipe, is_unauthenticated
+from redislock_fast._pipe.impl import compiled
+from redislock_fast._procedures.waiters import Room
+from redislock_fast._protocol import capabilities
+from redislock_fast._util.redis_py import redis_error, settings_of
+from redislock_fast._util.times import clock
+
+__all__ = ["Link", "connecting_error", "open_link"]
+
+
+class Link:
+    """A connected pipe with what its server understands. Never reused once broken.
+
+    Attributes:
+        pipe: drives the socket.
+        dialect: what the server understands.
+        ending: what ends it when another connection sends it; None where the server does not tell.
+        room: who waits on it for messages; None where none can come.
+    """
+
+    __slots__ = ("_connection", "dialect", "ending", "pipe", "room")
+
+    def __init__(self, connection: Any, pipe: Pipe, dialect: capabilities.Dialect, ending: Args | None) -> None:
+        self._connection = connection
+        self.pipe = pipe
+        self.dialect = dialect
+        self.ending = ending
+        self.room = None
+        if dialect.push:
+            self.room = Room(dialect)
+            pipe.on_push = self.room.hear
+
+    def close(self) -> None:
+        """Break the pipe; whoever still waits is told."""
+        self.pipe.close()
+
+    def forget(self) -> None:
+        """In a forked child: close our copy of the socket, silently. redis-py leaves the parent's session alone."""
+        self._connection.disconnect()
+
+
+def connecting_error(trouble: Lost | NoReply) -> ConnectionError | TimeoutError:
+    """What redis-py would raise for a connection that breaks, or whose server is silent, before anything is asked."""
+    text = f"while connecting: {trouble}"
+    return TimeoutError(text) if isinstance(trouble, NoReply) else ConnectionError(text)
+
+
+def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
+    """Connect to a pool's server and find out what it understands.
+
+    Args:
+        pool: any of redis-py's connection pools.
+        ends_at: no step of connecting may last longer, in the clock's seconds; None for the pool's own limits.
+
+    Raises:
+        redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
+        redis.exceptions.TimeoutError: the server did not answer in time.
+        redis.exceptions.AuthenticationError: it wants credentials that the pool does not have.
+    """
+    settings = settings_of(pool)
+    settings["retry"] = Retry(NoBackoff(), 0)
+    if ends_at is not None:
+        limit_s = ends_at - clock()
+        if limit_s <= 0:
+            raise TimeoutError("no connection in time")
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            own = settings.get(name)
+            settings[name] = limit_s if own is None else min(own, limit_s)
+    connection: Any = pool.connection_class(**settings)
+    try:
+        connection.connect()
+    except Exception as error:
+        if error.__context__ is not None:  # kept by a frame of redis-py's that it keeps, and with it all our callers'
+            error.__context__.__traceback__ = None
+        raise
+    connection.redis_connect_func = None  # a cluster client's own method: it would keep the client, and so the link
+    sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
+    pipe: Pipe
+    if compiled is not None and _is_plain(sock):
+        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
+    else:
+        pipe = threads_py.Pipe(connection, sock)
+    timeout_s = settings.get("socket_timeout")
+    timeout_s = -1.0 if timeout_s is None else float(timeout_s)
+    if ends_at is not None:
+        timeout_s = min(timeout_s, max(ends_at - clock(), 0.0))
+    try:
+        requests = [capabilities.PROBE, capabilities.HELLO, capabilities.CLIENT_INFO]
+        probed, greeted, described = pipe.call_many(requests, timeout_s)
+        if is_unauthenticated(probed):
+            raise redis_error(str(probed))
+    except (Lost, NoReply) as trouble:
+        pipe.close()
+        raise connecting_error(trouble) from None
+    except BaseException:
+        pipe.close()
+        raise
+    return Link(connection, pipe, capabilities.Dialect(probed, greeted), capabilities.ending(described))
+
+
+def _is_plain(sock: object) -> bool:
+    # gevent and eventlet put classes of their own in place of the standard library's; TLS has its own too.
+    return (type(sock).__module__, type(sock).__name__) == ("socket", "socket")

@@ -1,0 +1,187 @@
+"""Who renews for threads: one thread for each server, as long as anything is held there on terms that want it.
+
+Who may touch what: the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may enter again.
+Each callback for a loss runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
+A pool would need as many threads as callbacks block, and a thread that it kept would keep what a callback has acquired.
+
+A C extension that holds the GIL holds up renewal, too: what that means stands in docs/holding.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from redislock_fast._lease.telling import telling
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._transport.base import Registry
+from redislock_fast._transport.threads.driver import Transport, drive
+from redislock_fast._util import fork
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import clock
+
+__all__ = ["Renewer", "renewer_of", "tell", "tell_in_background"]
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 1.0  # before the thread ends, with nothing to do: longer than a thread takes to start
+
+
+def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> None:
+    drive(transport, renewing(due, losses))
+
+
+class Renewer:
+    """Renews what is held on one server, and watches for its loss.
+
+    Args:
+        transport: the server's, or that of several. Only a weak reference is kept: with the last lock on it, it goes.
+        burst: how to renew there.
+    """
+
+    def __init__(self, transport: Any, burst: Burst = _renew_on_server) -> None:
+        self._transport = weakref.ref(transport)
+        self._burst = burst
+        self.forget()
+        fork.forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: what the parent holds is the parent's to renew."""
+        self._turn = threading.Condition()
+        self._schedule = Schedule()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, tenure: Tenure) -> None:
+        """Look after it from now on, or at its new time."""
+        if tenure.record is None:
+            tenure.record = Record(tenure, self._dropped)
+        thread: threading.Thread | None = None
+        try:
+            with self._turn:
+                self._add(tenure)
+                if self._thread is None:
+                    thread = self._thread = threading.Thread(
+                        target=self._work, name="redislock_fast-renewal", daemon=True
+                    )
+            if thread is not None:  # not in turn: a finalizer in a thread that begins may wait for it
+                thread.start()
+        except BaseException:
+            if thread is not None:
+                self._thread = None  # whoever comes next tries again
+            raise
+
+    def _add(self, tenure: Tenure) -> None:
+        record = tenure.record
+        if record.is_over:
+            return
+        if self._schedule.add(record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
+            self._turn.notify()
+
+    def let_go(self, tenure: Tenure) -> None:
+        """Look after it no more."""
+        record = tenure.record
+        if record is not None:
+            record.is_over = True
+            with self._turn:
+                self._schedule.remove(record)
+
+    def _dropped(self, record: Record) -> None:
+        if sys.is_finalizing() or not record.was_dropped():
+            return
+        with self._turn:
+            self._schedule.remove(record)  # which may keep alive what else nobody needs
+        self._undo([record.entry])
+        record.warn()
+
+    def _undo(self, entries: list[Any]) -> None:
+        transport = self._transport()
+        if transport is not None and entries:
+            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+                transport.undo(entries)
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                due = self._schedule.take(clock())
+                if not due:
+                    now = clock()
+                    next_at = self._schedule.next_at()
+                    self._schedule.looks_at = now + _LINGER_S if next_at is None else next_at
+                    woken = self._turn.wait(min(max(self._schedule.looks_at - now, 0.0), threading.TIMEOUT_MAX))
+                    if next_at is None and not woken and self._schedule.next_at() is None:
+                        self._thread = None
+                        return
+                    continue
+            self._renew(due)
+            del due  # or it would live until something else is due
+
+    def _renew(self, due: list[Tenure]) -> None:
+        transport = self._transport()
+        if transport is None:
+            return
+        losses: list[Loss] = []
+        try:
+            self._burst(transport, due, losses)
+        except Exception:  # a fault of ours must not end the renewal of everything else
+            logger.exception("Locks could not be renewed.")
+        late = late_entries(losses)
+        with self._turn:
+            for tenure in due:
+                self._add(tenure)
+        self._undo(late)
+        tell_in_background(losses)
+
+
+def tell_in_background(losses: list[Loss]) -> None:
+    """Call back for losses, each in a thread of its own, without waiting for any of them.
+
+    Where no thread can be started, the callback runs in the thread that would have started it.
+    """
+    losses = [loss for loss in losses if loss.tenure.terms.on_lost is not None]
+    if losses and not _is_started(_tell_each, losses):
+        _tell_each(losses)
+
+
+def _tell_each(losses: list[Loss]) -> None:
+    """Call back for the last loss, after starting the threads for the others: many take too long for the renewer."""
+    waiting = [loss for loss in losses[:-1] if not _is_started(tell, *loss)]
+    for loss in [*waiting, losses[-1]]:
+        tell(*loss)
+
+
+def _is_started(work: Callable[..., None], *args: Any) -> bool:
+    """Start a thread for a callback; False where none can be started. It is a daemon: no callback delays the end."""
+    try:
+        threading.Thread(target=work, args=args, name="redislock_fast-lost", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def tell(tenure: Tenure, reason: LossReason) -> None:
+    """Call back for a loss. What the callback raises is logged."""
+    lock = tenure.lock()
+    on_lost = tenure.terms.on_lost
+    if on_lost is None or lock is None:
+        return
+    try:
+        with telling(tenure):
+            on_lost(lock, reason)
+    except Exception:
+        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+
+
+_renewers: Registry[Renewer] = Registry()
+
+
+def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> Renewer:
+    """The one renewer of a transport."""
+    return _renewers.get(id(transport)) or _renewers.add(transport, lambda transport: Renewer(transport, burst))

@@ -1,0 +1,1 @@
+"""Helpers without a package of their own: times, tokens, forks, errors. They import nothing of the others."""

@@ -1,0 +1,54 @@
+"""How a lock is lost, or not had as it was asked for."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+__all__ = ["LockLostError", "LossReason", "NotReplicatedError"]
+
+
+class LossReason(str, Enum):
+    """Why a lock is not held any more although nobody released it."""
+
+    EXPIRED = "expired"
+    """Its lease ended: nobody renewed it, or this process stood still for too long."""
+
+    TAKEN = "taken by another"
+    """The key holds another's token."""
+
+    DELETED = "deleted"
+    """The key is gone before its time: by DEL, FLUSHALL, eviction, or a server that lost its data."""
+
+    SERVER_GONE = "server gone"
+    """The server could not be asked, or did not do it, until the lease ended."""
+
+    def __str__(self) -> str:
+        """The reason in words."""
+        return self.value
+
+
+class LockLostError(LockNotOwnedError):
+    """The lock was lost while it was held.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, message: str, lock_name: Any = None, reason: LossReason = LossReason.EXPIRED) -> None:
+        super().__init__(message, lock_name=lock_name)
+        self.reason = reason
+
+
+class NotReplicatedError(LockError):
+    """Too few replicas had the lock in time, so it was given back.
+
+    Attributes:
+        replicas: how many had it.
+    """
+
+    def __init__(self, message: str, lock_name: Any = None, replicas: int = 0) -> None:
+        super().__init__(message, lock_name=lock_name)
+        self.replicas = replicas

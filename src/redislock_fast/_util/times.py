@@ -1,0 +1,158 @@
+"""Seconds of the API to milliseconds of the wire, and the clock that validity is measured with.
+
+Rules: a ttl is rounded up, so that a lock never lives shorter than asked; what cannot be a ttl is refused before
+anything is sent. The clock goes on while the machine sleeps: `CLOCK_MONOTONIC` stands still in suspend.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import Any
+
+__all__ = [
+    "GRACE_S",
+    "MOST_FAILURES",
+    "Limit",
+    "added_ms",
+    "clock",
+    "drift_s",
+    "poll_seconds",
+    "positive_ms",
+    "ttl_ms_of",
+    "wait_seconds",
+]
+
+clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+"""Seconds that never go back and count suspends, from an arbitrary start."""
+
+GRACE_S = 0.1
+"""A request that is under way when the caller's time ends may still take so long: cut off sooner, no answer that a
+far server gives could ever count."""
+
+MOST_FAILURES = 1000
+"""No more in a row are counted: what doubles a pause with each, as redis-py's backoffs do, overflows after 1,023."""
+
+_MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
+
+
+def _number(seconds: Any, what: str) -> float:
+    if isinstance(seconds, (int, float)):
+        return seconds
+    if isinstance(seconds, (str, bytes, bytearray)) or not hasattr(seconds, "__float__"):
+        raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
+    return float(seconds)
+
+
+def positive_ms(seconds: float, what: str) -> int:
+    """Seconds as whole milliseconds, rounded up.
+
+    Args:
+        seconds: any real number above 0.
+        what: the parameter's name, for the error.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for a number that is not above 0, not finite or beyond 2**53 ms.
+    """
+    if type(seconds) is int and 0 < seconds <= _MAX_MS // 1000:
+        return seconds * 1000
+    exact_ms = _number(seconds, what) * 1000
+    if not 0 < exact_ms <= _MAX_MS:  # False for NaN too
+        raise ValueError(f"{what} must be a positive, finite number of seconds, not {seconds!r}")
+    nearest_ms = round(exact_ms)
+    # 1.1 * 1000 is 1100.0000000000002: what differs only by the float's own error is not rounded up.
+    return nearest_ms if nearest_ms and abs(exact_ms - nearest_ms) < 1e-6 * exact_ms else math.ceil(exact_ms)
+
+
+def wait_seconds(seconds: float, what: str) -> float:
+    """A time to wait: any number but NaN.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for NaN.
+    """
+    number = _number(seconds, what)
+    if math.isnan(number):
+        raise ValueError(f"{what} must be a number of seconds, not NaN")
+    return number
+
+
+class Limit:
+    """The one deadline of an acquire, for all its steps. It belongs to the thread or task that acquires.
+
+    Args:
+        wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: for ever.
+
+    Attributes:
+        wait_s: as above.
+        deadline: when the time is up, in the clock's seconds; None: never.
+        refused: whether the server has said, since the acquire began, that the lock is another's.
+    """
+
+    __slots__ = ("deadline", "refused", "wait_s")
+
+    def __init__(self, wait_s: float | None) -> None:
+        self.wait_s = wait_s
+        self.deadline = None if wait_s is None else clock() + max(wait_s, 0.0)
+        self.refused = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is time for more than one attempt."""
+        return self.wait_s is None or self.wait_s > 0
+
+    def left_s(self) -> float | None:
+        """How much time is left, in seconds; below 0 when the time is up, None for ever."""
+        return None if self.deadline is None else self.deadline - clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and clock() >= self.deadline
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the acquire has failed, though the last request got no reply: time is up, and the lock another's."""
+        return self.refused and self.is_over
+
+
+def ttl_ms_of(timeout: float | None) -> int | None:
+    """The ttl of a lock in milliseconds, rounded up. None for None, and for 0, redis-py's other way to say "for ever".
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for what cannot be a ttl.
+    """
+    return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
+
+
+def added_ms(additional_time: float, replace_ttl: bool = False) -> int:
+    """What an extend adds, in milliseconds. Adding nothing is allowed; a new ttl of nothing would delete the lock.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for what cannot be a ttl.
+    """
+    return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
+
+
+def poll_seconds(sleep: float) -> float:
+    """How long to sleep between two attempts.
+
+    Raises:
+        ValueError: for a negative number and NaN.
+    """
+    if not sleep >= 0:  # nor is NaN
+        raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
+    return sleep
+
+
+def drift_s(lease_s: float) -> float:
+    """By how much sooner a lease is believed to end than the server says, in seconds.
+
+    1 % for clocks that run at different rates and 2 ms for the server's own granularity, as Redis's page on distributed
+    locks has it.
+    """
+    return 0.01 * lease_s + 0.002

@@ -1,0 +1,22 @@
+"""The same names as in `redislock_fast`, for tasks: `Lock`, `Locker`, `Batch`, `Redlock`.
+
+May import whatever `redislock_fast` may. Start at `lock.py`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from redislock_fast.asyncio.lock import Batch, Lock, Locker
+
+if TYPE_CHECKING:
+    from redislock_fast.asyncio.redlock import Redlock
+
+__all__ = ["Batch", "Lock", "Locker", "Redlock"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what few need when it is asked for."""
+    if name == "Redlock":
+        from redislock_fast.asyncio.redlock import Redlock  # noqa: PLC0415  # as above
+
+        return Redlock
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,123 @@
+"""Many locks of one `redislock_fast.asyncio.Locker`: acquired, held and given back together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+from redis.exceptions import LockError
+
+from redislock_fast._procedures.acquiring import acquiring
+from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
+from redislock_fast._transport.loop.driver import Transport, drive
+
+__all__ = ["Acquiring", "Batch"]
+
+logger = logging.getLogger(__name__)
+
+
+class Batch(BatchBase):
+    """Locks that were acquired together, under one token. To be used by one task at a time.
+
+    Attributes:
+        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        missed: names of those that were not.
+    """
+
+    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+        super().__init__(hold, missed)
+        self._transport = transport
+
+    async def release(self) -> dict[Name, bool]:
+        """Give back the locks that are still held; see `redislock_fast.Batch.release`.
+
+        Cancelled, it goes on in the background.
+        """
+        try:
+            results: dict[Name, bool] = await drive(self._transport, self._releasing())
+        except asyncio.CancelledError:
+            self._hold.doubt()
+            self._transport.undo(self._hold.entries())
+            raise
+        return results
+
+    async def extend(self, additional_time: float) -> dict[Name, bool]:
+        """Prolong the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
+        results: dict[Name, bool] = await drive(self._transport, self._extending(additional_time))
+        return results
+
+    async def reacquire(self) -> dict[Name, bool]:
+        """Set the leases of the locks that are held back to the whole `timeout`."""
+        results: dict[Name, bool] = await drive(self._transport, self._reacquiring())
+        return results
+
+    async def __aenter__(self) -> Batch:
+        """Nothing is sent.
+
+        Raises:
+            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+        """
+        self._check_entry()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+        """
+        try:
+            self._check_exit(await self.release())
+        except LockError as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks were no longer owned when exiting context manager: %s", error)
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("Locks could not be released when exiting context manager: %r", error)
+
+
+class Acquiring:
+    """`await` it for the batch, or enter it by `async with`, which releases the batch on leaving."""
+
+    def __init__(self, transport: Transport, plan: Plan) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._batch: Batch | None = None
+
+    async def _acquire(self) -> Batch:
+        loop = asyncio.get_running_loop()
+        hold = Hold(self._plan)
+        try:
+            return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
+        except GeneratorExit:
+            self._transport.undo_dropped(loop, hold.entries())
+            raise
+        except BaseException:
+            self._transport.undo(hold.entries())
+            raise
+
+    def __await__(self) -> Generator[Any, Any, Batch]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Batch:
+        self._batch = await self._acquire()
+        return await self._batch.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._batch is not None
+        await self._batch.__aexit__(exc_type, exc_value, traceback)

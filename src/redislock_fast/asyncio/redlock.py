@@ -1,0 +1,171 @@
+"""`Redlock` for asyncio: what `redlock.py` has for threads, under the same names.
+
+Cancellation, at whichever await: a cancelled acquire does not hold the lock, and is undone; a cancelled release goes on
+in the background; a cancelled extend or reacquire may or may not have been executed, and the lease is believed to end
+no later than either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Literal
+
+from redis.exceptions import LockError
+
+from redislock_fast._lease.ownership import Holding, current_task
+from redislock_fast._lease.quorum import quorum_of
+from redislock_fast._lease.task_owner import TaskHoldings
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.facade import NOT_ENTERED
+from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock_renewal import renew
+from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.majority import AcquireRound
+from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
+from redislock_fast._transport.loop.quorum import LoopQuorum
+from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
+from redislock_fast._util.errors import LossReason
+
+__all__ = ["Redlock"]
+
+logger = logging.getLogger(__name__)
+
+
+class Redlock(KeepingRedlockBase):
+    """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
+
+    Args:
+        servers: a `redis.asyncio.Redis` for each server: an odd number, three at least, none a replica of another.
+        name: the key on all of them, bytes or str.
+        timeout: the ttl in seconds, rounded up to whole milliseconds.
+        sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
+        blocking: whether `acquire` waits.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        thread_local: whether the token belongs to the task that acquired, or to every task with this object.
+        raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
+        limit: how long an operation waits for servers that do not answer, as for `redislock_fast.Redlock`.
+        auto_renew: as for `redislock_fast.Redlock`.
+        max_hold: as for `redislock_fast.Redlock`.
+        on_lost: called once with the lock and a `LossReason` when it is found to be lost, in the event loop; what it
+            returns is awaited where it can be.
+        cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
+            that, the CancelledError's cause is a `LockLostError`.
+
+    Raises:
+        TypeError: for a pipeline, a cluster or a client that blocks, a `timeout` that is no number, or an `on_lost`
+            that cannot be called.
+        ValueError: as for `redislock_fast.Redlock`.
+        redis.exceptions.DataError: for a `name` that redis-py cannot encode.
+    """
+
+    _quorum: LoopQuorum
+    _is_for_tasks = True
+
+    @staticmethod
+    def _transport_of(client: Any) -> Any:
+        return transport_of(client)
+
+    @staticmethod
+    def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
+        quorum: LoopQuorum = quorum_of(transports, LoopQuorum)
+        return quorum
+
+    def _new_holding(self) -> TaskHoldings:
+        return TaskHoldings()
+
+    def _renewer(self) -> LoopRenewer:
+        return renewer_of(self._quorum, renew)
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        self._renewer().tell(tenure, reason)
+
+    # The task that calls a method is the one that holds, whichever task awaits what it returns. So the holding is
+    # looked up in plain methods, as in `asyncio.Lock`.
+
+    def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
+        """Take the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
+
+        Args:
+            blocking: whether to wait, instead of the lock's own setting.
+            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end is not cut off. 0 or
+                less makes one attempt.
+        """
+        return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
+
+    async def _acquire(
+        self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
+    ) -> bool:
+        attempts: list[AcquireRound] = []
+        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, attempts, task)
+        try:
+            acquired: bool = await self._quorum.drive(steps)
+        except (Exception, asyncio.CancelledError, GeneratorExit):  # which come while it waits, and are seen to there
+            raise
+        except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
+            self._undo_unnoticed(local, attempts)
+            raise
+        return acquired
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """Give the lock back, at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
+        return self._release(self._held())
+
+    async def _release(self, local: Holding) -> None:
+        await self._quorum.drive(self._releasing(local))
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
+        """Prolong the lease; sends and raises what `redislock_fast.Redlock.extend` does.
+
+        Args:
+            additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
+            replace_ttl: let `additional_time` be the new ttl instead.
+        """
+        return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
+
+    def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
+        """Set the lease back to the lock's whole `timeout`; as `extend` otherwise."""
+        return self._prolong(self._reacquiring(self._held()))
+
+    async def _prolong(self, steps: Steps) -> Literal[True]:
+        await self._quorum.drive(steps)
+        return True
+
+    async def locked(self) -> bool:
+        """Whether a majority of the servers has the key; as `redislock_fast.Redlock.locked`."""
+        locked: bool = await self._quorum.drive(self._looking(self._held(), b""))
+        return locked
+
+    def owned(self) -> Coroutine[Any, Any, bool]:
+        """Whether a majority of the servers has the key with this task's token."""
+        return self._owned(self._held())
+
+    async def _owned(self, local: Holding) -> bool:
+        return local.token is not None and bool(await self._quorum.drive(self._looking(local, local.token)))
+
+    async def __aenter__(self) -> Redlock:
+        """Acquire.
+
+        Raises:
+            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+        """
+        if await self.acquire():
+            return self
+        raise LockError(NOT_ENTERED, lock_name=self.name)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        self._say_why(exc_value)
+        try:
+            await self.release()
+        except Exception as error:
+            if exc_type is None and (self.raise_on_release_error or not isinstance(error, LockError)):
+                raise
+            logger.warning("Redlock could not be released when exiting context manager: %r", error)
