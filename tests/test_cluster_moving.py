@@ -133,7 +133,7 @@ def test_who_gives_up_while_the_slot_moves_leaves_nothing_behind(
 ) -> None:
     holder, quitter, other = (callers.contender(connect(callers, cluster), place.name, **SOON) for _ in range(3))
     assert holder.call("acquire")
-    answer = quitter.acquire(blocking_timeout=1.0)
+    answer = quitter.acquire(blocking_timeout=2.0)
     if cluster.kind != "redis-6.2":
         until_queued(cluster.admins[place.home], place.name, 1)
     place.begin_move()
