@@ -200,7 +200,7 @@ class ClusterRules(Channel[LinkType]):
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
-        return {"retry": owner.retry}
+        return {"retry": getattr(owner, "retry", None)}  # redis-py 5 has none for clusters
 
     def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
         client = self._owner()
