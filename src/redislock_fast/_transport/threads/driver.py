@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.steps import (
     ENTERED,
     Enter,
@@ -24,6 +25,7 @@ from redislock_fast._transport.base import Registry, is_cluster
 from redislock_fast._transport.threads.cluster import ClusterChannel
 from redislock_fast._transport.threads.connect import Link
 from redislock_fast._transport.threads.server import Begun, ThreadChannel
+from redislock_fast._util import fork
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.waiting import Waiting
@@ -103,11 +105,14 @@ def transport_of(client: Any) -> Transport:
 
 def drive(transport: Transport, steps: Steps) -> Any:
     """Do what the steps say. Returns what they return."""
+    generation = fork.generation
     try:
         step = next(steps)
         while True:
             answer: Any = None
             try:
+                if fork.generation != generation:  # by a signal handler, between two steps
+                    raise Forked("a signal handler has forked: the call goes on in the parent process alone")
                 if type(step) is Listen:
                     answer = transport.hear(step.seat.mailbox, step.timeout_s)
                 elif type(step) is Execute:
