@@ -9,7 +9,8 @@ AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
-IN_PARALLEL := --parallel-threads=16 tests/test_parallel.py tests/test_protocol.py tests/test_core_encoding.py
+IN_PARALLEL := --parallel-threads=16 tests/integration/lock/test_parallel.py tests/unit/protocol/test_commands.py \
+	tests/pipe/test_encoding.py
 
 # Many tests wait for a lease to end: with three at a time, half of two cores is idle. A file stays together, for the servers
 # that it starts.
@@ -55,8 +56,8 @@ test: $(VENV)/installed
 	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q $(IN_PARALLEL)
 
 simulate: $(VENV)/installed
-	$(BIN)/python -m tests.waiting_simulation --seeds 100000 --jobs 2
-	$(BIN)/python -m tests.holding_simulation --seeds 100000 --jobs 2
+	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
+	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
 
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; but not those whose handlers use

@@ -1,1 +1,1 @@
-"""The tests of redislock_fast: a package, so that they share `tests.helpers` and `tests.proxy`."""
+"""The tests of redislock_fast, in packages whose docstrings say what stands where."""

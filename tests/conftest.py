@@ -33,14 +33,21 @@ from redislock_fast._transport import base as transport_base
 from redislock_fast._transport.loop import server as loop_server
 from redislock_fast._transport.threads import server as thread_server
 from redislock_fast.server import KINDS, Server, find_binary, free_port
-from tests.async_helpers import ASYNC_CLASSES, ASYNC_MODULES, LOOP_KINDS, AsyncClients, AsyncLockClass, FakeAsyncio
-from tests.clusters import Cluster, Place
-from tests.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, dialect_of
-from tests.holding_helpers import Holders, Losses
-from tests.pipes import MAKERS, Peer
-from tests.proxy import Proxy
-from tests.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401  # pytest finds hooks by name
-from tests.waiting_helpers import CALLERS, Callers
+from tests.support.async_helpers import (
+    ASYNC_CLASSES,
+    ASYNC_MODULES,
+    LOOP_KINDS,
+    AsyncClients,
+    AsyncLockClass,
+    FakeAsyncio,
+)
+from tests.support.clusters import Cluster, Place
+from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, dialect_of
+from tests.support.holding import Holders, Losses
+from tests.support.pipes import MAKERS, Peer
+from tests.support.proxy import Proxy
+from tests.support.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401  # pytest finds hooks by name
+from tests.support.waiting import CALLERS, Callers
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 

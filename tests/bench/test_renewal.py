@@ -1,0 +1,116 @@
+"""The bench of held locks: every keeper keeps its locks, a lost one is a failure, and the command says what it should.
+
+Rules: on a real server, with few locks and short ttls: the figures mean nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bench", reason="the bench is no part of the package")
+pytest.importorskip("rich", reason="what the bench prints its tables with")
+
+from bench import rounds
+from bench.contestants import CheckFailedError
+from bench.renewal import command, keeping, stalls, terms
+from bench.renewal.keepers import KEEPERS
+from bench.rounds import Scene
+from redislock_fast.server import Server
+from tests.support.helpers import wait_until
+
+TTL_S = 1.5
+CALM_TTL_S = 3  # for figures that a busy machine must not spoil
+
+
+@pytest.fixture
+def scene(valkey: Server) -> Iterator[Scene]:
+    with rounds.open_scene(valkey.url, 10) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(valkey: Server) -> Callable[..., int]:
+    def run(*arguments: object) -> int:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(["--server", valkey.url, *map(str, arguments)]))
+
+    return run
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_keeper_holds_its_locks_beyond_their_ttl_and_gives_them_back(keeper: tuple[str, str], scene: Scene) -> None:
+    names = [f"{scene.prefix}:{number}" for number in range(3)]
+    with KEEPERS[keeper](scene.url, names, TTL_S):
+        values = scene.witness.mget(names)
+        ended_at = time.monotonic() + 2 * TTL_S
+        wait_until(lambda: time.monotonic() > ended_at, "two ttls have passed")
+        assert None not in values
+        assert scene.witness.mget(names) == values
+    assert scene.witness.mget(names) == [None] * 3
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_keeper_ends_with_a_measurement_that_fails(keeper: tuple[str, str], scene: Scene) -> None:
+    with pytest.raises(CheckFailedError), KEEPERS[keeper](scene.url, [f"{scene.prefix}:0"], TTL_S):
+        raise CheckFailedError("a lock was lost")
+    assert not any(thread.name in ("renews", "loop") for thread in threading.enumerate())
+    assert scene.witness.keys() == []
+
+
+def test_figures_are_of_what_was_done(scene: Scene) -> None:
+    figures = keeping.measure(KEEPERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
+    assert 0 < figures["least_left_percent"] <= 100
+    assert 10 / CALM_TTL_S < figures["renewals_per_s"] < 100 / CALM_TTL_S
+
+
+def test_a_lock_of_ours_that_is_lost_is_a_failure(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def keeps_nothing(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(command, "KEEPERS", {("redislock_fast", "threads"): keeps_nothing})
+    assert run("--only", "keeping", "--locks", 3, "--ttl", 0.1, "--seconds", 0.01) == 1
+    assert "3 of 3 locks were lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", stalls.KINDS)
+def test_stall_of_three_ttls_loses_the_lock_and_that_is_told(kind: str, scene: Scene) -> None:
+    figures = stalls.measure(kind, scene, 3, 0.2, 1)
+    assert (figures["kept"], figures["times"]) == (0, 1)
+    assert figures["told_max_ms"] > 0
+
+
+def test_terms_leave_nothing_behind(scene: Scene) -> None:
+    with rounds.open_scene(scene.url, 10) as opened:
+        rounds.race([terms.entrant(name, opened) for name in terms.NAMES], 1, 0.01)
+    assert scene.witness.keys() == []
+
+
+def test_command_prints_and_saves_every_table(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "result.json"
+    few = ["--locks", 5, "--ttl", CALM_TTL_S, "--seconds", 0.3, "--rounds", 1, "--stalls", 1, "--stall-ttl", 0.2]
+    assert run(*few, "--json", saved) == 0
+    result: dict[str, Any] = json.loads(saved.read_text())
+    assert len(result["keeping"]) == len(KEEPERS)
+    assert [row["contestant"] for row in result["terms"]] == list(terms.NAMES)
+    assert len(result["stalls"]) == len(stalls.KINDS) * len(stalls.SHARES)
+    assert "% of a core" in capsys.readouterr().out
+
+
+def test_server_that_does_not_answer_is_said_so() -> None:
+    options = argparse.Namespace(server="redis://127.0.0.1:1", locks=1, json=None)
+    assert command.run(options) == 2

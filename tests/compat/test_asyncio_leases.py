@@ -1,0 +1,386 @@
+"""One suite on redis-py's asyncio Lock and on ours: prolonging a lease, and who shares a token.
+
+Rules: as in test_asyncio_parity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast.server import Server
+from tests.support.async_helpers import AsyncClients, AsyncLockClass, async_once, eventually, in_loop, in_task
+from tests.support.helpers import in_thread
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def loop_kind(each_loop_kind: str) -> str:
+    """Every test here runs in each kind of loop."""
+    return each_loop_kind
+
+
+# Leases
+
+
+@in_loop
+async def test_lock_without_timeout_cannot_be_extended(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name")
+    await lock.acquire()
+    # At the call, before anything is awaited.
+    with pytest.raises(LockError) as caught:
+        lock.extend(1)
+    assert (LockError, "Cannot extend a lock with no timeout") == (type(caught.value), caught.value.message)
+    with pytest.raises(LockError) as caught:
+        lock.reacquire()
+    assert (LockError, "Cannot reacquire a lock with no timeout") == (type(caught.value), caught.value.message)
+    assert (True, -1) == (await lock.owned(), client.ttl("name"))
+
+
+@in_loop
+async def test_extend_and_reacquire_return_awaitables_of_true(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    extending, reacquiring = lock.extend(10), lock.reacquire()
+    assert await extending is True
+    assert 10_000 < client.pttl("name") <= 20_000
+    assert await reacquiring is True
+    assert 5_000 < client.pttl("name") <= 10_000
+
+
+@pytest.mark.parametrize("more_s", [10, 10.0, 10.5])
+@in_loop
+async def test_extend_adds_to_the_ttl(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, more_s: float
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    assert await lock.extend(more_s) is True
+    assert 16_000 < client.pttl("name") <= 10_000 + more_s * 1000
+    assert await lock.owned()
+
+
+@pytest.mark.parametrize("new_s", [5, 20.5])
+@in_loop
+async def test_extend_with_replace_ttl_sets_the_ttl(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, new_s: float
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    assert await lock.extend(new_s, replace_ttl=True) is True
+    assert new_s * 1000 - 4000 < client.pttl("name") <= new_s * 1000
+    assert await lock.extend(new_s, True) is True
+
+
+@in_loop
+async def test_extend_by_zero_changes_nothing(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    assert await lock.extend(0) is True
+    assert 7_000 < client.pttl("name") <= 10_000
+
+
+@in_loop
+async def test_extend_of_a_key_made_persistent_raises_not_owned(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    client.persist("name")
+    with pytest.raises(LockNotOwnedError):
+        await lock.extend(10)
+    assert -1 == client.ttl("name")
+
+
+@in_loop
+async def test_reacquire_sets_the_ttl_back_to_the_timeout(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    client.pexpire("name", 5000)
+    assert await lock.reacquire() is True
+    assert 5_000 < client.pttl("name") <= 10_000
+    client.persist("name")
+    await lock.reacquire()
+    assert 5_000 < client.pttl("name") <= 10_000
+
+
+@in_loop
+async def test_release_that_fails_on_the_network_can_be_repeated(
+    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_connect(proxy.port, retry=async_once()), "name", timeout=30)
+    await lock.acquire()
+    token = lock.local.token
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises(redis.ConnectionError):
+        await lock.release()
+    assert token == lock.local.token == client.get("name")
+    proxy.accept()
+    await lock.release()
+    assert lock.local.token is None
+    assert not client.exists("name")
+
+
+# Tasks
+
+
+Take = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+async def _in_a_task(work: Awaitable[Any]) -> Any:
+    return await asyncio.ensure_future(work)
+
+
+async def _in_wait_for(work: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(work, 10)
+
+
+async def _in_gather(work: Awaitable[Any]) -> Any:
+    (answer,) = await asyncio.gather(work)
+    return answer
+
+
+async def _in_a_shield(work: Awaitable[Any]) -> Any:
+    return await asyncio.shield(work)
+
+
+INDIRECTLY: list[Take] = [_in_a_task, _in_wait_for, _in_gather, _in_a_shield]
+
+
+@pytest.mark.parametrize("take", INDIRECTLY)
+@in_loop
+async def test_lock_acquired_by_a_task_that_ended_can_be_used_and_released(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, take: Take
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    for _ in range(2):
+        assert await take(lock.acquire()) is True
+        assert client.get("name") == lock.local.token
+        assert await lock.owned()
+        assert await lock.extend(10)
+        assert await lock.reacquire()
+        await lock.release()
+        assert lock.local.token is None
+        assert not client.exists("name")
+
+
+@pytest.mark.parametrize("contended", [True, False], ids=["contended", "free"])
+@in_loop
+async def test_lock_acquired_long_after_its_task_has_ended_can_be_released(
+    async_lock_class: AsyncLockClass,
+    proxy: Proxy,
+    async_connect: AsyncClients,
+    async_client: redis.asyncio.Redis,
+    client: redis.Redis,
+    contended: bool,
+) -> None:
+    holder = async_lock_class(async_client, "name")
+    lock = async_lock_class(async_connect(proxy.port), "name", sleep=0.01)
+    await lock.locked()
+
+    async def ask() -> asyncio.Task[Any]:
+        acquiring: Any = lock.acquire()
+        return asyncio.create_task(acquiring)
+
+    async def look() -> None:
+        assert getattr(lock.local, "token", None) is None
+
+    if contended:
+        await holder.acquire()
+    else:
+        proxy.hold()
+    acquiring = await asyncio.create_task(ask())
+    for _ in range(20):  # enough for what others have left to be tidied up
+        await in_task(look)
+    if contended:
+        await holder.release()
+    else:
+        proxy.resume()
+    assert await acquiring is True
+    await lock.release()
+    assert not client.exists("name")
+
+
+@pytest.mark.parametrize("take", INDIRECTLY)
+@in_loop
+async def test_lock_acquired_and_released_by_tasks_of_their_own(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, take: Take
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    assert await take(lock.acquire()) is True
+    assert await take(lock.owned()) is True
+    assert await take(lock.extend(10)) is True
+    assert await take(lock.reacquire()) is True
+    await take(lock.release())
+    assert not client.exists("name")
+
+
+@pytest.mark.parametrize("take", INDIRECTLY)
+@in_loop
+async def test_holder_can_wrap_what_it_awaits(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, take: Take
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10)
+    await lock.acquire()
+    # The holder makes the call, whatever task then runs it: as in `asyncio.shield(lock.release())`.
+    assert await take(lock.extend(10)) is True
+    assert await take(lock.reacquire()) is True
+    assert await take(lock.owned()) is True
+    await take(lock.release())
+    assert lock.local.token is None
+    assert not client.exists("name")
+
+
+@in_loop
+async def test_thread_local_false_shares_the_token(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", timeout=10, thread_local=False)
+    await lock.acquire(token="mine")
+    assert b"mine" == in_thread(lambda: lock.local.token)
+    assert await in_task(lock.owned)
+    assert await in_task(lambda: lock.extend(10))
+    assert await in_task(lock.reacquire)
+    await in_task(lock.release)
+    assert lock.local.token is None
+    assert not client.exists("name")
+
+
+@in_loop
+async def test_token_is_not_another_threads(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name")
+    await lock.acquire(token="mine")
+    assert in_thread(lambda: getattr(lock.local, "token", None)) is None
+    assert b"mine" == lock.local.token
+    await lock.release()
+
+
+@in_loop
+async def test_tasks_of_one_lock_wait_for_each_other(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    lock = async_lock_class(async_client, "name", sleep=0.001)
+    await lock.acquire()
+    token = lock.local.token
+    assert await in_task(lambda: lock.acquire(blocking=False)) is False
+    assert token == lock.local.token == client.get("name")
+    await lock.release()
+
+    async def take_and_release() -> bytes:
+        async with lock:
+            taken: bytes = lock.local.token
+            return taken
+
+    assert await in_task(take_and_release) != await in_task(take_and_release)
+
+
+@in_loop
+async def test_locks_of_other_names_and_databases_are_independent(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, server: Server, async_connect: AsyncClients
+) -> None:
+    other = async_connect(server.port, db=1)
+    async with async_lock_class(async_client, "a", blocking=False), async_lock_class(async_client, "b", blocking=False):
+        assert {b"a", b"b"} == set(await async_client.keys())
+        assert await async_lock_class(other, "a").acquire(blocking=False)
+    await other.flushdb()
+
+
+# Cancelling
+
+
+@in_loop
+async def test_task_cancelled_inside_the_body_releases(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        async with async_lock_class(async_client, "name"):
+            entered.set()
+            await asyncio.Event().wait()
+
+    holder = asyncio.create_task(hold())
+    await entered.wait()
+    assert client.exists("name")
+    holder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
+    assert not client.exists("name")
+
+
+@pytest.mark.parametrize("how", ["cancel", "wait_for"])
+@in_loop
+async def test_waiter_cancelled_in_its_sleep_leaves_nothing_behind(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, how: str
+) -> None:
+    client.set("name", "taken")
+    tried = asyncio.Event()
+
+    class Noting(async_lock_class):  # type: ignore[valid-type, misc]
+        async def do_acquire(self, token: Any) -> bool:
+            acquired = bool(await super().do_acquire(token))
+            tried.set()
+            return acquired
+
+    lock = Noting(async_client, "name", sleep=60)
+    if how == "cancel":
+        waiter = asyncio.create_task(lock.acquire())
+        await tried.wait()
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(lock.acquire(), 0.1)
+    assert lock.local.token is None
+    assert b"taken" == client.get("name")
+    client.delete("name")
+    assert await lock.acquire(blocking=False) is True
+    await lock.release()
+
+
+@in_loop
+async def test_waiter_cancelled_in_its_sleep_does_not_disturb_the_others(
+    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
+) -> None:
+    client.set("name", "taken")
+    tries = 0
+
+    class Counting(async_lock_class):  # type: ignore[valid-type, misc]
+        async def do_acquire(self, token: Any) -> bool:
+            nonlocal tries
+            acquired = bool(await super().do_acquire(token))
+            tries += 1
+            return acquired
+
+    async def take_and_release(sleep_s: float) -> bool:
+        async with Counting(async_client, "name", sleep=sleep_s):
+            return True
+
+    sleepers = [asyncio.create_task(take_and_release(60)) for _ in range(3)]
+    await eventually(lambda: tries == 3, "they sleep")
+    others = [asyncio.create_task(take_and_release(0.002)) for _ in range(3)]
+    await eventually(lambda: tries > 20, "the others poll")
+    for sleeper in sleepers:
+        sleeper.cancel()
+    client.delete("name")
+    assert [True] * 3 == await asyncio.wait_for(asyncio.gather(*others), 10)
+    answers = await asyncio.gather(*sleepers, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)

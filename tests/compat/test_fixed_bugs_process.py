@@ -1,0 +1,227 @@
+"""Bugs of redis-py's Lock that ours does not have: frozen servers, forks, pickles, guessable tokens.
+
+Rules: as in test_fixed_bugs: on redis-py's class every test must fail. What both do right is in test_process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+import redis
+from redis.credentials import UsernamePasswordCredentialProvider
+from redis.exceptions import LockError
+
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import LockClass, in_fork, once, start, wait_until
+
+FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)),
+        "ours",
+    ]
+)
+def lock_class_id(request: pytest.FixtureRequest) -> str:
+    """Which of the two classes a test runs on; redis-py's is expected to fail it."""
+    name: str = request.param
+    return name
+
+
+# Frozen servers
+
+
+def test_blocking_timeout_bounds_the_wait_for_a_frozen_server(
+    lock_class: LockClass, spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=30)
+    lock_class(client, "warm-up").acquire()
+    lock = lock_class(client, "name", thread_local=False)
+    server.signal(signal.SIGSTOP)
+    answer = start(lambda: lock.acquire(blocking_timeout=0.3))
+    try:
+        # The client's own limit is seven times as long.
+        assert wait([answer], 4.0).done
+    finally:
+        server.signal(signal.SIGCONT)
+    with pytest.raises(redis.TimeoutError):
+        answer.result(0)
+    assert lock.local.token is None
+    wait_until(lambda: not client.exists("name"), "the attempt is undone")
+    assert lock.acquire(blocking=False)
+
+
+def test_release_from_a_frozen_server_can_be_repeated(
+    lock_class: LockClass, spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=0.5, retry=once())
+    lock = lock_class(client, "name", timeout=30)
+    lock.acquire()
+    token = lock.local.token
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+            lock.release()
+    finally:
+        server.signal(signal.SIGCONT)
+    assert token == lock.local.token
+    lock.release()
+    assert lock.local.token is None
+    assert not client.exists("name")
+
+
+# Forks
+
+
+def test_forked_child_cannot_release_its_parents_lock(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=30)
+    lock.acquire()
+
+    def child() -> str:
+        outcomes: list[object] = [lock.owned()]
+        for use in (lock.release, lambda: lock.extend(10), lock.reacquire):
+            try:
+                use()
+            except LockError as error:
+                outcomes.append(type(error).__name__)
+            else:
+                outcomes.append("done")
+        return repr(outcomes)
+
+    assert "[False, 'LockError', 'LockError', 'LockError']" == in_fork(child)
+    assert lock.owned()
+    lock.release()
+    assert not client.exists("name")
+
+
+def test_forked_child_cannot_release_a_lock_shared_by_threads(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=30, thread_local=False)
+    lock.acquire()
+
+    def child() -> str:
+        with pytest.raises(LockError):
+            lock.release()
+        return "refused"
+
+    assert "refused" == in_fork(child)
+    assert lock.owned()
+    lock.release()
+
+
+# Tokens
+
+
+def test_tokens_have_128_unguessable_bits(lock_class: LockClass, client: redis.Redis) -> None:
+    drawn: list[bytes] = []
+
+    class Drawing(lock_class):  # type: ignore[valid-type, misc]
+        def do_acquire(self, token: Any) -> bool:
+            drawn.append(token)
+            return False
+
+    lock = Drawing(client, "name", blocking=False)
+    for _ in range(3000):
+        lock.acquire()
+    assert 3000 == len(set(drawn))
+    # An unguessable byte takes every value of its alphabet in so many draws; clocks and addresses hardly change.
+    columns = [len(set(column)) for column in zip(*drawn, strict=True)]
+    assert 127.9 <= sum(math.log2(values) for values in columns)
+
+
+# Pickles
+
+
+@pytest.fixture
+def plain_client(server: Server, connect: Connect) -> redis.Redis:
+    """A client whose settings can be pickled: a server's address and options."""
+    return connect(server.port, db=1, protocol=2)
+
+
+def test_pickled_lock_is_an_unowned_lock_with_the_same_settings(
+    lock_class: LockClass, plain_client: redis.Redis
+) -> None:
+    plain_client.flushdb()
+    lock = lock_class(plain_client, "name", 10, 0.2, False, 3, False, False)
+    copy = pickle.loads(pickle.dumps(lock))
+    assert type(copy) is lock_class
+    expected = ("name", 10, 0.2, False, 3, False, False, None)
+    actual = (
+        copy.name,
+        copy.timeout,
+        copy.sleep,
+        copy.blocking,
+        copy.blocking_timeout,
+        copy.thread_local,
+        copy.raise_on_release_error,
+        copy.local.token,
+    )
+    assert expected == actual
+    assert copy.acquire()
+    assert copy.local.token == plain_client.get("name")
+    assert lock.acquire() is False
+    copy.release()
+    copy.redis.close()
+
+
+def test_lock_pickled_while_held_stays_held_and_its_copy_is_not(
+    lock_class: LockClass, plain_client: redis.Redis
+) -> None:
+    plain_client.flushdb()
+    lock = lock_class(plain_client, "name", timeout=10)
+    lock.acquire()
+    pickled = pickle.dumps(lock)
+    assert lock.local.token not in pickled
+    copy = pickle.loads(pickled)
+    assert (True, False, True) == (lock.owned(), copy.owned(), copy.locked())
+    with pytest.raises(LockError):
+        copy.release()
+    lock.release()
+    assert copy.acquire(blocking=False)
+    copy.release()
+    copy.redis.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"password": "canary"},
+        {"username": "someone", "password": "canary"},
+        {"credential_provider": UsernamePasswordCredentialProvider("someone", "canary")},
+        {"ssl": True, "ssl_password": "canary"},
+    ],
+    ids="+".join,
+)
+def test_lock_of_a_client_with_credentials_refuses_to_be_pickled(
+    lock_class: LockClass, valkey: Server, connect: Connect, options: dict[str, Any]
+) -> None:
+    lock = lock_class(connect(valkey.port, **options), "name", timeout=10)
+    with pytest.raises(pickle.PicklingError) as caught:
+        pickle.dumps(lock)
+    assert "canary" not in str(caught.value)
+    assert "canary" not in repr(lock)
+
+
+def test_pickled_lock_works_in_another_process(lock_class: LockClass, plain_client: redis.Redis) -> None:
+    plain_client.flushdb()
+    lock = lock_class(plain_client, "name", timeout=10)
+    lock.acquire()
+    pickled = pickle.dumps(lock)
+
+    def child() -> str:
+        copy = pickle.loads(pickled)
+        return repr((os.getpid() != parent, copy.acquire(blocking=False), copy.locked()))
+
+    parent = os.getpid()
+    assert "(True, False, True)" == in_fork(child)
+    lock.release()

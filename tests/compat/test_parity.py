@@ -1,0 +1,454 @@
+"""One suite on redis-py's Lock and on ours: the surface, ownership, expiry, errors.
+
+Rules: each test passes on both classes and on every kind of server; what redis-py does wrong is in test_fixed_bugs.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockError, LockNotOwnedError
+
+from tests.support.helpers import LockClass, in_thread, settings_of
+
+REQUIRED = inspect.Parameter.empty
+CONSTRUCTOR = [
+    ("self", REQUIRED),
+    ("redis", REQUIRED),
+    ("name", REQUIRED),
+    ("timeout", None),
+    ("sleep", 0.1),
+    ("blocking", True),
+    ("blocking_timeout", None),
+    ("thread_local", True),
+    ("raise_on_release_error", True),
+]
+SIGNATURES: dict[str, list[tuple[str, Any]]] = {
+    "__init__": CONSTRUCTOR,
+    "register_scripts": [("self", REQUIRED)],
+    "acquire": [
+        ("self", REQUIRED),
+        ("sleep", None),
+        ("blocking", None),
+        ("blocking_timeout", None),
+        ("token", None),
+    ],
+    "do_acquire": [("self", REQUIRED), ("token", REQUIRED)],
+    "locked": [("self", REQUIRED)],
+    "owned": [("self", REQUIRED)],
+    "release": [("self", REQUIRED)],
+    "do_release": [("self", REQUIRED), ("expected_token", REQUIRED)],
+    "extend": [("self", REQUIRED), ("additional_time", REQUIRED), ("replace_ttl", False)],
+    "do_extend": [("self", REQUIRED), ("additional_time", REQUIRED), ("replace_ttl", REQUIRED)],
+    "reacquire": [("self", REQUIRED)],
+    "do_reacquire": [("self", REQUIRED)],
+    "__enter__": [("self", REQUIRED)],
+    "__exit__": [
+        ("self", REQUIRED),
+        ("exc_type", REQUIRED),
+        ("exc_value", REQUIRED),
+        ("traceback", REQUIRED),
+    ],
+}
+
+
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_signature(lock_class: LockClass, method: str) -> None:
+    parameters = inspect.signature(getattr(lock_class, method)).parameters.values()
+    positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    added = [p for p in parameters if p not in positional]
+    assert SIGNATURES[method] == [(p.name, p.default) for p in positional]
+    assert all(p.kind is p.VAR_KEYWORD or (p.kind is p.KEYWORD_ONLY and p.default is not p.empty) for p in added)
+
+
+def test_attributes_hold_what_the_constructor_was_given(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", 10, 0.2, False, 3, False, False)
+    assert lock.redis is client
+    expected = ("name", 10, 0.2, False, 3, False, False)
+    assert expected == settings_of(lock)
+    assert isinstance(lock.local, SimpleNamespace)
+
+
+def test_attributes_have_redis_pys_defaults(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    expected = (None, 0.1, True, None, True, True, None)
+    actual = (
+        lock.timeout,
+        lock.sleep,
+        lock.blocking,
+        lock.blocking_timeout,
+        lock.thread_local,
+        lock.raise_on_release_error,
+        lock.local.token,
+    )
+    assert expected == actual
+
+
+def test_attributes_can_be_changed_after_construction(lock_class: LockClass, client: redis.Redis) -> None:
+    client.set("second", "taken")
+    lock = lock_class(client, "first", timeout=10)
+    lock.name = "second"
+    lock.blocking = False
+    assert not lock.acquire()
+    client.delete("second")
+    lock.timeout = 100
+    assert lock.acquire()
+    assert 10_000 < client.pttl("second") <= 100_000
+    assert not client.exists("first")
+    lock.release()
+
+
+def test_client_can_be_changed_after_construction(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    with redis.Redis(port=client.connection_pool.connection_kwargs["port"], db=1) as other:
+        lock.redis = other
+        assert lock.acquire()
+        assert (0, 1) == (client.exists("name"), other.exists("name"))
+        lock.release()
+        assert not other.exists("name")
+
+
+def test_client_lock_makes_the_given_class(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = client.lock("name", 10, 0.2, False, 3, lock_class, False, False)
+    assert type(lock) is lock_class
+    assert ("name", 10, 0.2, False, 3, False, False) == settings_of(lock)
+
+
+def test_acquire_sets_the_name_to_the_token(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    assert lock.acquire(blocking=False) is True
+    assert isinstance(lock.local.token, bytes)
+    assert lock.local.token == client.get("name")
+    assert [b"name"] == client.keys()
+    assert -1 == client.ttl("name")
+
+
+def test_release_deletes_the_key_and_forgets_the_token(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    lock.acquire()
+    assert lock.release() is None  # type: ignore[func-returns-value]
+    assert lock.local.token is None
+    assert [] == client.keys()
+
+
+def test_acquire_of_a_taken_lock_returns_false(lock_class: LockClass, client: redis.Redis) -> None:
+    first, second = lock_class(client, "name"), lock_class(client, "name")
+    assert first.acquire(blocking=False)
+    assert second.acquire(blocking=False) is False
+    assert second.local.token is None
+    assert first.local.token == client.get("name")
+    first.release()
+    assert second.acquire(blocking=False) is True
+
+
+def test_acquire_again_without_blocking_returns_false_while_held(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    assert lock.acquire(blocking=False)
+    token = lock.local.token
+    assert lock.acquire(blocking=False) is False
+    assert token == lock.local.token == client.get("name")
+    lock.release()
+
+
+@pytest.mark.parametrize("timeout_s", [10, 10.0, 9.5])
+def test_timeout_is_the_keys_expiry(lock_class: LockClass, client: redis.Redis, timeout_s: float) -> None:
+    lock = lock_class(client, "name", timeout=timeout_s)
+    assert lock.acquire()
+    assert 8_000 < client.pttl("name") <= timeout_s * 1000
+    lock.release()
+
+
+def test_copy_shares_the_client_and_the_ownership(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    twin = copy.copy(lock)
+    assert twin.redis is client
+    assert twin.owned()
+    twin.release()
+    assert not client.exists("name")
+
+
+def test_locked_tells_of_anybodys_lock(lock_class: LockClass, client: redis.Redis) -> None:
+    lock, other = lock_class(client, "name"), lock_class(client, "name")
+    assert lock.locked() is False
+    lock.acquire()
+    assert (True, True) == (lock.locked(), other.locked())
+    lock.release()
+    assert (False, False) == (lock.locked(), other.locked())
+
+
+def test_locked_is_true_for_a_key_set_by_hand(lock_class: LockClass, client: redis.Redis) -> None:
+    client.set("name", "")
+    assert lock_class(client, "name").locked() is True
+
+
+def test_owned_tells_of_this_lock_only(lock_class: LockClass, client: redis.Redis) -> None:
+    lock, other = lock_class(client, "name"), lock_class(client, "name")
+    assert lock.owned() is False
+    lock.acquire()
+    assert (True, False) == (lock.owned(), other.owned())
+    client.set("name", "stolen")
+    assert lock.owned() is False
+    client.delete("name")
+    assert lock.owned() is False
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("token", b"token"), (b"token", b"token"), ("t\u00f6ken", b"t\xc3\xb6ken"), (b"\xff\0\r\n",) * 2],
+)
+def test_own_token_is_used(lock_class: LockClass, client: redis.Redis, given: Any, stored: bytes) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    assert lock.acquire(token=given)
+    assert stored == client.get("name") == lock.local.token
+    assert lock.owned()
+    assert lock.extend(10)
+    lock.release()
+    assert not client.exists("name")
+
+
+def test_tokens_differ_from_acquire_to_acquire(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    tokens = set()
+    for _ in range(20):
+        lock.acquire()
+        tokens.add(lock.local.token)
+        lock.release()
+    assert 20 == len(tokens)
+
+
+def test_token_is_in_no_message_and_no_log(
+    lock_class: LockClass, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    lock = lock_class(client, "name", timeout=10, raise_on_release_error=False)
+    seen: list[str] = []
+    with lock:
+        token = lock.local.token.decode()
+        seen += [repr(lock), str(lock)]
+        client.delete("name")
+        uses: list[Callable[[], object]] = [lambda: lock.extend(1), lock.reacquire]
+        for fails in uses:
+            with pytest.raises(LockNotOwnedError) as caught:
+                fails()
+            seen += [str(caught.value), repr(caught.value), repr(vars(caught.value))]
+    seen += [record.getMessage() for record in caplog.records]
+    assert any("no longer owned" in text for text in seen)
+    assert not [text for text in seen if token in text]
+
+
+def test_context_manager_holds_the_lock(lock_class: LockClass, client: redis.Redis) -> None:
+    with lock_class(client, "name") as lock:
+        assert isinstance(lock, lock_class)
+        assert lock.local.token == client.get("name")
+    assert not client.exists("name")
+
+
+def test_context_manager_releases_when_the_body_raises(lock_class: LockClass, client: redis.Redis) -> None:
+    with pytest.raises(KeyError), lock_class(client, "name"):
+        raise KeyError
+    assert not client.exists("name")
+
+
+@pytest.mark.parametrize("settings", [{"blocking": False}, {"blocking_timeout": 0.05}])
+def test_context_manager_that_cannot_acquire_raises_lock_error(
+    lock_class: LockClass, client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    client.set("name", "taken")
+    with pytest.raises(LockError) as caught, lock_class(client, "name", **settings):
+        pass
+    assert "Unable to acquire lock within the time specified" == caught.value.message
+    assert "name" == caught.value.lock_name
+    assert b"taken" == client.get("name")
+
+
+def test_context_manager_raises_when_no_longer_owned(lock_class: LockClass, client: redis.Redis) -> None:
+    with pytest.raises(LockNotOwnedError), lock_class(client, "name"):
+        client.set("name", "stolen")
+    assert b"stolen" == client.get("name")
+
+
+def test_context_manager_raises_when_already_released(lock_class: LockClass, client: redis.Redis) -> None:
+    with pytest.raises(LockError, match="already unlocked"), lock_class(client, "name") as lock:
+        lock.release()
+
+
+@pytest.mark.parametrize("releases", [False, True])
+def test_raise_on_release_error_false_logs_a_warning(
+    lock_class: LockClass,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    releases: bool,
+) -> None:
+    with lock_class(client, "name", raise_on_release_error=False) as lock:
+        if releases:
+            lock.release()
+        else:
+            client.set("name", "stolen")
+    assert ["WARNING"] == [record.levelname for record in caplog.records]
+    assert "no longer owned" in caplog.records[0].getMessage()
+
+
+def _assert_error(error: LockError, kind: type[LockError], message: str) -> None:
+    assert kind is type(error)
+    assert isinstance(error, (ValueError, redis.RedisError))
+    assert (message, "name") == (error.message, error.lock_name)
+    assert message == str(error)
+
+
+def test_unlocked_lock_raises_lock_error(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    with pytest.raises(LockError) as caught:
+        lock.release()
+    _assert_error(
+        caught.value,
+        LockError,
+        "Cannot release a lock that's not owned or is already unlocked.",
+    )
+    with pytest.raises(LockError) as caught:
+        lock.extend(1)
+    _assert_error(caught.value, LockError, "Cannot extend an unlocked lock")
+    with pytest.raises(LockError) as caught:
+        lock.reacquire()
+    _assert_error(caught.value, LockError, "Cannot reacquire an unlocked lock")
+
+
+def test_released_lock_raises_lock_error_on_a_second_release(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    lock.acquire()
+    lock.release()
+    with pytest.raises(LockError) as caught:
+        lock.release()
+    assert LockError is type(caught.value)
+
+
+@pytest.mark.parametrize("is_stolen", [True, False])
+def test_lost_lock_raises_not_owned(lock_class: LockClass, client: redis.Redis, is_stolen: bool) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    token = lock.local.token
+    if is_stolen:
+        client.set("name", "stolen")
+    else:
+        client.delete("name")
+    with pytest.raises(LockNotOwnedError) as caught:
+        lock.extend(1)
+    _assert_error(caught.value, LockNotOwnedError, "Cannot extend a lock that's no longer owned")
+    with pytest.raises(LockNotOwnedError) as caught:
+        lock.reacquire()
+    _assert_error(caught.value, LockNotOwnedError, "Cannot reacquire a lock that's no longer owned")
+    assert token == lock.local.token
+    with pytest.raises(LockNotOwnedError) as caught:
+        lock.release()
+    _assert_error(caught.value, LockNotOwnedError, "Cannot release a lock that's no longer owned")
+    assert lock.local.token is None
+    assert (b"stolen" if is_stolen else None) == client.get("name")
+
+
+def test_release_after_expiry_raises_not_owned(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    client.pexpire("name", 1)
+    other = lock_class(client, "name", timeout=10, sleep=0.001)
+    assert other.acquire(blocking_timeout=5)
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert other.owned()
+
+
+def test_lock_without_timeout_cannot_be_extended(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    lock.acquire()
+    with pytest.raises(LockError) as caught:
+        lock.extend(1)
+    _assert_error(caught.value, LockError, "Cannot extend a lock with no timeout")
+    with pytest.raises(LockError) as caught:
+        lock.reacquire()
+    _assert_error(caught.value, LockError, "Cannot reacquire a lock with no timeout")
+    assert (True, -1) == (lock.owned(), client.ttl("name"))
+
+
+@pytest.mark.parametrize("more_s", [10, 10.0, 10.5])
+def test_extend_adds_to_the_ttl(lock_class: LockClass, client: redis.Redis, more_s: float) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    assert lock.extend(more_s) is True
+    assert 16_000 < client.pttl("name") <= 10_000 + more_s * 1000
+    assert lock.owned()
+
+
+@pytest.mark.parametrize("new_s", [5, 20.5])
+def test_extend_with_replace_ttl_sets_the_ttl(lock_class: LockClass, client: redis.Redis, new_s: float) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    assert lock.extend(new_s, replace_ttl=True) is True
+    assert new_s * 1000 - 4000 < client.pttl("name") <= new_s * 1000
+    assert lock.extend(new_s, True) is True
+
+
+def test_extend_of_a_key_made_persistent_raises_not_owned(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    client.persist("name")
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(10)
+    assert -1 == client.ttl("name")
+
+
+def test_reacquire_sets_the_ttl_back_to_the_timeout(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    client.pexpire("name", 5000)
+    assert lock.reacquire() is True
+    assert 5_000 < client.pttl("name") <= 10_000
+    client.persist("name")
+    lock.reacquire()
+    assert 5_000 < client.pttl("name") <= 10_000
+
+
+def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name")
+    lock.acquire(token="mine")
+    assert in_thread(lambda: getattr(lock.local, "token", None)) is None
+    assert b"mine" == lock.local.token
+    lock.release()
+
+
+def test_thread_local_false_shares_the_token(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10, thread_local=False)
+    lock.acquire(token="mine")
+    assert (b"mine", True) == in_thread(lambda: (lock.local.token, lock.owned()))
+    assert in_thread(lambda: lock.extend(10))
+    assert in_thread(lock.reacquire)
+    in_thread(lock.release)
+    assert lock.local.token is None
+    assert not client.exists("name")
+
+
+def test_threads_of_one_lock_wait_for_each_other(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", sleep=0.001)
+    lock.acquire()
+    assert in_thread(lambda: lock.acquire(blocking=False)) is False
+    lock.release()
+
+    def take_and_release() -> bytes:
+        with lock:
+            token: bytes = lock.local.token
+            return token
+
+    assert in_thread(take_and_release) != in_thread(take_and_release)
+
+
+def test_locks_of_other_names_and_databases_are_independent(lock_class: LockClass, client: redis.Redis) -> None:
+    with lock_class(client, "a", blocking=False), lock_class(client, "b", blocking=False):
+        assert {b"a", b"b"} == set(client.keys())
+    with lock_class(client, "a"), redis.Redis(port=client.connection_pool.connection_kwargs["port"], db=1) as other:
+        assert lock_class(other, "a").acquire(blocking=False)
+        other.flushdb()

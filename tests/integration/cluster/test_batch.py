@@ -1,0 +1,526 @@
+"""Batches over the nodes of a cluster: each lock is asked for once, at its own node, and all nodes at once.
+
+Rules: those of `support/clusters.py`; a test runs for threads and for tasks unless it is about the one or the other.
+Whether a node was asked is told by its own count of commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+from redis.retry import Retry
+
+import redislock_fast.asyncio
+from redislock_fast import Locker
+from redislock_fast._transport.loop.driver import transport_of as async_transport_of
+from redislock_fast._transport.threads import cluster as thread_cluster
+from redislock_fast._transport.threads.driver import transport_of
+from tests.integration.batch.test_all_or_nothing import Holders
+from tests.integration.batch.test_asyncio import cancelled_after
+from tests.integration.batch.test_faults import interrupt_when, interrupted_at
+from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.support.async_helpers import async_once, eventually
+from tests.support.clusters import Cluster, connect
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, once, signals_handled_by, start, wait_until
+from tests.support.proxy import Proxy
+from tests.support.waiting import FAR_S, Callers, Tasks, Threads, connections
+
+VERBS: dict[str, tuple[Any, ...]] = {"release": (), "extend": (10,), "reacquire": ()}
+"""What is done with a batch that is held, and with which arguments."""
+
+EACH_USE = pytest.mark.parametrize("use", ["acquire", *VERBS])
+
+
+@pytest.fixture
+def fast(callers: Callers, cluster: Cluster) -> Any:
+    """A client of the cluster, for threads and tasks in turn."""
+    return connect(callers, cluster)
+
+
+def impatient(callers: Callers, cluster: Cluster) -> Any:
+    """A client that takes a node for dead after a second, and does not try again."""
+    retry: Retry | redis.asyncio.retry.Retry = once() if isinstance(callers, Threads) else async_once()
+    return connect(callers, cluster, socket_timeout=1.0, retry=retry)
+
+
+def acquiring(callers: Callers, client: Any, names: list[str], *args: Any, **kwargs: Any) -> Future[Any]:
+    """Begin to acquire a batch."""
+    if isinstance(callers, Threads):
+        return start(lambda: Locker(client).acquire_many(names, *args, **kwargs))
+    locker = redislock_fast.asyncio.Locker(client)
+    return submit(callers, lambda: locker.acquire_many(names, *args, **kwargs))
+
+
+def acquire_many(callers: Callers, client: Any, names: list[str]) -> Any:
+    """A batch that holds all these locks."""
+    batch = acquiring(callers, client, names, FAR_S).result(PATIENCE_S)
+    assert batch.acquired == names
+    return batch
+
+
+def calling(callers: Callers, batch: Any, verb: str) -> Future[Any]:
+    """Begin to call a method of the batch."""
+    use = lambda: getattr(batch, verb)(*VERBS[verb])  # noqa: E731  # of what is called in two ways
+    return start(use) if isinstance(callers, Threads) else submit(callers, use)
+
+
+def call(callers: Callers, batch: Any, verb: str) -> Any:
+    """What a method of the batch returns or raises."""
+    return calling(callers, batch, verb).result(PATIENCE_S)
+
+
+def undo(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
+    """Have these keys deleted in the background, all that hold these tokens."""
+    if isinstance(callers, Threads):
+        transport_of(client).undo(entries)
+        return
+
+    async def undo_in_loop() -> None:
+        async_transport_of(client).undo(entries)
+
+    submit(callers, undo_in_loop).result(PATIENCE_S)
+
+
+def channel_of(callers: Callers, client: Any) -> Any:
+    """All that goes from these callers to the client's servers."""
+    if isinstance(callers, Threads):
+        return transport_of(client)
+
+    async def its_channel() -> Any:
+        return async_transport_of(client).channel()
+
+    return submit(callers, its_channel).result(PATIENCE_S)
+
+
+def submit(callers: Callers, work: Callable[[], Any]) -> Future[Any]:
+    """Begin to await something in the loop of the tasks."""
+
+    async def run() -> Any:
+        return await work()
+
+    assert isinstance(callers, Tasks)
+    return callers.submit(run())
+
+
+# ---- who is asked for what ----
+
+
+def names_at(cluster: Cluster, count: int) -> dict[int, list[str]]:
+    """So many new names at each primary, by the number of the node."""
+    names: dict[int, list[str]] = {number: [] for number in cluster.primaries()}
+    while any(len(at) < count for at in names.values()):
+        name = cluster.name()
+        for number, at in names.items():
+            slot = cluster.admins[number].execute_command("CLUSTER", "KEYSLOT", name)
+            if len(at) < count and cluster.has(number, slot):
+                at.append(name)
+    return names
+
+
+def joined(names: dict[int, list[str]]) -> list[str]:
+    """All names, those of one node after those of another."""
+    return [name for at in names.values() for name in at]
+
+
+def forget_calls(cluster: Cluster) -> None:
+    """Let all nodes count from 0."""
+    for number in cluster.primaries():
+        cluster.admins[number].config_resetstat()
+
+
+def asked(cluster: Cluster, number: int) -> int:
+    """How many requests for locks a node has had."""
+    sent = {name.removeprefix("cmdstat_"): row["calls"] for name, row in _stats(cluster, number).items()}
+    return sum(sent.get(name.lower(), 0) for name in ("SET", *RELEASE_COMMANDS))
+
+
+def _stats(cluster: Cluster, number: int) -> dict[str, Any]:
+    stats: dict[str, Any] = cluster.admins[number].info("commandstats")
+    return stats
+
+
+def left(cluster: Cluster, names: dict[int, list[str]], number: int) -> int:
+    """How many of its names a node has."""
+    count: int = sum(cluster.admins[number].exists(name) for name in names[number])
+    return count
+
+
+@contextmanager
+def frozen(cluster: Cluster, number: int) -> Iterator[None]:
+    """A node does nothing within the block."""
+    cluster.nodes[number].signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        cluster.nodes[number].signal(signal.SIGCONT)
+
+
+def test_each_lock_is_asked_for_once_and_at_its_own_node(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names = [cluster.name() for _ in range(300)]
+    call(callers, acquire_many(callers, fast, names), "release")  # connects
+    forget_calls(cluster)
+    admins = [cluster.admins[number] for number in cluster.primaries()]
+    batch = acquire_many(callers, fast, names)
+    held = [sum(key.decode() in names for key in admin.keys("name-*")) for admin in admins]
+    assert (sum(held), min(held) > 0) == (len(names), True)
+    assert held == [admin.info("commandstats")["cmdstat_set"]["calls"] for admin in admins]
+    assert call(callers, batch, "release") == dict.fromkeys(names, True)
+    for number, count in zip(cluster.primaries(), held, strict=True):
+        assert asked(cluster, number) == 2 * count
+        assert not cluster.admins[number].info("errorstats")
+
+
+@EACH_USE
+def test_no_node_waits_for_another(callers: Callers, fast: Any, cluster: Cluster, use: str) -> None:
+    names = names_at(cluster, 3)
+    first, *others = names  # which is the first to be asked
+    batch = acquire_many(callers, fast, joined(names))
+    if use == "acquire":
+        call(callers, batch, "release")
+    forget_calls(cluster)
+    with frozen(cluster, first):
+        answer = acquiring(callers, fast, joined(names), FAR_S) if use == "acquire" else calling(callers, batch, use)
+        for number in others:
+            wait_until(lambda: asked(cluster, number) >= 3, "it is asked")  # noqa: B023  # called at once
+        assert not answer.done()
+    if use == "acquire":
+        assert answer.result(PATIENCE_S).acquired == joined(names)
+    else:
+        assert answer.result(PATIENCE_S) == dict.fromkeys(joined(names), True)
+
+
+def test_all_or_nothing_asks_one_node_after_the_other(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names = names_at(cluster, 3)
+    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    first, second, third = sorted(names, key=lambda number: min(names[number]))
+    forget_calls(cluster)
+    with frozen(cluster, second):
+        answer = acquiring(callers, fast, joined(names), FAR_S, all_or_nothing=True)
+        wait_until(lambda: left(cluster, names, first) == 3, "the first node is asked")
+        assert (left(cluster, names, third), answer.done()) == (0, False)
+    assert call(callers, answer.result(PATIENCE_S), "release") == dict.fromkeys(joined(names), True)
+
+
+def test_more_than_a_window_of_each_node(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names = [cluster.name() for _ in range(3 * 1300)]
+    batch = acquire_many(callers, fast, names)
+    assert call(callers, batch, "extend") == dict.fromkeys(names, True)
+    assert call(callers, batch, "release") == dict.fromkeys(names, True)
+    assert call(callers, batch, "release") == {}
+
+
+def test_batches_of_many_callers_of_one_client_exclude_each_other(
+    callers: Callers, fast: Any, cluster: Cluster
+) -> None:
+    names = joined(names_at(cluster, 4))
+    holders = Holders()
+
+    def work(seed: int) -> int:
+        dice = random.Random(seed)
+        for _ in range(20):
+            batch = acquiring(callers, fast, dice.sample(names, 8), FAR_S).result(PATIENCE_S)
+            holders.enter(batch.acquired)
+            holders.leave(batch.acquired)
+            assert call(callers, batch, "release") == dict.fromkeys(batch.acquired, True)
+        return seed
+
+    workers = [start(lambda seed=seed: work(seed)) for seed in range(8)]  # type: ignore[misc]
+    assert [worker.result(60) for worker in workers] == list(range(8))
+    assert holders.trespasses == []
+
+
+@pytest.mark.parametrize("callers", ["threads"], indirect=True)
+def test_a_signal_handler_may_take_a_batch_of_the_same_client(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names, of_handler = (joined(names_at(cluster, 3)) for _ in range(2))
+    verdicts: list[dict[Any, bool]] = []
+
+    def handle(number: int, frame: object) -> None:
+        verdicts.append(Locker(fast).acquire_many(of_handler, FAR_S).release())
+
+    with signals_handled_by(handle):
+        for _ in range(100):
+            assert Locker(fast).acquire_many(names, FAR_S).release() == dict.fromkeys(names, True)
+    assert verdicts == [dict.fromkeys(of_handler, True)] * len(verdicts)
+    assert verdicts
+
+
+# ---- slots that move ----
+
+
+def test_batches_are_taken_and_given_back_while_slots_move(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    leaving, arriving, moved = ([cluster.place() for _ in range(3)] for _ in range(3))
+    places = [*leaving, *arriving, *moved]
+    names = [*(place.name for place in places), *(cluster.name() for _ in range(20))]
+    for place in [*leaving, *arriving]:
+        place.begin_move()
+    batch = acquire_many(callers, fast, names)
+    for place in arriving:
+        place.end_move()
+    for place in moved:
+        place.move()
+    assert call(callers, batch, "extend") == dict.fromkeys(names, True)
+    for place in leaving:
+        place.end_move()
+    assert call(callers, batch, "release") == dict.fromkeys(names, True)
+    assert not any(cluster.admins[place.away].exists(place.name) for place in places)
+
+
+# ---- a node that fails ----
+
+
+def test_a_frozen_node_fails_the_acquire_and_keeps_nobody_from_the_others(
+    callers: Callers, fast: Any, cluster: Cluster
+) -> None:
+    names = names_at(cluster, 3)
+    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    first, *others = names
+    with frozen(cluster, first):
+        with pytest.raises(redis.TimeoutError):
+            acquiring(callers, fast, joined(names), FAR_S, 1.0).result(PATIENCE_S)
+        for number in others:
+            wait_until(lambda: not left(cluster, names, number), "what was taken is undone")  # noqa: B023  # likewise
+    wait_until(lambda: not left(cluster, names, first), "what it has taken since is undone")
+    assert call(callers, acquire_many(callers, fast, joined(names)), "release") == dict.fromkeys(joined(names), True)
+
+
+def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
+    callers: Callers, fast: Any, cluster: Cluster
+) -> None:
+    names = names_at(cluster, 3)
+    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    for number, at in names.items():
+        for name in at:
+            cluster.admins[number].set(name, "mine")
+    first, *others = names
+    with frozen(cluster, first):
+        undo(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
+        for number in others:
+            wait_until(lambda: not left(cluster, names, number), "it is undone")  # noqa: B023  # likewise
+    wait_until(lambda: not left(cluster, names, first), "and here")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_frozen_node_costs_the_others_no_verdict(callers: Callers, cluster: Cluster, verb: str) -> None:
+    names = names_at(cluster, 3)
+    first, *others = names
+    batch = acquire_many(callers, impatient(callers, cluster), joined(names))
+    taken = names[others[0]][0]
+    cluster.admins[others[0]].set(taken, "thief")
+    with frozen(cluster, first), pytest.raises(redis.TimeoutError):
+        call(callers, batch, verb)
+    # Of the others, what was released has left the batch, and so has what turned out to be lost.
+    still = names[first] if verb == "release" else [name for name in joined(names) if name != taken]
+    assert call(callers, batch, "release") == dict.fromkeys(still, True)
+    assert call(callers, batch, "release") == {}
+    cluster.admins[others[0]].delete(taken)
+    assert not any(left(cluster, names, number) for number in names)
+
+
+def test_what_a_dropped_task_has_begun_is_undone(cluster: Cluster) -> None:
+    names = names_at(cluster, 2)
+
+    async def drop() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+            locker = redislock_fast.asyncio.Locker(client)
+            await (await locker.acquire_many(joined(names))).release()  # connects
+            await DropAt(locker.acquire_many(joined(names)), 0)
+            await eventually(lambda: not any(left(cluster, names, number) for number in names), "it is undone")
+
+    asyncio.run(drop())
+
+
+def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Callers, cluster: Cluster) -> None:
+    names = names_at(cluster, 1)
+    first, second, *_ = names
+    client = callers.client(cluster.nodes[first].port)  # as of a single server
+    undo(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
+    wait_until(lambda: channel_of(callers, client).idle, "nothing is tried for ever")
+
+
+def test_an_error_of_one_node_leaves_nothing_at_the_others(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names = names_at(cluster, 3)
+    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    spoilt = names[cluster.primaries()[1]].pop()
+    cluster.admins[cluster.primaries()[1]].lpush(spoilt, "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        acquiring(callers, fast, [spoilt, *joined(names)], FAR_S).result(PATIENCE_S)
+    wait_until(lambda: not any(left(cluster, names, number) for number in names), "everything is undone")
+
+
+@pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
+@EACH_USE
+def test_a_lost_message_of_one_node_is_made_good(callers: Callers, cluster: Cluster, use: str, fault: str) -> None:
+    names = names_at(cluster, 3)
+    first = cluster.nodes[next(iter(names))].port
+    with Proxy(first) as proxy:
+        client = connect(
+            callers,
+            cluster,
+            address_remap=lambda address: (address[0], proxy.port if address[1] == first else address[1]),
+        )
+        batch = acquire_many(callers, client, joined(names))
+        if use == "acquire":
+            call(callers, batch, "release")
+        getattr(proxy, fault)("SET", *RELEASE_COMMANDS, nth=2)
+        if use == "acquire":
+            batch = acquire_many(callers, client, joined(names))
+        else:
+            assert call(callers, batch, use) == dict.fromkeys(joined(names), True)
+        assert proxy.dropped.is_set()
+        assert call(callers, batch, "release") == ({} if use == "release" else dict.fromkeys(joined(names), True))
+    assert not any(left(cluster, names, number) for number in names)
+
+
+def test_a_connection_that_was_closed_while_idle_leaves_no_doubt(callers: Callers, cluster: Cluster) -> None:
+    names = names_at(cluster, 2)
+    client_name = f"idle-{cluster.name()}"
+    batch = acquire_many(callers, connect(callers, cluster, client_name=client_name), joined(names))
+    for number, at in names.items():
+        admin = cluster.admins[number]
+        admin.delete(at[0])
+        for row in admin.client_list():
+            if row["name"] == client_name:
+                admin.client_kill_filter(_id=row["id"])
+        wait_until(lambda: not connections(admin, client_name), "it is closed")  # noqa: B023  # likewise
+    closed_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > closed_at + 0.01, "it has been idle")
+    lost = {at[0] for at in names.values()}
+    assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
+
+
+@pytest.mark.parametrize("callers", ["threads"], indirect=True)
+def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
+    callers: Callers, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_cluster, "_STALE_AFTER_S", FAR_S)  # nobody looks whether it still stands
+    names = names_at(cluster, 2)
+    client = connect(callers, cluster)
+    batch = acquire_many(callers, client, joined(names))
+    lost = {at[0] for at in names.values()}
+    for number, at in names.items():
+        cluster.admins[number].delete(at[0])
+        node: Any = channel_of(callers, client)._node_of(at[0].encode())
+        node.link.pipe.close()
+    assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
+
+
+# ---- interrupts and cancels ----
+
+one_kind = pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
+
+
+@pytest.mark.parametrize("callers", ["threads"], indirect=True)
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+@one_kind
+def test_interrupted_while_one_node_is_frozen_it_leaves_nothing(
+    callers: Callers, fast: Any, cluster: Cluster, verb: str
+) -> None:
+    names = names_at(cluster, 3)
+    first, *others = names
+    batch = acquire_many(callers, fast, joined(names))
+    if verb == "acquire":
+        batch.release()
+    forget_calls(cluster)
+    with frozen(cluster, first):
+        interrupt_when(lambda: wait_until(lambda: all(asked(cluster, at) >= 3 for at in others), "they are asked"))
+        with pytest.raises(KeyboardInterrupt):
+            _ = batch.release() if verb == "release" else Locker(fast).acquire_many(joined(names), FAR_S)
+        for number in others:
+            wait_until(lambda: not left(cluster, names, number), "it is undone, or released")  # noqa: B023  # likewise
+    wait_until(lambda: not left(cluster, names, first), "and here")
+    if verb == "release":
+        again = batch.release()
+        assert (again, again.keys() >= set(names[first])) == (dict.fromkeys(again, True), True)
+
+
+@pytest.mark.parametrize("callers", ["tasks"], indirect=True)
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+@one_kind
+def test_cancelled_while_one_node_is_frozen_it_leaves_nothing(
+    callers: Callers, fast: Any, cluster: Cluster, verb: str
+) -> None:
+    names = names_at(cluster, 3)
+    first, *others = names
+    batch = acquire_many(callers, fast, joined(names))
+    if verb == "acquire":
+        call(callers, batch, "release")
+    forget_calls(cluster)
+    with frozen(cluster, first):
+        answer = calling(callers, batch, verb) if verb == "release" else acquiring(callers, fast, joined(names), FAR_S)
+        wait_until(lambda: all(asked(cluster, at) >= 3 for at in others), "the others are asked")
+        answer.cancel()
+        for number in others:
+            wait_until(lambda: not left(cluster, names, number), "it is undone, or released")  # noqa: B023  # likewise
+    wait_until(lambda: not left(cluster, names, first), "and here")
+    if verb == "release":
+        again = call(callers, batch, "release")
+        assert (again, again.keys() >= set(names[first])) == (dict.fromkeys(again, True), True)
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+@pytest.mark.parametrize("callers", ["threads"], indirect=True)
+@one_kind
+def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: Any, cluster: Cluster) -> None:
+    names = names_at(cluster, 2)
+    home = cluster.primaries()[0]
+    taken = names[home].pop()
+    cluster.admins[home].set(taken, "other")
+    channel: Any = transport_of(fast)
+    Locker(fast).acquire_many(joined(names)).release()  # connects
+    leaks: list[str] = []
+    number = 0
+    while True:
+        number += 1
+        place = interrupted_at(
+            number, lambda: Locker(fast).acquire_many([taken, *joined(names)], FAR_S), "_transport/threads/cluster.py"
+        )
+        channel.inside.clear()  # which an interrupt in the very line that leaves would not
+        if not place:
+            break
+        wait_until(lambda: channel.idle, "what is known of is undone")
+        if any(left(cluster, names, at) for at in names):
+            leaks.append(place)
+            fast.delete(*joined(names))
+    assert number > 100
+    assert leaks == []
+
+
+@pytest.mark.parametrize("callers", ["tasks"], indirect=True)
+@EACH_USE
+@one_kind
+def test_cancelled_at_any_iteration_it_leaves_nothing(callers: Callers, fast: Any, cluster: Cluster, use: str) -> None:
+    names = names_at(cluster, 2)
+    locker = redislock_fast.asyncio.Locker(fast)
+    nothing = lambda: not any(left(cluster, names, at) for at in names)  # noqa: E731  # what is waited for
+    batch = acquire_many(callers, fast, joined(names))
+
+    async def used() -> Any:
+        if use == "acquire":
+            return await locker.acquire_many(joined(names), FAR_S)
+        return await getattr(batch, use)(*VERBS[use])
+
+    if use == "acquire":
+        call(callers, batch, "release")
+    steps = 1  # cancelled before its first, a coroutine is never called at all
+    while submit(callers, lambda: cancelled_after(steps, used)).result(PATIENCE_S):  # noqa: B023  # likewise
+        steps += 1
+        if use in ("acquire", "release"):
+            wait_until(nothing, "everything is undone")
+        if use == "release":
+            call(callers, batch, "release")
+            batch = acquire_many(callers, fast, joined(names))
+    assert steps > 2
+    if use in ("extend", "reacquire"):
+        assert call(callers, batch, "release") == dict.fromkeys(joined(names), True)

@@ -1,0 +1,253 @@
+"""Locks on a real cluster, whose slots move while locks are free, held or waited for.
+
+Rules: those of `support/clusters.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.lock
+from redis.exceptions import LockNotOwnedError
+
+from redislock_fast import Lock
+from redislock_fast._protocol.fenced import AcquireFenced
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._util.tokens import new_token
+from redislock_fast.asyncio import Lock as AsyncLock
+from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
+from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.support.async_helpers import async_few, eventually
+from tests.support.clusters import Cluster, Place
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork, start
+from tests.support.waiting import connections
+
+
+@pytest.fixture
+def client(cluster_client: redis.RedisCluster) -> redis.RedisCluster:
+    """A client of each kind of cluster in turn."""
+    return cluster_client
+
+
+def lock_of(client: redis.RedisCluster, name: str, **options: Any) -> Lock:
+    lock = client.lock(name, lock_class=Lock, **options)
+    assert isinstance(lock, Lock)
+    return lock
+
+
+def test_every_operation(client: redis.RedisCluster, place: Place) -> None:
+    lock = lock_of(client, place.name, timeout=10)
+    home = place.cluster.admins[place.home]
+    for _ in range(2):
+        assert (lock.locked(), lock.owned()) == (False, False)
+        assert lock.acquire(blocking=False)
+        assert home.get(place.name) == lock.local.token
+        assert (lock.locked(), lock.owned()) == (True, True)
+        assert not lock_of(client, place.name).acquire(blocking=False)
+        assert lock.extend(10)
+        assert 10_000 < home.pttl(place.name) <= 20_000
+        assert lock.reacquire()
+        assert 0 < home.pttl(place.name) <= 10_000
+        lock.release()
+        assert not home.exists(place.name)
+    with lock:
+        home.delete(place.name)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        lock.acquire()
+
+
+def test_the_original_excludes_ours_and_ours_the_original(client: redis.RedisCluster, place: Place) -> None:
+    ours, original = lock_of(client, place.name, timeout=10), redis.lock.Lock(client, place.name, timeout=10)
+    with original:
+        assert not ours.acquire(blocking=False)
+        assert ours.locked()
+    with ours:
+        assert not original.acquire(blocking=False)
+
+
+def test_locks_of_one_client_share_a_connection_per_node(cluster: Cluster) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster.port, client_name="shared") as client:
+        for _ in range(20):
+            with lock_of(client, cluster.name(), timeout=10):
+                pass
+        for admin in map(cluster.admins.__getitem__, cluster.primaries()):
+            commands = [row["cmd"] for row in admin.client_list() if row["name"] == "shared"]
+            assert len([command for command in commands if command.upper() in RELEASE_COMMANDS]) == 1
+
+
+def test_a_free_locks_slot_that_moved_is_followed(client: redis.RedisCluster, place: Place) -> None:
+    lock = lock_of(client, place.name, timeout=10)
+    with lock:
+        pass
+    place.move()
+    for _ in range(2):
+        with lock:
+            assert lock.owned()
+            assert not lock_of(client, place.name).acquire(blocking=False)
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "reacquire", "owned", "locked"])
+def test_a_held_locks_slot_that_moved_is_followed(client: redis.RedisCluster, place: Place, operation: str) -> None:
+    lock = lock_of(client, place.name, timeout=10)
+    lock.acquire()
+    place.move()
+    result = lock.extend(10) if operation == "extend" else getattr(lock, operation)()
+    assert result is (None if operation == "release" else True)
+    if operation != "release":
+        lock.release()
+    assert not lock.locked()
+
+
+def test_a_waiter_follows_the_slot(client: redis.RedisCluster, place: Place) -> None:
+    holder = lock_of(client, place.name, timeout=10)
+    holder.acquire()
+    waiter = start(lambda: lock_of(client, place.name, timeout=10, sleep=0.01).acquire(blocking_timeout=PATIENCE_S))
+    place.move()
+    holder.release()
+    assert waiter.result(PATIENCE_S) is True
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "reacquire"])
+def test_a_lost_lock_whose_slot_moved_is_not_owned(client: redis.RedisCluster, place: Place, operation: str) -> None:
+    lock = lock_of(client, place.name, timeout=10)
+    lock.acquire()
+    client.delete(place.name)
+    place.move()
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(10) if operation == "extend" else getattr(lock, operation)()
+
+
+def test_the_callers_own_token_is_found_on_the_other_node(client: redis.RedisCluster, place: Place) -> None:
+    lock_of(client, place.name, timeout=10).acquire(token="same")
+    place.move()
+    assert lock_of(client, place.name, timeout=10).acquire(blocking=False, token="same")
+
+
+def test_numbers_move_with_the_slot(client: redis.RedisCluster, place: Place) -> None:
+    fences = []
+    for _ in range(2):
+        for _ in range(2):
+            operation = AcquireFenced(place.name.encode(), new_token(), 10_000)
+            transport_of(client).execute(operation)
+            fences.append(operation.fence)
+            client.delete(place.name)
+        if len(fences) == 2:
+            place.move()
+    assert fences == [1, 2, 3, 4]
+
+
+def test_guards_follow_the_slot(client: redis.RedisCluster, place: Place) -> None:
+    def stale(fence: int) -> bool:
+        try:
+            Guard(client).set(place.name, fence, fence)
+        except StaleFenceError:
+            return True
+        return False
+
+    async def stale_for_asyncio(fence: int) -> bool:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.port) as async_client:
+            try:
+                await AsyncGuard(async_client).set(place.name, fence, fence)
+            except StaleFenceError:
+                return True
+            return False
+
+    assert (stale(2), stale(1), asyncio.run(stale_for_asyncio(1))) == (False, True, True)
+    place.move()
+    assert (stale(1), asyncio.run(stale_for_asyncio(1)), asyncio.run(stale_for_asyncio(3))) == (True, True, False)
+    assert client.get(place.name) == b"3"
+
+
+def test_a_pipeline_is_refused(client: redis.RedisCluster) -> None:
+    with pytest.raises(TypeError, match="pipeline"):
+        Lock(client.pipeline(), "name")  # type: ignore[no-untyped-call]
+
+
+def test_a_client_ends_with_its_last_user(cluster: Cluster) -> None:
+    def use() -> weakref.ref[redis.RedisCluster]:
+        client = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
+        with lock_of(client, cluster.name(), timeout=10):
+            return weakref.ref(client)
+
+    async def use_in_loop() -> weakref.ref[redis.asyncio.RedisCluster]:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port)
+        async with client, AsyncLock(client, cluster.name(), timeout=10):
+            return weakref.ref(client)
+
+    of_threads, of_loop = use(), asyncio.run(use_in_loop())
+    gc.collect()
+    assert (of_threads(), of_loop()) == (None, None)
+
+
+@pytest.mark.parametrize("topology", ["known", "to be read again"])
+def test_a_client_that_was_closed_stays_closed(place: Place, topology: str) -> None:
+    cluster = place.cluster
+
+    def open_connections() -> int:
+        return sum(connections(admin, place.name) for admin in cluster.admins)
+
+    async def use() -> None:
+        client = redis.asyncio.RedisCluster(
+            host="127.0.0.1", port=cluster.port, client_name=place.name, retry=async_few()
+        )
+        lock = AsyncLock(client, place.name, timeout=10)
+        await lock.acquire()
+        await eventually(lambda: open_connections() > 1, "the client has connections")
+        await client.aclose()
+        if topology == "known":
+            assert await lock.owned()
+        else:
+            with cluster.unserved(place.slot, place.home), pytest.raises(redis.exceptions.ClusterDownError):
+                await lock.owned()
+        await eventually(lambda: open_connections() == 1, "the lock's connection alone is open")
+        await lock.release()
+
+    asyncio.run(use())
+
+
+def test_what_a_dropped_task_has_begun_is_undone(place: Place) -> None:
+    home = place.cluster.admins[place.home]
+
+    async def drop() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.port) as client:
+            lock = AsyncLock(client, place.name, timeout=60)
+            assert not await lock.locked()  # connects
+            await DropAt(lock.acquire(), 0)
+            await lock.locked()  # behind it
+            await eventually(lambda: not home.exists(place.name), "it is undone")
+
+    asyncio.run(drop())
+
+
+def test_a_child_leaves_the_connections_of_its_parents_loop_alone(place: Place) -> None:
+    home = place.cluster.admins[place.home]
+
+    async def use(lock: AsyncLock) -> None:
+        assert await lock.acquire()
+        await lock.release()
+
+    async def program() -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=place.cluster.port, client_name=place.name)
+        other = AsyncLock(client, f"{{{place.name}}}:other", timeout=10)
+
+        def child() -> str:
+            asyncio.run(use(other))
+            return "fine"
+
+        async with client:
+            lock = AsyncLock(client, place.name, timeout=60)
+            await lock.acquire()
+            before = connections(home, place.name)
+            assert in_fork(child) == "fine"
+            assert await lock.owned()
+            await eventually(lambda: connections(home, place.name) == before, "the child's have ended")
+            await lock.release()
+
+    asyncio.run(program())

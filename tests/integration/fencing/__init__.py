@@ -1,0 +1,1 @@
+"""Fencing numbers and guarded writes."""

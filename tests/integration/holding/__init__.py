@@ -1,0 +1,1 @@
+"""Held locks: renewal, losses, callbacks, metrics."""

@@ -1,0 +1,145 @@
+"""What a lock tells those who watch it: metrics of each holding, and hold times to a ttl that is learnt from them.
+
+What is learnt stands in test_adaptive. Rules: threads and tasks alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from redislock_fast import AdaptiveTTL, LockLostError
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S
+from tests.support.holding import Holders
+from tests.support.waiting import FAR_S, until_queued
+
+
+class Watcher:
+    """Notes what it is told, and is of no use where it raises.
+
+    Attributes:
+        acquired: names, times and attempts.
+        released: names, times and whether they were still held.
+        error: what to raise.
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.acquired: list[tuple[Any, float, int]] = []
+        self.released: list[tuple[Any, float, bool]] = []
+        self.error = error
+
+    def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:
+        self.acquired.append((name, seconds, attempts))
+        if self.error is not None:
+            raise self.error
+
+    def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:
+        self.released.append((name, hold_s, success))
+        if self.error is not None:
+            raise self.error
+
+
+class Learning:
+    """In place of an `AdaptiveTTL`: one more second each time that it is asked."""
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[Any, float]] = []
+        self._next_ms = 59_000
+
+    def ttl_ms(self, _name: str | bytes) -> int:
+        self._next_ms += 1000
+        return self._next_ms
+
+    def observe(self, name: str | bytes, hold_s: float) -> None:
+        self.observed.append((name, hold_s))
+
+
+@pytest.mark.parametrize("name", ["name", b"name"])
+def test_metrics_are_told_of_each_holding(holders: Holders, valkey: Server, name: str | bytes) -> None:
+    watcher = Watcher()
+    lock = holders.make(valkey.port, name, timeout=FAR_S, metrics=watcher)
+    for _ in range(2):
+        assert lock.call("acquire") is True
+        lock.release()
+    assert [(told, attempts) for told, _, attempts in watcher.acquired] == [(name, 1)] * 2
+    assert [(told, success) for told, _, success in watcher.released] == [(name, True)] * 2
+    assert all(seconds >= 0 for _, seconds, _ in (*watcher.acquired, *watcher.released))
+
+
+def test_metrics_count_the_waiting_and_the_attempts(holders: Holders, valkey: Server, connect: Connect) -> None:
+    admin, holder, watcher = connect(valkey.port), holders.make(valkey.port, timeout=FAR_S), Watcher()
+    waits = holders.make(valkey.port, timeout=FAR_S, metrics=watcher)
+    assert holder.call("acquire") is True
+    answer = waits.acquire()
+    until_queued(admin, "name", 1)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waits.release()
+    admin.set("name", "another's", px=100)
+    polls = holders.make(valkey.port, timeout=FAR_S, sleep=0.02, wait="poll", metrics=watcher)
+    assert polls.call("acquire") is True
+    (_, waited_s, once), (_, polled_s, often) = watcher.acquired
+    assert (waited_s > 0, once, polled_s > 0.02, often > 1) == (True, 1, True, True)
+
+
+def test_metrics_are_not_told_of_what_was_not_acquired(holders: Holders, valkey: Server, connect: Connect) -> None:
+    connect(valkey.port).set("name", "another's")
+    watcher = Watcher()
+    lock = holders.make(valkey.port, timeout=FAR_S, metrics=watcher)
+    assert lock.call("acquire", blocking=False) is False
+    assert watcher.acquired == []
+
+
+@pytest.mark.parametrize("verb", ["release", "extend"])
+def test_metrics_are_told_that_a_lock_was_lost(holders: Holders, valkey: Server, connect: Connect, verb: str) -> None:
+    watcher, learning = Watcher(), Learning()
+    lock = holders.make(valkey.port, timeout=learning, metrics=watcher)
+    lock.call("acquire")
+    connect(valkey.port).delete("name")
+    if verb == "extend":
+        with pytest.raises(LockLostError):
+            lock.call("extend", 10)
+    with pytest.raises(LockLostError):
+        lock.release()
+    assert [(told, success) for told, _, success in watcher.released] == [("name", False)]
+    assert [name for name, _ in learning.observed] == ["name"]
+
+
+def test_metrics_that_fail_are_logged_and_cost_nobody_his_lock(
+    holders: Holders, valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = Watcher(RuntimeError("out of order"))
+    lock = holders.make(valkey.port, timeout=FAR_S, metrics=watcher)
+    assert lock.call("acquire") is True
+    assert lock.call("owned") is True
+    lock.release()
+    told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name.startswith("redislock")]
+    assert told == [(logging.ERROR, "metrics failed.")] * 2
+    assert (len(watcher.acquired), len(watcher.released)) == (1, 1)
+
+
+def test_ttl_is_asked_for_anew_and_told_the_hold_times(holders: Holders, valkey: Server, connect: Connect) -> None:
+    learning, admin = Learning(), connect(valkey.port)
+    lock = holders.make(valkey.port, timeout=learning)
+    assert lock.lock.timeout == 60
+    for ttl_s in (61, 62):
+        lock.call("acquire")
+        assert ttl_s - 1 < admin.pttl("name") / 1000 <= ttl_s == lock.lock.timeout
+        assert ttl_s - 2 < lock.lock.remaining() < ttl_s
+        lock.release()
+    assert [name for name, _ in learning.observed] == ["name"] * 2
+    assert all(0 <= hold_s < FAR_S for _, hold_s in learning.observed)
+
+
+def test_adaptive_ttl_serves_a_lock(holders: Holders, valkey: Server) -> None:
+    ttl = AdaptiveTTL(60, ceiling=900)
+    lock = holders.make(valkey.port, timeout=ttl, auto_renew=True)
+    for _ in range(3):
+        assert lock.call("acquire") is True
+        assert lock.call("reacquire") is True
+        lock.release()
+    assert ttl.ttl_ms("name") == 60_000

@@ -1,0 +1,1 @@
+"""One lock: acquire, release, extend, tokens, faults, cancelling, interrupts."""

@@ -1,0 +1,558 @@
+"""What an asyncio lock does when the server, the connection, the scripts or its rights go away under it.
+
+Rules: as in test_faults: faults are real, killed and frozen servers, cut connections, flushed scripts; where bytes must
+be spoiled, a `Relay` stands between. All on ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import LockNotOwnedError, NoPermissionError
+
+from redislock_fast.asyncio import Lock
+from redislock_fast.server import KINDS, Server
+from tests.conftest import Connect, MakeUser
+from tests.support.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop, settle
+from tests.support.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS
+from tests.support.proxy import Proxy
+
+StartServer = Callable[..., Server]
+
+USES: dict[str, Callable[[Lock], Any]] = {
+    "acquire": lambda lock: lock.acquire(blocking=False),
+    "extend": lambda lock: lock.extend(10),
+    "reacquire": lambda lock: lock.reacquire(),
+    "release": lambda lock: lock.release(),
+    "owned": lambda lock: lock.owned(),
+    "locked": lambda lock: lock.locked(),
+}
+
+
+@pytest.fixture
+def loop_kind(each_loop_kind: str) -> str:
+    return each_loop_kind
+
+
+@pytest.fixture(params=KINDS)
+def mortal_server(request: pytest.FixtureRequest, spare_server: StartServer) -> Server:
+    """Each kind of server in turn, for this test alone."""
+    return spare_server(request.param)
+
+
+class Relay:
+    """Passes bytes on between a port of its own and a server's, until a test spoils them.
+
+    Attributes:
+        port: where it listens.
+        connections: how many there were.
+        writers: to the clients that are connected.
+        chunk: how many bytes of a reply are passed on at once.
+        spoil: replaces what the server sends next, once.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self.writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+        self.connections = 0
+        self.chunk = 65536
+        self.spoil: Callable[[bytes], bytes] | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def before(cls, server: Server) -> AsyncIterator[Relay]:
+        """A relay that listens."""
+        relay = cls(server.port)
+        listener = await asyncio.start_server(relay._serve, "127.0.0.1", 0)
+        relay.port = listener.sockets[0].getsockname()[1]
+        try:
+            yield relay
+        finally:
+            listener.close()
+            for writer in relay.writers:
+                writer.close()
+            await eventually(lambda: not relay.writers, "the relay ends")
+
+    def inject(self, data: bytes) -> None:
+        """Send the clients what no server has sent."""
+        for writer in self.writers:
+            writer.write(data)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        self.writers.add(writer)
+        requests = asyncio.create_task(self._pass_on(reader, server_writer))
+        with contextlib.suppress(OSError):
+            while data := await server_reader.read(65536):
+                if self.spoil is not None:
+                    spoil, self.spoil = self.spoil, None
+                    data = spoil(data)
+                for at in range(0, len(data), self.chunk):
+                    writer.write(data[at : at + self.chunk])
+                    await asyncio.sleep(0)
+        await requests
+        for end in (writer, server_writer):
+            end.close()
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
+        self.writers.discard(writer)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+
+async def warm_up(client: redis.asyncio.Redis) -> None:
+    """Connect, and let the server know all scripts."""
+    async with Lock(client, "warm-up", timeout=10) as lock:
+        await lock.extend(10)
+        await lock.reacquire()
+
+
+def connections(client: redis.Redis) -> set[str]:
+    """The server's ids of the connections that call themselves locks."""
+    return {entry["id"] for entry in client.client_list() if entry["name"] == "locks"}
+
+
+async def all_of(*work: Awaitable[Any]) -> list[Any]:
+    """What each gives or raises; none hangs."""
+    return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), PATIENCE_S)
+
+
+# Connections
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+@in_loop
+async def test_connection_that_ends_as_soon_as_it_is_made_is_made_again(
+    spare_server: StartServer, async_connect: AsyncClients, is_reset: bool
+) -> None:
+    server = spare_server()
+    made: list[Any] = []
+
+    class Ending(redis.asyncio.Connection):
+        async def connect(self) -> None:
+            await super().connect()  # type: ignore[no-untyped-call]
+            made.append(self)
+            if len(made) == 1:
+                writer: Any = self._writer
+                reader: Any = self._reader
+                if is_reset:  # as by a server that dies before it has read everything
+                    server.signal(signal.SIGSTOP)
+                    writer.write(b"PING\r\n")
+                server.kill()
+                await eventually(lambda: reader.at_eof() or writer.transport.is_closing(), "it has ended")
+                await settle()
+                server.start()
+
+    pool = redis.asyncio.ConnectionPool(connection_class=Ending, port=server.port)
+    lock = Lock(async_connect.keep(redis.asyncio.Redis(connection_pool=pool)), "name", timeout=10)
+    assert await asyncio.wait_for(lock.acquire(), PATIENCE_S) is True
+    await lock.release()
+    assert len(made) == 2
+    await pool.disconnect()
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("fault", ["drop_request", "drop_reply", "cut", "idle"])
+@in_loop
+async def test_lost_connection_is_found_and_the_request_repeated(
+    client: redis.Redis, proxy: Proxy, async_connect: AsyncClients, use: str, fault: str
+) -> None:
+    proxied = async_connect(proxy.port, client_name="locks")
+    await warm_up(proxied)
+    lock = Lock(proxied, "name", timeout=10)
+    if use != "acquire":
+        await lock.acquire()
+    if fault == "cut":
+        proxy.cut()
+    elif fault == "idle":
+        client.client_kill_filter(_type="normal", skipme=True)
+        await eventually(lambda: not connections(client), "the connection is closed")
+    else:
+        getattr(proxy, fault)("GET", *RELEASE_COMMANDS, *EXTEND_COMMANDS)
+    assert await USES[use](lock) in (True, None)
+    assert proxy.dropped.is_set() == fault.startswith("drop")
+    if use == "release":
+        assert not client.exists("name")
+    else:
+        assert lock.local.token == client.get("name")
+        low_ms, high_ms = (12_000, 20_000) if use == "extend" else (5_000, 10_000)
+        assert low_ms < client.pttl("name") <= high_ms
+    assert len(connections(client)) == 1
+
+
+@in_loop
+async def test_tasks_whose_connection_breaks_all_go_on_over_one_new_one(
+    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
+) -> None:
+    proxied = async_connect(proxy.port, client_name="locks")
+    await warm_up(proxied)
+    before = connections(client)
+    locks = [Lock(proxied, f"name-{number}", timeout=60, thread_local=False) for number in range(50)]
+    for use in ("acquire", "extend", "reacquire", "release"):
+        proxy.hold()
+        sent = sum(proxy.requests.values())
+        tasks = [asyncio.create_task(all_of(USES[use](lock))) for lock in locks]
+        await eventually(lambda: sum(proxy.requests.values()) >= sent + 50, "all have sent")  # noqa: B023 - at once
+        proxy.cut()
+        proxy.resume()
+        assert all(answer in ([True], [None]) for answer in await asyncio.gather(*tasks))
+        after = connections(client)
+        assert len(after) == 1
+        assert before != after
+        before = after
+    assert [] == client.keys()
+
+
+@in_loop
+async def test_tasks_whose_connection_breaks_for_good_are_all_told(
+    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
+) -> None:
+    proxied = async_connect(proxy.port, retry=async_once())
+    await warm_up(proxied)
+    proxy.refuse()
+    proxy.hold()
+    sent = proxy.requests["SET"]
+    tasks = [asyncio.create_task(Lock(proxied, f"name-{number}").acquire()) for number in range(50)]
+    await eventually(lambda: proxy.requests["SET"] == sent + 50, "all have sent")
+    proxy.cut()
+    proxy.resume()
+    assert all(isinstance(error, redis.ConnectionError) for error in await all_of(*tasks))
+    proxy.accept()
+    assert await Lock(proxied, "other", timeout=10).acquire()
+    await eventually(lambda: [b"other"] == client.keys(), "all attempts are undone")
+
+
+@pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
+@in_loop
+async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_who_waits(
+    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients, fault: str
+) -> None:
+    proxied = async_connect(proxy.port, retry=async_once())
+    for _ in range(2):  # the connection is always tried twice
+        getattr(proxy, fault)("COMMAND")
+    errors = await all_of(*[asyncio.create_task(Lock(proxied, f"name-{number}").acquire()) for number in range(3)])
+    assert [type(error) for error in errors] == 3 * [redis.ConnectionError]
+    assert len(set(map(id, errors))) == 3
+    assert await Lock(proxied, "other", timeout=10).acquire()
+    assert [b"other"] == client.keys()
+    assert proxy.requests["SET"] == 1, "nothing was sent that had to be undone"
+
+
+class NoCopies(Exception):
+    """What a user's own code may raise."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Refusing(redis.CredentialProvider):
+    """Knows no password."""
+
+    def get_credentials(self) -> tuple[str]:
+        raise NoCopies(reason="no password today")
+
+
+@in_loop
+async def test_an_error_that_cannot_be_copied_reaches_each_who_waits(
+    valkey: Server, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(valkey.port, credential_provider=Refusing())
+    errors = await all_of(*[asyncio.create_task(Lock(locks, f"name-{number}").acquire()) for number in range(3)])
+    assert list(map(repr, errors)) == 3 * ["NoCopies('no password today')"]
+
+
+@in_loop
+async def test_replies_that_come_byte_by_byte(server: Server, async_connect: AsyncClients) -> None:
+    async with Relay.before(server) as relay:
+        relay.chunk = 1
+        relayed = async_connect(relay.port)
+        await warm_up(relayed)
+        answers = await all_of(*[USES["locked"](Lock(relayed, f"name-{number}")) for number in range(20)])
+        assert [False] * 20 == answers
+        assert relay.connections == 1
+        await async_connect.aclose()
+
+
+@pytest.mark.parametrize("garbage", [b"?garbage\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$what\r\n"], ids=str)
+@in_loop
+async def test_garbage_breaks_the_connection_and_costs_nobody_his_result(
+    server: Server, client: redis.Redis, async_connect: AsyncClients, garbage: bytes
+) -> None:
+    async with Relay.before(server) as relay:
+        relayed = async_connect(relay.port)
+        await warm_up(relayed)
+        locks = [Lock(relayed, f"name-{number}", timeout=10, thread_local=False) for number in range(10)]
+        for use in ("acquire", "extend", "release"):
+            relay.spoil = lambda _: garbage
+            assert all(answer in (True, None) for answer in await all_of(*[USES[use](lock) for lock in locks]))
+            keys = {name: client.get(name) for name in client.scan_iter()}
+            assert {lock.name.encode(): lock.local.token for lock in locks if lock.local.token} == keys
+        assert relay.connections == 4
+        await async_connect.aclose()
+
+
+@pytest.mark.parametrize("unasked", [b"+OK\r\n", b"?", b":1\r\n:1\r\n"], ids=str)
+@in_loop
+async def test_reply_that_nobody_asked_for_is_nobodys(
+    server: Server, async_connect: AsyncClients, unasked: bytes
+) -> None:
+    async with Relay.before(server) as relay:
+        relayed = async_connect(relay.port)
+        await warm_up(relayed)
+        relay.inject(unasked)
+        await eventually(lambda: not relay.writers, "the connection is left")
+        for _ in range(5):
+            lock = Lock(relayed, "name", timeout=10)
+            assert await lock.acquire(blocking=False)
+            assert await lock.owned()
+            await lock.release()
+            await asyncio.sleep(0.001)
+        assert relay.connections == 2
+        await async_connect.aclose()
+
+
+# Servers
+
+
+@in_loop
+async def test_server_restarted_between_operations(mortal_server: Server, async_connect: AsyncClients) -> None:
+    lock = Lock(async_connect(mortal_server.port), "name", timeout=10)
+    await lock.acquire()
+    for use in ("extend", "reacquire", "owned", "locked", "release"):
+        mortal_server.kill()
+        mortal_server.start()
+        for _ in range(3):
+            await asyncio.sleep(0)  # the loop hears of the closed connection
+        if use in ("owned", "locked"):
+            assert await USES[use](lock) is False
+        else:
+            with pytest.raises(LockNotOwnedError):
+                await USES[use](lock)
+    assert await lock.acquire(blocking=False) is True
+    await lock.release()
+
+
+@in_loop
+async def test_server_killed_while_waiting_and_started_again(
+    mortal_server: Server, connect: Connect, async_connect: AsyncClients
+) -> None:
+    locks = async_connect(mortal_server.port)
+    holder = Lock(locks, "name", thread_local=False)
+    await holder.acquire()
+    waiters = [
+        asyncio.create_task(Lock(locks, "name", timeout=10, sleep=0.002, blocking_timeout=60).acquire())
+        for _ in range(5)
+    ]
+    await asyncio.sleep(0.01)
+    mortal_server.kill()
+    await asyncio.sleep(0.01)
+    mortal_server.start()
+    done, others = await asyncio.wait(waiters, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    assert [True] == [task.result() for task in done]
+    for task in others:
+        task.cancel()
+    assert all(isinstance(end, asyncio.CancelledError) for end in await all_of(*others))
+
+
+@in_loop
+async def test_server_that_is_down_at_first_and_comes_up_later(
+    mortal_server: Server, async_connect: AsyncClients
+) -> None:
+    mortal_server.kill()
+    locks = async_connect(mortal_server.port, retry=async_once())
+    for use in USES.values():
+        lock = Lock(locks, "name", timeout=10)
+        lock.local.token = b"mine"
+        with pytest.raises(redis.ConnectionError):
+            await use(lock)
+    patient = async_connect(mortal_server.port, retry=Retry(ConstantBackoff(0.01), -1))
+    tasks = [asyncio.create_task(Lock(patient, f"name-{number}").acquire()) for number in range(10)]
+    await asyncio.sleep(0.02)
+    mortal_server.start()
+    assert [True] * 10 == await all_of(*tasks)
+    assert await Lock(locks, "other").acquire()
+
+
+@in_loop
+async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
+    spare_server: StartServer, connect: Connect, async_connect: AsyncClients
+) -> None:
+    server = spare_server()
+    client = connect(server.port)
+    with Proxy(server.port) as proxy:
+        locks = async_connect(proxy.port, socket_timeout=0.5, retry=async_few())
+        await warm_up(locks)
+        held = Lock(locks, "held", timeout=60)
+        await held.acquire()
+        sent = proxy.requests["GET"]
+        server.signal(signal.SIGSTOP)
+        try:
+            tasks = [asyncio.create_task(USES[use](Lock(locks, "name"))) for use in ("acquire", "locked")]
+            assert all(isinstance(error, redis.TimeoutError) for error in await all_of(*tasks))
+            with pytest.raises(redis.TimeoutError):
+                await held.release()
+        finally:
+            server.signal(signal.SIGCONT)
+        assert proxy.requests["GET"] <= sent + 4
+        await held.release()
+        await eventually(lambda: not client.keys(), "the attempt is undone")
+
+
+@in_loop
+async def test_half_open_connection_is_left_for_a_new_one(
+    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
+) -> None:
+    proxied = async_connect(proxy.port, socket_timeout=0.5, retry=async_once(), client_name="locks")
+    await warm_up(proxied)
+    before = connections(client)
+    proxy.hold()
+    assert all(
+        isinstance(error, redis.TimeoutError)
+        for error in await all_of(*[Lock(proxied, f"name-{number}").acquire() for number in range(5)])
+    )
+    proxy.resume()
+    assert await Lock(proxied, "other", timeout=10).acquire()
+    await eventually(lambda: [b"other"] == client.keys(), "the attempts are undone")
+    await eventually(lambda: len(connections(client)) == 1, "the old connection is closed")
+    assert before != connections(client)
+
+
+@in_loop
+async def test_answers_that_say_later_are_asked_again(server: Server, async_connect: AsyncClients) -> None:
+    async with Relay.before(server) as relay:
+        relayed = async_connect(relay.port, retry=async_few())
+        await warm_up(relayed)
+        for code in ("LOADING Redis is loading", "BUSY running a script", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"):
+            relay.spoil = lambda _: f"-{code}\r\n".encode()  # noqa: B023 - called within this round
+            assert await Lock(relayed, "name").locked() is False
+        assert relay.connections == 1
+        await async_connect.aclose()
+
+
+async def _run_away(client: Any) -> None:
+    await client.eval("while true do end", 0)
+
+
+@in_loop
+async def test_busy_and_readonly_servers_raise_in_the_end(
+    spare_server: StartServer, connect: Connect, async_connect: AsyncClients
+) -> None:
+    server = spare_server("redis", {"lua-time-limit": "20"})
+    client = connect(server.port)
+    locks = async_connect(server.port, retry=async_few())
+    lock = Lock(locks, "name", timeout=60)
+    await lock.acquire()
+    runaway = asyncio.create_task(_run_away(async_connect(server.port, socket_timeout=60)))
+
+    async def is_busy() -> bool:
+        try:
+            await Lock(locks, "name").locked()
+        except redis.ResponseError as error:
+            return str(error).startswith("BUSY")
+        return False
+
+    await eventually(is_busy, "the script runs too long")
+    with pytest.raises(redis.ResponseError, match="BUSY"):
+        await Lock(locks, "other").acquire(blocking=False)
+    client.script_kill()
+    assert isinstance((await all_of(runaway))[0], redis.ResponseError)
+    client.replicaof("127.0.0.1", 1)
+    with pytest.raises(redis.ReadOnlyError):
+        await Lock(locks, "other").acquire(blocking=False)
+    client.replicaof("NO", "ONE")
+    assert await lock.owned()
+    await lock.release()
+    assert [] == client.keys()
+
+
+@pytest.mark.parametrize("use", ["extend", "reacquire", "release"])
+@in_loop
+async def test_flushed_scripts_are_sent_again(
+    server: Server, client: redis.Redis, async_connect: AsyncClients, use: str
+) -> None:
+    locks = async_connect(server.port)
+    made = [Lock(locks, f"name-{number}", timeout=10, thread_local=False) for number in range(10)]
+    for _ in range(3):
+        await all_of(*[lock.acquire() for lock in made])
+        client.script_flush()
+        assert all(answer in (True, None) for answer in await all_of(*[USES[use](lock) for lock in made]))
+        if use != "release":
+            await all_of(*[lock.release() for lock in made])
+        assert [] == client.keys()
+
+
+# Rights
+
+NO_SCRIPTS = ("-eval", "-evalsha", "-script")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [NO_SCRIPTS, ("-delifeq",), ("-delifeq", "-command"), ("-command",), ("-client",), ("-hello",)],
+    ids=str,
+)
+@in_loop
+async def test_forbidden_commands_are_done_without(
+    valkey: Server, connect: Connect, async_connect: AsyncClients, acl_user: MakeUser, rules: tuple[str, ...]
+) -> None:
+    client = connect(valkey.port)
+    options: dict[str, Any] = {"protocol": 2} if "-hello" in rules else {}
+    locks = async_connect(valkey.port, **acl_user(valkey, *rules).options(), **options)
+    lock = Lock(locks, "name", timeout=10)
+    for _ in range(2):
+        assert await lock.acquire(blocking=False)
+        assert not await Lock(locks, "name").acquire(blocking=False)
+        assert await lock.extend(10)
+        assert 10_000 < client.pttl("name") <= 20_000
+        assert await lock.reacquire()
+        assert 5_000 < client.pttl("name") <= 10_000
+        await lock.release()
+        assert not client.exists("name")
+
+
+@in_loop
+async def test_forbidden_reads_are_done_without(
+    valkey: Server, async_connect: AsyncClients, acl_user: MakeUser
+) -> None:
+    locks = async_connect(valkey.port, **acl_user(valkey, "-get").options())
+    lock = Lock(locks, "name", timeout=10)
+    assert await lock.acquire(blocking=False)
+    assert not await Lock(locks, "name").acquire(blocking=False)
+    for use in ("owned", "locked"):
+        with pytest.raises(NoPermissionError):
+            await USES[use](lock)
+    await lock.release()
+
+
+@pytest.mark.parametrize("rules", [("-delifeq",), NO_SCRIPTS], ids=str)
+@in_loop
+async def test_cancelled_acquire_is_undone_whatever_is_forbidden(
+    valkey: Server, connect: Connect, async_connect: AsyncClients, acl_user: MakeUser, rules: tuple[str, ...]
+) -> None:
+    client = connect(valkey.port)
+    locks = async_connect(valkey.port, **acl_user(valkey, *rules).options())
+    assert await Lock(locks, "warm-up").locked() is False
+    client.script_flush()
+    for _ in range(5):
+        tasks = [asyncio.create_task(Lock(locks, f"name-{number}").acquire()) for number in range(10)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert all(isinstance(end, asyncio.CancelledError) for end in await all_of(*tasks))
+        await Lock(locks, "name").locked()
+        await eventually(lambda: not client.keys(), "all attempts are undone")

@@ -1,0 +1,322 @@
+"""What names, tokens and times a lock takes, and how it refuses the rest.
+
+Rules: what redis-py's Lock takes, ours takes, with the same bytes on the server; where redis-py goes wrong or its
+result is an accident, ours has a documented error and the test runs on ours alone.
+"""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import DataError, LockError
+
+import redislock_fast
+import redislock_fast.lock
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import FakeTime, LockClass
+
+MEBIBYTE = 1 << 20
+TEXTS: list[tuple[Any, bytes]] = [
+    ("", b""),
+    ("a b", b"a b"),
+    ("a\r\nb", b"a\r\nb"),
+    ("\r\n", b"\r\n"),
+    ("$3\r\nabc\r\n", b"$3\r\nabc\r\n"),
+    ("a\0b", b"a\0b"),
+    ("\u00fc\u20ac\U0001f512", b"\xc3\xbc\xe2\x82\xac\xf0\x9f\x94\x92"),
+    ("{tag}:name", b"{tag}:name"),
+    ("x" * MEBIBYTE, b"x" * MEBIBYTE),
+    (b"bytes", b"bytes"),
+    (bytes(range(256)), bytes(range(256))),
+    (b"\xff" * MEBIBYTE, b"\xff" * MEBIBYTE),
+    (bytearray(b"array\0"), b"array\0"),
+    (memoryview(b"view\r\n"), b"view\r\n"),
+    (12, b"12"),
+    (-1, b"-1"),
+    (1.5, b"1.5"),
+]
+TEXT_IDS = [f"{type(given).__name__}-{wire[:8].hex()}-{len(wire)}" for given, wire in TEXTS]
+NO_TEXTS: list[Any] = [None, True, False, [], ["a"], {}, object, ("a", "b"), decimal.Decimal(1)]
+
+
+@pytest.mark.parametrize(("name", "key"), TEXTS, ids=TEXT_IDS)
+def test_name_is_the_key(lock_class: LockClass, client: redis.Redis, name: Any, key: bytes) -> None:
+    lock = lock_class(client, name, timeout=10)
+    assert lock.acquire(blocking=False)
+    assert [key] == client.keys()
+    assert lock_class(client, name).acquire(blocking=False) is False
+    assert lock.owned()
+    assert lock.extend(10)
+    assert lock.extend(10, replace_ttl=True)
+    assert lock.reacquire()
+    lock.release()
+    assert [] == client.keys()
+
+
+@pytest.mark.parametrize(("token", "value"), TEXTS, ids=TEXT_IDS)
+def test_token_is_the_value(lock_class: LockClass, client: redis.Redis, token: Any, value: bytes) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    assert lock.acquire(blocking=False, token=token)
+    assert value == client.get("name") == bytes(lock.local.token)
+    assert lock.extend(10)
+    assert lock.extend(10, replace_ttl=True)
+    assert lock.reacquire()
+    lock.release()
+    assert [] == client.keys()
+
+
+@pytest.mark.parametrize("token", [token for token, _ in TEXTS], ids=TEXT_IDS)
+def test_token_of_any_type_is_owned(client: redis.Redis, token: Any) -> None:
+    lock = redislock_fast.Lock(client, "name", timeout=10)
+    lock.acquire(token=token)
+    assert lock.owned() is True
+
+
+@pytest.mark.parametrize("name", NO_TEXTS, ids=repr)
+def test_name_that_is_no_text_is_refused(lock_class: LockClass, valkey_client: redis.Redis, name: Any) -> None:
+    with pytest.raises(DataError):
+        lock_class(valkey_client, name).acquire(blocking=False)
+    assert [] == valkey_client.keys()
+
+
+@pytest.mark.parametrize("token", NO_TEXTS[1:], ids=repr)
+def test_token_that_is_no_text_is_refused(lock_class: LockClass, valkey_client: redis.Redis, token: Any) -> None:
+    with pytest.raises(DataError):
+        lock_class(valkey_client, "name").acquire(blocking=False, token=token)
+    assert [] == valkey_client.keys()
+
+
+@pytest.mark.parametrize(
+    "options", [{"encoding": "latin-1"}, {"encoding": "ascii", "encoding_errors": "replace"}], ids=str
+)
+@pytest.mark.parametrize("decodes", [False, True])
+def test_name_is_the_key_that_the_client_itself_would_use(
+    lock_class: LockClass, valkey: Server, connect: Connect, options: dict[str, Any], decodes: bool
+) -> None:
+    # Which bytes those are depends on redis-py's packer: hiredis's takes UTF-8, whatever the client's encoding is.
+    client = connect(valkey.port, decode_responses=decodes, **options)
+    lock = lock_class(client, "\u00fc", timeout=10)
+    lock.acquire(token="token")
+    assert ("token" if decodes else b"token") == client.get("\u00fc")
+    assert lock.owned()
+    lock.release()
+
+
+def test_token_is_encoded_as_the_client_does(lock_class: LockClass, valkey: Server, connect: Connect) -> None:
+    client = connect(valkey.port, encoding="latin-1", decode_responses=True)
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire(token="\u00e9")
+    assert (b"\xe9", True) == (lock.local.token, lock.owned())
+    assert "\u00e9" == client.get("name")
+    lock.release()
+
+
+def test_token_that_the_clients_encoding_has_not_is_refused(
+    lock_class: LockClass, valkey: Server, connect: Connect
+) -> None:
+    client = connect(valkey.port, encoding="ascii")
+    with pytest.raises(UnicodeEncodeError):
+        lock_class(client, "name").acquire(blocking=False, token="\u00fc")
+    assert [] == client.keys()
+
+
+@pytest.mark.parametrize("timeout_s", [1, 1.0, True, decimal.Decimal("1.0"), fractions.Fraction(1)], ids=repr)
+def test_timeout_may_be_any_real_number(lock_class: LockClass, valkey_client: redis.Redis, timeout_s: Any) -> None:
+    lock = lock_class(valkey_client, "name", timeout=timeout_s)
+    assert lock.acquire(blocking=False)
+    assert 0 < valkey_client.pttl("name") <= 1000
+    assert lock.extend(timeout_s)
+    assert lock.extend(timeout_s, replace_ttl=True)
+    assert lock.reacquire()
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.0, None])
+def test_timeout_of_zero_or_none_is_no_expiry(
+    lock_class: LockClass, valkey_client: redis.Redis, timeout_s: Any
+) -> None:
+    lock = lock_class(valkey_client, "name", timeout=timeout_s)
+    assert lock.acquire(blocking=False)
+    assert -1 == valkey_client.ttl("name")
+    lock.release()
+
+
+def test_extend_by_zero_changes_nothing(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    assert lock.extend(0) is True
+    assert 7_000 < client.pttl("name") <= 10_000
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("additional_s", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_extend_by_what_is_not_finite_is_refused(
+    valkey_client: redis.Redis, additional_s: float, replaces: bool
+) -> None:
+    lock = redislock_fast.Lock(valkey_client, "name", timeout=10)
+    lock.acquire()
+    with pytest.raises(ValueError, match="additional_time") as caught:
+        lock.extend(additional_s, replace_ttl=replaces)
+    assert not isinstance(caught.value, LockError)
+    assert lock.owned()
+    assert 7_000 < valkey_client.pttl("name") <= 10_000
+
+
+@pytest.mark.parametrize("additional", ["1", b"1", None, []], ids=repr)
+def test_extend_by_what_is_no_number_is_refused(valkey_client: redis.Redis, additional: Any) -> None:
+    lock = redislock_fast.Lock(valkey_client, "name", timeout=10)
+    lock.acquire()
+    with pytest.raises(TypeError, match="additional_time"):
+        lock.extend(additional)
+    assert lock.owned()
+
+
+@pytest.fixture
+def taken(valkey_client: redis.Redis) -> redis.Redis:
+    """A client of a server on which the lock "name" is taken."""
+    valkey_client.set("name", "taken")
+    return valkey_client
+
+
+@pytest.mark.parametrize("sleep_s", [-1, -0.001, float("nan")])
+def test_sleep_that_cannot_be_is_refused(taken: redis.Redis, sleep_s: float) -> None:
+    with pytest.raises(ValueError, match="sleep"):
+        redislock_fast.Lock(taken, "name").acquire(sleep=sleep_s, blocking_timeout=1)
+    with pytest.raises(ValueError, match="sleep"):
+        redislock_fast.Lock(taken, "name", sleep=sleep_s).acquire(blocking_timeout=1)
+
+
+def test_blocking_timeout_that_is_no_number_is_refused(taken: redis.Redis) -> None:
+    with pytest.raises(ValueError, match="blocking_timeout"):
+        redislock_fast.Lock(taken, "name").acquire(blocking_timeout=float("nan"))
+    with pytest.raises(ValueError, match="blocking_timeout"):
+        redislock_fast.Lock(taken, "name", blocking_timeout=float("nan")).acquire()
+    with pytest.raises(TypeError, match="blocking_timeout"):
+        redislock_fast.Lock(taken, "name").acquire(blocking_timeout="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sleep", ["1", b"1", []], ids=repr)
+def test_sleep_of_a_wrong_type_is_refused(taken: redis.Redis, sleep: Any) -> None:
+    with pytest.raises(TypeError):
+        redislock_fast.Lock(taken, "name").acquire(sleep=sleep, blocking_timeout=1)
+
+
+@pytest.mark.usefixtures("polling")
+@pytest.mark.parametrize("limit_s", [float("inf"), 1e12])
+def test_infinite_blocking_timeout_is_no_limit(
+    lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime, limit_s: float
+) -> None:
+    fake_time.at_most = 20
+    with pytest.raises(AssertionError, match="waits for ever"):
+        lock_class(taken, "name").acquire(blocking_timeout=limit_s)
+    assert [0.1] * 20 == fake_time.sleeps_s
+
+
+@pytest.mark.usefixtures("polling")
+def test_sleep_of_zero_polls_without_a_pause(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
+    fake_time.at_most = 20
+    with pytest.raises(AssertionError, match="waits for ever"):
+        lock_class(taken, "name", sleep=0).acquire()
+    assert [0] * 20 == fake_time.sleeps_s
+
+
+def test_closed_client_connects_again(lock_class: LockClass, client: redis.Redis) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    client.close()
+    assert lock.acquire(blocking=False)
+    client.close()
+    assert lock.owned()
+    client.close()
+    lock.release()
+    assert not client.exists("name")
+
+
+@pytest.mark.parametrize("client", [None, "redis://localhost", object], ids=repr)
+def test_client_that_is_none_is_refused(client: Any) -> None:
+    with pytest.raises(TypeError):
+        redislock_fast.Lock(client, "name")
+
+
+BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"auto_renew": True}, ValueError, "auto_renew needs a timeout"),
+    ({"auto_renew": True, "timeout": 0}, ValueError, "auto_renew needs a timeout"),
+    ({"max_hold": 10, "timeout": 10}, ValueError, "auto_renew"),
+    ({"max_hold": 9, "timeout": 10, "auto_renew": True}, ValueError, "max_hold is shorter"),
+    *(
+        ({"max_hold": seconds, "timeout": 10, "auto_renew": True}, error, "max_hold")
+        for seconds, error in [(0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("10", TypeError)]
+    ),
+    ({"on_lost": "print"}, TypeError, "on_lost"),
+    ({"reentrant": True, "thread_local": False}, ValueError, "thread_local"),
+    ({"wait_replicas": -1, "wait_timeout": 1, "timeout": 10}, ValueError, "wait_replicas"),
+    ({"wait_replicas": 1.0, "wait_timeout": 1, "timeout": 10}, TypeError, "float"),
+    ({"wait_replicas": 1, "timeout": 10}, ValueError, "go together"),
+    ({"wait_timeout": 1, "timeout": 10}, ValueError, "go together"),
+    ({"wait_replicas": 1, "wait_timeout": 1}, ValueError, "wait_replicas needs a timeout"),
+    *(
+        ({"wait_replicas": 1, "wait_timeout": seconds, "timeout": 10}, error, "wait_timeout")
+        for seconds, error in [(0, ValueError), (float("inf"), ValueError), ("1", TypeError), (10, ValueError)]
+    ),
+    ({"breaker": object}, TypeError, "calling"),
+    ({"auto_renewal": True}, TypeError, "auto_renewal"),
+]
+BAD_TERM_IDS = [",".join(f"{name}={value!r}"[:30] for name, value in terms.items()) for terms, _, _ in BAD_TERMS]
+
+NO_HANDLES: list[Any] = [None, "name", b"token", {"name": "name"}, object]
+
+
+@pytest.fixture
+def unused(connect: Connect) -> redis.Redis:
+    """A client without a server: whatever is sent fails."""
+    return connect(1)
+
+
+@pytest.mark.parametrize(("terms", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
+def test_terms_that_cannot_be_are_refused(
+    unused: redis.Redis, terms: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        redislock_fast.Lock(unused, "name", **terms)
+    with pytest.raises(error, match=match):
+        redislock_fast.Locker(unused).lock("name", **terms)
+
+
+def test_lock_without_tasks_cancels_none(unused: redis.Redis) -> None:
+    with pytest.raises(ValueError, match="cancel_on_lost"):
+        redislock_fast.Lock(unused, "name", timeout=10, cancel_on_lost=True)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0, 21])
+def test_timeout_that_does_not_go_with_the_terms_is_not_assigned(unused: redis.Redis, timeout_s: float | None) -> None:
+    lock = redislock_fast.Lock(unused, "name", timeout=10, auto_renew=True, max_hold=20)
+    with pytest.raises(ValueError, match="timeout"):
+        lock.timeout = timeout_s
+    assert lock.timeout == 10
+
+
+@pytest.mark.parametrize("additional_s", [-1, float("nan"), float("inf")])
+def test_extend_on_terms_by_what_cannot_be_is_refused(valkey_client: redis.Redis, additional_s: float) -> None:
+    with redislock_fast.Lock(valkey_client, "name", timeout=10, auto_renew=True) as lock:
+        with pytest.raises(ValueError, match="additional_time"):
+            lock.extend(additional_s)
+        assert (lock.valid, lock.owned()) == (True, True)
+
+
+@pytest.mark.parametrize("handle", NO_HANDLES, ids=repr)
+def test_handle_that_is_none_is_not_attached(unused: redis.Redis, handle: Any) -> None:
+    with pytest.raises(TypeError, match="attach"):
+        redislock_fast.Lock.attach(unused, handle)
+
+
+def test_handle_is_attached_on_its_own_settings(unused: redis.Redis) -> None:
+    handle = redislock_fast.Handle("name", b"token", 10.0, None)
+    with pytest.raises(TypeError, match="timeout"):
+        redislock_fast.Lock.attach(unused, handle, timeout=20)
+    with pytest.raises(ValueError, match="max_hold"):
+        redislock_fast.Lock.attach(unused, handle, auto_renew=True, max_hold=1)
+    with pytest.raises(TypeError, match="pipeline"):
+        redislock_fast.Lock.attach(unused.pipeline(), handle)

@@ -1,0 +1,411 @@
+"""A holding that is named by its token or carried by a handle: entered again, prolonged, let go, taken over.
+
+Rules: real servers; threads and tasks alike where both can.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import math
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockError
+
+from redislock_fast import Handle, Lock, LockLostError, LossReason
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S, in_thread, run_script, wait_until
+from tests.support.holding import (
+    BRIEF_S,
+    KEPT_S,
+    LONG_S,
+    RENEWED,
+    Holders,
+    Losses,
+    assert_believes_no_more_than_is_true,
+    until_passed,
+)
+from tests.support.waiting import FAR_S, Contender
+
+CANARY = "canary-token"
+OTHER = "canary of another"
+TOKENS = pytest.mark.parametrize("token", [CANARY, CANARY.encode()], ids=["str", "bytes"])
+
+
+# acquire(token=...)
+
+
+@TOKENS
+def test_acquire_by_the_token_that_holds_is_the_holders(
+    holders: Holders, server: Server, connect: Connect, token: str | bytes
+) -> None:
+    admin = connect(server.port)
+    first = holders.make(server.port, timeout=FAR_S)
+    again = holders.make(server.port, **RENEWED)
+    assert first.call("acquire", token=token)
+    assert again.call("acquire", token=token)
+    assert admin.get("name") == CANARY.encode()
+    until_passed(admin, LONG_S)
+    assert (again.lock.valid, again.call("owned")) == (True, True)
+    again.release()
+    assert not admin.exists("name")
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_token_of_another_waits(holders: Holders, valkey: Server) -> None:
+    holder = holders.make(valkey.port, timeout=FAR_S)
+    assert holder.call("acquire", token=CANARY)
+    other = holders.make(valkey.port, timeout=FAR_S)
+    assert other.call("acquire", token=CANARY + "+", blocking_timeout=0.05) is False
+    answer = other.acquire(token=CANARY + "+")
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+
+
+def test_holding_acquired_again_by_its_token_is_one_holding(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = holders.make(valkey.port, on_lost=losses, **RENEWED)
+    assert [holder.call("acquire", token=CANARY) for _ in range(3)] == [True] * 3
+    valkey_client.delete("name")
+    assert losses.until() == [LossReason.DELETED]
+    until_passed(valkey_client, KEPT_S)
+    assert losses.reasons == [LossReason.DELETED]
+
+
+# acquire_or_extend, try_acquire, try_extend
+
+
+def test_acquire_or_extend_acquires_and_then_prolongs(holders: Holders, server: Server, connect: Connect) -> None:
+    admin = connect(server.port)
+    holder = holders.make(server.port, timeout=FAR_S)
+    assert holder.call("acquire_or_extend")
+    token = admin.get("name")
+    admin.pexpire("name", 1000)
+    assert holder.call("acquire_or_extend")
+    assert admin.get("name") == token
+    assert 1000 < admin.pttl("name") <= 1000 * FAR_S
+
+
+@TOKENS
+def test_acquire_or_extend_knows_its_own_token(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, token: str | bytes
+) -> None:
+    holder = holders.make(valkey.port, timeout=FAR_S, fencing=True)
+    assert holder.call("acquire_or_extend", token=token)
+    fence = holder.lock.fence
+    valkey_client.pexpire("name", 1000)
+    assert holder.call("acquire_or_extend", token=token)
+    assert (holder.lock.fence, valkey_client.pttl("name") > 1000) == (fence, True)
+
+
+@pytest.mark.parametrize("lost_by", ["a delete", "the time"])
+def test_acquire_or_extend_acquires_anew_what_was_lost(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses, lost_by: str
+) -> None:
+    holder = holders.make(valkey.port, timeout=BRIEF_S, fencing=True, on_lost=losses)
+    assert holder.call("acquire_or_extend")
+    fence = holder.lock.fence
+    if lost_by == "a delete":
+        valkey_client.delete("name")
+    else:
+        wait_until(lambda: not holder.lock.valid, "the lease ends")
+    assert holder.call("acquire_or_extend")
+    assert holder.lock.fence > fence
+    gc.collect()  # what was lost is not taken for dropped
+    reason = LossReason.DELETED if lost_by == "a delete" else LossReason.EXPIRED
+    assert losses.until()[0] == reason
+
+
+def test_acquire_or_extend_does_not_take_anothers(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
+    holder = holders.make(valkey.port, timeout=FAR_S)
+    holder.call("acquire")
+    valkey_client.set("name", "another's")
+    assert holder.call("acquire_or_extend", blocking=False) is False
+    assert (holder.lock.local.token, valkey_client.get("name")) == (None, b"another's")
+
+
+def test_try_acquire_makes_one_attempt(holders: Holders, valkey: Server) -> None:
+    holder, other = (holders.make(valkey.port, timeout=FAR_S) for _ in range(2))
+    assert (holder.call("try_acquire"), other.call("try_acquire")) == (True, False)
+    holder.release()
+    assert other.call("try_acquire", CANARY) is True
+    assert other.lock.local.token == CANARY.encode()
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=["plain", "on terms"])
+def test_try_extend_is_false_once_the_lock_is_lost(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    holder = holders.hold(valkey.port, timeout=FAR_S, **settings)
+    assert holder.call("try_extend", FAR_S) is True
+    assert valkey_client.pttl("name") > 1000 * FAR_S
+    with pytest.raises(ValueError, match="additional_time"):
+        holder.call("try_extend", -1)
+    valkey_client.delete("name")
+    assert holder.call("try_extend", FAR_S) is False
+
+
+def test_try_extend_of_a_lock_that_is_not_held_is_an_error(holders: Holders, valkey: Server) -> None:
+    with pytest.raises(LockError, match="unlocked"):
+        holders.make(valkey.port, timeout=FAR_S).call("try_extend", 1)
+
+
+# Reentrance
+
+
+@TOKENS
+def test_reentered_lock_is_released_by_the_last_release(valkey_client: redis.Redis, token: str | bytes) -> None:
+    lock = Lock(valkey_client, "name", reentrant=True, **RENEWED)
+    assert [lock.acquire(token=token), lock.acquire(), lock.acquire(token=token)] == [True] * 3
+    assert lock.acquire(token="another", blocking=False) is False
+    for _ in range(2):
+        lock.release()
+        assert lock.owned()
+    lock.release()
+    assert (valkey_client.exists("name"), lock.local.token) == (0, None)
+    with pytest.raises(LockError, match="unlocked"):
+        lock.release()
+
+
+def test_reentrance_is_each_threads_own(valkey_client: redis.Redis) -> None:
+    with Lock(valkey_client, "name", timeout=FAR_S, reentrant=True) as lock:
+        assert in_thread(lock.try_acquire) is False
+        with pytest.raises(LockError, match="not owned"):
+            in_thread(lock.release)
+        with lock:
+            pass
+        assert lock.owned()
+
+
+def test_lost_lock_is_not_reentered(valkey_client: redis.Redis, losses: Losses) -> None:
+    lock = Lock(valkey_client, "name", reentrant=True, on_lost=losses, **RENEWED)
+    lock.acquire()
+    lock.acquire()
+    valkey_client.delete("name")
+    losses.until()
+    with pytest.raises(LockLostError, match="reenter"):
+        lock.acquire()
+    assert not valkey_client.exists("name")
+    lock.release()
+    with pytest.raises(LockLostError):
+        lock.release()
+
+
+# detach, attach
+
+
+def carried(handle: Handle) -> Handle:
+    return Handle.from_dict(json.loads(json.dumps(handle.to_dict())))
+
+
+@pytest.mark.parametrize("carry", [lambda handle: pickle.loads(pickle.dumps(handle)), carried], ids=["pickle", "JSON"])
+@pytest.mark.parametrize("name", ["name", b"\xff\x00"], ids=repr)
+def test_detached_lock_is_held_by_who_attaches_it(
+    holders: Holders,
+    valkey: Server,
+    valkey_client: redis.Redis,
+    carry: Callable[[Handle], Handle],
+    name: str | bytes,
+) -> None:
+    holder = holders.hold(valkey.port, name, fencing=True, **RENEWED)
+    fence = holder.lock.fence
+    handle = carry(holder.call("detach"))
+    assert (holder.lock.valid, holder.lock.lost, holder.lock.fence) == (False, False, None)
+    with pytest.raises(LockError, match="unlocked"):
+        holder.release()
+    holder = holders.attach(valkey.port, handle, auto_renew=True, fencing=True)
+    assert (holder.lock.valid, holder.lock.fence, holder.lock.name) == (True, fence, name)
+    assert_believes_no_more_than_is_true(holder.lock, valkey_client)
+    until_passed(valkey_client, LONG_S)
+    assert holder.call("owned")
+    holder.release()
+    assert not valkey_client.exists(name)
+
+
+def test_handle_is_attached_in_another_process(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
+    script = """if True:
+        import json, sys
+        import redis
+        from redislock_fast import Handle, Lock
+
+        with redis.Redis(port=int(sys.argv[1])) as client:
+            lock = Lock.attach(client, Handle.from_dict(json.loads(sys.argv[2])), auto_renew=True)
+            print(lock.valid, lock.owned(), lock.reacquire(), lock.release())
+    """
+    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
+    assert run_script(script, valkey.port, json.dumps(handle.to_dict())).stdout == "True True True None\n"
+    assert not valkey_client.exists("name")
+
+
+def test_nothing_is_renewed_between_detach_and_attach(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    holders.hold(valkey.port, **RENEWED).call("detach")
+    wait_until(lambda: not valkey_client.exists("name"), "the ttl passes")
+
+
+def test_handle_whose_lease_has_ended_is_lost_on_arrival(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    handle = holders.hold(valkey.port, timeout=BRIEF_S).call("detach")
+    wait_until(lambda: not valkey_client.exists("name"), "the ttl passes")
+    attached = holders.attach(valkey.port, handle, auto_renew=True, on_lost=losses)
+    assert losses.until() == [LossReason.EXPIRED]
+    assert (attached.lock.valid, attached.lock.lost) == (False, True)
+    assert not valkey_client.exists("name")
+
+
+def test_handle_that_says_nothing_of_its_lease_is_not_believed(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    valkey_client.set("name", CANARY, px=60_000)
+    attached = holders.attach(valkey.port, Handle("name", CANARY.encode(), FAR_S, None))
+    assert attached.lock.remaining() == 0.0
+    assert attached.call("reacquire")
+    assert attached.lock.valid
+
+
+def in_block(holder: Contender, body: Callable[[], object]) -> None:
+    """Run the body in a `with` or `async with` block of the lock."""
+    lock = holder.lock
+
+    def block() -> None:
+        with lock:
+            body()
+
+    async def async_block() -> None:
+        async with lock:
+            body()
+
+    lock.in_block = block if hasattr(lock, "__enter__") else async_block
+    holder.call("in_block")
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True, "fencing": True}], ids=["plain", "on terms"])
+def test_block_takes_what_was_attached(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S, fencing=True).call("detach")
+    attached = holders.attach(valkey.port, handle, blocking=False, **settings)
+    inside: list[object] = []
+    in_block(attached, lambda: inside.extend((valkey_client.get("name"), attached.lock.valid, attached.lock.fence)))
+    assert inside == [handle.token, True, handle.fence]
+    assert not valkey_client.exists("name")
+    in_block(attached, lambda: inside.append(valkey_client.get("name")))
+    assert inside[-1] not in (None, handle.token)
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=["plain", "on terms"])
+def test_block_of_a_lock_that_arrived_lost_raises(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    handle = holders.hold(valkey.port, timeout=BRIEF_S).call("detach")
+    wait_until(lambda: not valkey_client.exists("name"), "the ttl passes")
+    attached = holders.attach(valkey.port, handle, **settings)
+    for _ in range(2):
+        with pytest.raises(LockLostError, match="enter"):
+            in_block(attached, lambda: None)
+        assert not valkey_client.exists("name")
+
+
+def test_block_after_a_release_of_what_was_attached_acquires(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
+    attached = holders.attach(valkey.port, handle, blocking=False)
+    attached.release()
+    valkey_client.set("name", OTHER)
+    with pytest.raises(LockError, match="Unable to acquire"):
+        in_block(attached, lambda: None)
+    assert valkey_client.get("name") == OTHER.encode()
+
+
+def test_attached_lock_is_pickled_without_its_token(holders: Holders, valkey: Server) -> None:
+    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
+    attached = holders.attach(valkey.port, handle)
+    assert handle.token not in pickle.dumps(attached.lock)
+
+
+def test_handle_of_a_lock_that_does_not_expire(holders: Holders, valkey: Server) -> None:
+    handle = holders.hold(valkey.port).call("detach")
+    attached = holders.attach(valkey.port, handle)
+    assert attached.lock.remaining() == math.inf
+    attached.release()
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True, "fencing": True}], ids=["plain", "on terms"])
+def test_lock_that_is_not_held_is_not_detached(holders: Holders, valkey: Server, settings: dict[str, Any]) -> None:
+    with pytest.raises(LockError, match="detach an unlocked lock"):
+        holders.make(valkey.port, timeout=FAR_S, **settings).call("detach")
+
+
+def test_lost_lock_is_not_detached(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)
+    valkey_client.delete("name")
+    losses.until()
+    with pytest.raises(LockLostError, match="detach"):
+        holder.call("detach")
+
+
+def test_lock_that_was_reentered_is_not_detached(valkey_client: redis.Redis) -> None:
+    with Lock(valkey_client, "name", timeout=FAR_S, reentrant=True) as lock, lock:
+        with pytest.raises(LockError, match="more than once"):
+            lock.detach()
+        assert lock.owned()
+
+
+def test_pickled_lock_has_its_terms_and_no_holding(valkey_client: redis.Redis) -> None:
+    with Lock(valkey_client, "name", max_hold=FAR_S, fencing=True, **RENEWED) as lock:
+        twin = pickle.loads(pickle.dumps(lock))
+        assert (twin.valid, twin.fence, twin.local.token) == (False, None, None)
+        assert twin.try_acquire() is False
+    with twin:
+        assert twin.fence == 2
+    twin.redis.close()
+
+
+# Tokens are nobody's business
+
+
+def test_no_token_is_shown(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+
+    def fail(lock: Any) -> None:
+        shown.append(repr(lock))
+        raise RuntimeError("the callback's own")
+
+    def fails(call: Callable[..., object], *args: Any) -> None:
+        with pytest.raises((LockError, ValueError)) as caught:
+            call(*args)
+        shown.extend(traceback.format_exception(caught.value))
+
+    losses = Losses(fail)
+    settings: dict[str, Any] = {"fencing": True, "auto_renew": True, "on_lost": losses}
+    holder = holders.make(valkey.port, timeout=FAR_S, **settings)
+    assert holder.call("acquire", token=CANARY)
+    handle = holder.call("detach")
+    fails(Handle.from_dict, handle.to_dict() | {"token_hex": handle.token.hex() + "x"})
+    holder = holders.attach(valkey.port, handle, **settings)
+    for what in (handle, holder.lock, holder.lock.local, holder.lock.local.tenure, holder.lock.local.attempt):
+        shown += [repr(what), str(what)]
+    valkey_client.set("name", OTHER)
+    for verb, arguments in (("extend", (1,)), ("detach", ()), ("release", ())):
+        fails(holder.call, verb, *arguments)
+    assert (losses.reasons, "on_lost failed" in caplog.text) == ([LossReason.TAKEN], True)
+    told = "\n".join([*shown, caplog.text])
+    for token in (CANARY, OTHER):
+        assert token not in told
+        assert token.encode().hex() not in told

@@ -1,0 +1,364 @@
+"""An acquire has one deadline for all its steps, and a lock that the server has called another's is refused at its end.
+
+Rules: a silent server is a frozen one or a proxy that holds replies back; the pool's own limits lie beyond a test's
+patience, so that whatever they decide fails.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pybreaker
+import pytest
+import redis
+
+import redislock_fast
+import redislock_fast.asyncio
+from redislock_fast._util.times import clock
+from redislock_fast.server import Server
+from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.proxy import Proxy
+from tests.support.waiting import FAR_S, Contender, Tasks, Threads, until_queued
+
+Callers = Threads | Tasks
+
+TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
+"""Settings of a waiter that must be told."""
+
+PATIENT: dict[str, Any] = {"socket_timeout": FAR_S, "socket_connect_timeout": FAR_S}
+"""Settings of a client whose own limits are beyond any test's patience."""
+
+FAR_AWAY_S = 0.15
+"""A round trip that is longer than what an acquire grants a request that is under way at its end."""
+
+SHORT_S = 0.05
+LONG_S = 1.0
+
+
+@pytest.fixture
+def holder(client: redis.Redis) -> redislock_fast.Lock:
+    """A lock of another client, held."""
+    lock = redislock_fast.Lock(client, "name", thread_local=False, **TOLD)
+    assert lock.acquire()
+    return lock
+
+
+def connected(callers: Callers, port: int, **settings: Any) -> Contender:
+    """A contender whose connection stands and listens for messages."""
+    client = callers.client(port, **PATIENT)
+    held, other = (callers.contender(client, "warm-up", **TOLD) for _ in range(2))
+    assert held.call("acquire")
+    assert other.call("acquire", blocking_timeout=SHORT_S) is False
+    held.release()
+    return callers.contender(client, **{**TOLD, **settings})
+
+
+def until_free(client: redis.Redis) -> None:
+    """Return once nothing is left of the lock. The counter of its fences stays."""
+    keys: Any = client.keys
+    wait_until(lambda: not [key for key in keys() if not key.endswith(b":fence")], "nothing is left")
+
+
+# ---- a server far away ----
+
+
+def test_lock_of_another_is_refused_over_a_network_slower_than_the_grace(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = connected(callers, proxy.port)
+    proxy.delay_s = FAR_AWAY_S
+    assert waiter.call("acquire", blocking_timeout=4 * FAR_AWAY_S) is False
+    until_queued(client, "name", 0)
+    assert holder.owned()
+    holder.release()
+    until_free(client)
+
+
+def test_refusal_over_a_slow_network_is_no_failure_to_a_breaker(
+    callers: Callers, proxy: Proxy, holder: redislock_fast.Lock
+) -> None:
+    breaker = pybreaker.CircuitBreaker(fail_max=1, reset_timeout=FAR_S)
+    waiter = connected(callers, proxy.port, breaker=breaker, fencing=True)
+    proxy.delay_s = FAR_AWAY_S
+    assert waiter.call("acquire", blocking_timeout=4 * FAR_AWAY_S) is False
+    assert breaker.fail_counter == 0
+    assert holder.owned()
+
+
+@pytest.mark.parametrize("wait", ["push", "poll"])
+def test_server_that_falls_silent_after_its_verdict_has_refused(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock, wait: str
+) -> None:
+    waiter = connected(callers, proxy.port, wait=wait, sleep=0.2)
+    sets = proxy.replies["SET"]
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    proxy.wait_for_reply("SET", sets + 1)
+    proxy.wait_for_quiet()
+    proxy.hold()
+    assert answer.result(PATIENCE_S) is False
+    proxy.resume()
+    assert holder.owned()
+    holder.release()
+    until_free(client)
+
+
+def test_lock_that_is_granted_while_its_waiter_gives_up_unheard_is_passed_on(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = connected(callers, proxy.port)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    proxy.wait_for_quiet()
+    proxy.hold()
+    holder.release()
+    assert client.exists("name")
+    assert answer.result(PATIENCE_S) is False
+    until_free(client)
+    assert waiter.lock.local.token is None
+
+
+def test_without_any_verdict_an_acquire_times_out(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = connected(callers, proxy.port)
+    proxy.delay_s = FAR_S
+    with pytest.raises(redis.TimeoutError):
+        waiter.call("acquire", blocking_timeout=SHORT_S)
+    assert holder.owned()
+    until_queued(client, "name", 0)
+
+
+# ---- one deadline ----
+
+
+@pytest.mark.parametrize("blocking_timeout", [-1, 0, 0.001])
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_frozen_server_is_waited_for_no_longer_than_the_deadline(
+    callers: Callers, spare_server: Callable[..., Server], blocking_timeout: float, is_connected: bool
+) -> None:
+    server = spare_server()
+    client = callers.client(server.port, **PATIENT)
+    hasty = callers.contender(client, **TOLD)
+    if is_connected:
+        assert hasty.call("locked") is False
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(redis.TimeoutError):
+            hasty.call("acquire", blocking_timeout=blocking_timeout)
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("settings", [{}, {"fencing": True}], ids=["plain", "fencing"])
+def test_connection_that_was_closed_while_idle_costs_no_acquire_without_time(
+    callers: Callers, server: Server, client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    hasty = callers.contender(callers.client(server.port, **PATIENT), **TOLD, **settings)
+    for _ in range(3):
+        assert hasty.call("acquire", blocking_timeout=0) is True
+        hasty.release()
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+
+
+def test_second_request_of_an_acquire_has_the_rest_of_its_time(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    hasty = connected(callers, proxy.port)
+    client.set("name", "mine")
+    proxy.delay_s = 5 * SHORT_S
+    try:  # the first reply comes in time; the next one would, within as much time again
+        acquired = hasty.call("acquire", blocking_timeout=6 * SHORT_S, token="mine")
+    except redis.TimeoutError:
+        acquired = False
+    assert acquired is False
+    assert b"mine" == client.get("name")
+
+
+def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_their_deadline(
+    callers: Callers, spare_server: Callable[..., Server]
+) -> None:
+    server = spare_server()
+    contenders = callers.contenders(4, callers.client(server.port, **PATIENT), **TOLD)
+    server.signal(signal.SIGSTOP)
+    try:
+        began_at = clock()
+        answers = [contender.acquire(blocking_timeout=2 * LONG_S) for contender in contenders]
+        for answer in answers:
+            with pytest.raises(redis.TimeoutError):
+                answer.result(PATIENCE_S)
+        assert clock() - began_at < 3.5 * LONG_S
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+def test_number_of_a_lock_that_was_handed_over_is_waited_for_until_the_deadline(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = connected(callers, proxy.port, fencing=True)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    proxy.wait_for_quiet()
+    proxy.hold(messages_pass=True)
+    holder.release()
+    assert answer.result(PATIENCE_S) is False
+    proxy.resume()
+    until_free(client)
+    assert waiter.lock.local.token is None
+
+
+class TakenByHook(redislock_fast.Lock):
+    """A lock whose hook takes it by the client's own command."""
+
+    def do_acquire(self, token: Any) -> bool:
+        """Take it."""
+        return bool(self.redis.set(self.name, token, nx=True))
+
+
+class TakenByAsyncHook(redislock_fast.asyncio.Lock):
+    """The same for asyncio."""
+
+    async def do_acquire(self, token: Any) -> bool:
+        """Take it."""
+        return bool(await self.redis.set(self.name, token, nx=True))
+
+
+class CallsTheOriginal(redislock_fast.Lock):
+    """A lock whose hook calls the original."""
+
+    def do_acquire(self, token: Any) -> bool:
+        """Take it."""
+        return super().do_acquire(token)
+
+
+class CallsTheAsyncOriginal(redislock_fast.asyncio.Lock):
+    """The same for asyncio."""
+
+    async def do_acquire(self, token: Any) -> bool:
+        """Take it."""
+        return await super().do_acquire(token)
+
+
+def hooked(waiter: Contender, threads_class: type, tasks_class: type) -> Contender:
+    """The contender, of one of these classes."""
+    waiter.lock.__class__ = tasks_class if isinstance(waiter.lock, redislock_fast.asyncio.Lock) else threads_class
+    return waiter
+
+
+def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    taken = hooked(connected(callers, proxy.port, auto_renew=True), TakenByHook, TakenByAsyncHook)
+    taken.lock._redis = callers.client(client.connection_pool.connection_kwargs["port"])  # the hook's alone
+    proxy.hold()
+    with pytest.raises(redis.TimeoutError):
+        taken.call("acquire", blocking_timeout=SHORT_S)
+    proxy.resume()
+    until_free(client)
+
+
+def test_attempt_of_a_hook_that_calls_the_original_ends_with_the_deadline(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    waiter = hooked(connected(callers, proxy.port), CallsTheOriginal, CallsTheAsyncOriginal)
+    proxy.hold()
+    with pytest.raises(redis.TimeoutError):
+        waiter.call("acquire", blocking_timeout=SHORT_S)
+    proxy.resume()
+    until_free(client)
+
+
+@pytest.mark.parametrize("blocking_timeout", [0, SHORT_S])
+def test_replicas_are_waited_for_until_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, blocking_timeout: float
+) -> None:
+    waiter = connected(callers, server.port, wait_replicas=1, wait_timeout=FAR_S / 2)
+    with pytest.raises(redislock_fast.NotReplicatedError):
+        waiter.call("acquire", blocking_timeout=blocking_timeout)
+    until_free(client)
+
+
+# ---- a lock that is free ----
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("sleeps", [(0.05, FAR_S), (FAR_S, 0.05)])
+def test_shortest_interval_among_the_waiters_of_a_process_counts(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, sleeps: tuple[float, float]
+) -> None:
+    locks = callers.client(server.port)
+    first, second = (callers.contender(locks, timeout=FAR_S, sleep=sleep) for sleep in sleeps)
+    answers = [first.acquire()]
+    until_queued(client, "name", 1)
+    answers.append(second.acquire())
+    until_queued(client, "name", 2)
+    assert holder.owned()
+    client.delete("name")
+    assert answers[0].result(PATIENCE_S) is True
+    first.release()
+    assert answers[1].result(PATIENCE_S) is True
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.delete("name")
+    assert answer.result(PATIENCE_S) is True
+    assert waiter.call("owned")
+    assert 0 < client.pttl("name") <= 1000 * FAR_S
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), sleep=FAR_S)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.flushall()
+    assert answer.result(PATIENCE_S) is True
+    assert client.pttl("name") == -1
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadline_of_another(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    patient, hasty = (callers.contender(callers.client(server.port), **TOLD) for _ in range(2))
+    waits = patient.acquire()
+    until_queued(client, "name", 1)
+    gives_up = hasty.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 2)
+    assert holder.owned()
+    client.delete("name")
+    assert gives_up.result(PATIENCE_S) is False
+    assert waits.result(PATIENCE_S) is True
+    patient.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_queue_of_a_lock_whose_key_is_no_string_is_left_at_the_deadline(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    assert holder.owned()
+    client.delete("name")
+    client.rpush("name", "no lock")
+    assert answer.result(PATIENCE_S) is False
+    until_queued(client, "name", 0)

@@ -1,0 +1,376 @@
+"""What a lock does when the server, the connection or the scripts go away under it.
+
+Rules: a test runs on both classes where redis-py's does the same, else on ours. Faults are real: killed and frozen
+servers, cut connections, flushed scripts.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockError, LockNotOwnedError
+
+import redislock_fast
+import redislock_fast.lock
+from redislock_fast.server import KINDS, Server
+from tests.conftest import Connect
+from tests.support.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, start, wait_until
+from tests.support.proxy import Proxy
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture(params=KINDS)
+def mortal_server(request: pytest.FixtureRequest, spare_server: StartServer) -> Server:
+    """Each kind of server in turn, for this test alone."""
+    return spare_server(request.param)
+
+
+def _kill_connections(port: int) -> None:
+    """Make the server close every connection but the one that asks."""
+    with redis.Redis(port=port) as admin:
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+# Servers and connections
+
+
+def test_server_restarted_between_operations(lock_class: LockClass, mortal_server: Server, connect: Connect) -> None:
+    client = connect(mortal_server.port)
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    mortal_server.kill()
+    mortal_server.start()
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(10)
+    mortal_server.kill()
+    mortal_server.start()
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    mortal_server.kill()
+    mortal_server.start()
+    assert lock.locked() is False
+    assert lock.acquire(blocking=False) is True
+    lock.release()
+
+
+def test_server_killed_while_waiting_and_started_again(
+    lock_class: LockClass, mortal_server: Server, connect: Connect
+) -> None:
+    client = connect(mortal_server.port)
+    client.set("name", "taken")
+    tried = threading.Event()
+
+    class Noting(lock_class):  # type: ignore[valid-type, misc]
+        def do_acquire(self, token: Any) -> bool:
+            acquired = bool(super().do_acquire(token))
+            tried.set()
+            return acquired
+
+    lock = Noting(client, "name", timeout=10, sleep=0.002, thread_local=False)
+    answer = start(lock.acquire)
+    assert tried.wait(10)
+    mortal_server.kill()
+    mortal_server.start()
+    assert answer.result(20) is True
+    assert lock.owned()
+
+
+def test_server_that_stays_away_raises_connection_error(
+    lock_class: LockClass, mortal_server: Server, connect: Connect
+) -> None:
+    client = connect(mortal_server.port, retry=once())
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    mortal_server.kill()
+    for fails in (
+        lambda: lock_class(client, "other").acquire(),
+        lambda: lock.extend(10),
+        lock.reacquire,
+        lock.owned,
+        lock.locked,
+        lock.release,
+    ):
+        with pytest.raises(redis.ConnectionError):
+            fails()
+    mortal_server.start()
+    assert lock_class(client, "other").acquire()
+
+
+@pytest.mark.parametrize("use", ["acquire", "extend", "reacquire", "release", "owned", "locked"])
+def test_connection_killed_before_an_operation(
+    lock_class: LockClass, client: redis.Redis, server: Server, use: str
+) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    if use == "acquire":
+        with lock_class(client, "warm-up"):
+            pass
+    else:
+        lock.acquire()
+    _kill_connections(server.port)
+    result = lock.extend(10) if use == "extend" else getattr(lock, use)()
+    assert result in (True, None)
+    assert (0 if use == "release" else 1) == client.exists("name")
+
+
+def test_connection_killed_while_waiting(lock_class: LockClass, client: redis.Redis, server: Server) -> None:
+    holder = lock_class(client, "name")
+    holder.acquire()
+    tries = 0
+
+    class Counting(lock_class):  # type: ignore[valid-type, misc]
+        def do_acquire(self, token: Any) -> bool:
+            nonlocal tries
+            acquired = bool(super().do_acquire(token))
+            tries += 1
+            return acquired
+
+    answer = start(Counting(client, "name", sleep=0.002).acquire)
+    for _ in range(3):
+        before = tries
+        wait_until(lambda: tries > before + 1, "the waiter polls")  # noqa: B023 - called at once
+        _kill_connections(server.port)
+    assert not answer.done()
+    holder.release()
+    assert answer.result(10) is True
+
+
+@pytest.mark.parametrize("use", ["acquire", "extend", "reacquire", "release"])
+@pytest.mark.parametrize("fault", ["drop_request", "cut"])
+def test_request_lost_on_the_way_is_repeated(
+    lock_class: LockClass,
+    client: redis.Redis,
+    proxy: Proxy,
+    connect: Connect,
+    use: str,
+    fault: str,
+) -> None:
+    proxied = connect(proxy.port)
+    lock = lock_class(proxied, "name", timeout=10)
+    lock.acquire()
+    if use == "acquire":
+        lock.release()
+    if fault == "cut":
+        proxy.cut()
+    else:
+        proxy.drop_request(*RELEASE_COMMANDS, *EXTEND_COMMANDS)
+    result = lock.extend(20) if use == "extend" else getattr(lock, use)()
+    assert result in (True, None)
+    assert (fault == "drop_request") == proxy.dropped.is_set()
+    if use == "release":
+        assert not client.exists("name")
+    else:
+        assert lock.local.token == client.get("name")
+        low_ms, high_ms = (22_000, 30_000) if use == "extend" else (5_000, 10_000)
+        assert low_ms < client.pttl("name") <= high_ms
+
+
+def test_lost_reply_of_reacquire_is_harmless(
+    lock_class: LockClass, client: redis.Redis, proxy: Proxy, connect: Connect
+) -> None:
+    lock = lock_class(connect(proxy.port), "name", timeout=10)
+    lock.acquire()
+    proxy.drop_reply(*EXTEND_COMMANDS)
+    assert lock.reacquire() is True
+    assert proxy.dropped.is_set()
+    assert 5_000 < client.pttl("name") <= 10_000
+
+
+@pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
+def test_cut_during_a_shared_burst_loses_nobodys_result(
+    client: redis.Redis, proxy: Proxy, connect: Connect, fault: str
+) -> None:
+    proxied = connect(proxy.port)
+
+    def work(number: int) -> int:
+        for _ in range(10):
+            with redislock_fast.Lock(proxied, f"name-{number % 2}", timeout=10, sleep=0.001):
+                client.incr("counter")
+        return number
+
+    getattr(proxy, fault)("SET", "EVALSHA", nth=11)  # who has just handed over joins the queue at once
+    getattr(proxy, fault)("SET", "EVALSHA", nth=25)
+    workers = [start(lambda number=number: work(number)) for number in range(4)]  # type: ignore[misc]
+    assert [0, 1, 2, 3] == [worker.result(20) for worker in workers]
+    assert proxy.dropped.is_set()
+    assert b"40" == client.get("counter")
+    assert [b"counter"] == client.keys()
+
+
+# Scripts
+
+
+@pytest.mark.parametrize("use", ["release", "extend", "reacquire"])
+def test_script_flush_before_an_operation(lock_class: LockClass, client: redis.Redis, use: str) -> None:
+    for _ in range(2):
+        lock = lock_class(client, "name", timeout=10)
+        lock.acquire()
+        client.script_flush()
+        result = lock.extend(10) if use == "extend" else getattr(lock, use)()
+        assert result in (True, None)
+        client.delete("name")
+
+
+def test_script_flush_again_and_again(client: redis.Redis) -> None:
+    finished = threading.Event()
+
+    def flush() -> None:
+        while not finished.is_set():
+            client.script_flush()
+
+    flusher = start(flush)
+    try:
+        for _ in range(30):
+            with redislock_fast.Lock(client, "name", timeout=10) as lock:
+                assert lock.extend(10)
+                assert lock.extend(10, replace_ttl=True)
+                assert lock.reacquire()
+    finally:
+        finished.set()
+    flusher.result(10)
+    assert not client.exists("name")
+
+
+# Server states
+
+
+def test_noreplicas_raises_in_the_end(lock_class: LockClass, spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server("redis", {"min-replicas-to-write": "1"})
+    lock = lock_class(connect(server.port, retry=few()), "name", timeout=10)
+    with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
+        lock.acquire(blocking=False)
+    assert lock.local.token is None
+
+
+def test_noreplicas_that_passes_is_waited_for(spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server("valkey", {"min-replicas-to-write": "1"})
+    client = connect(server.port)
+    lock = redislock_fast.Lock(client, "name", timeout=10, thread_local=False)
+    answer = start(lambda: lock.acquire(blocking_timeout=10))
+    wait_until(
+        lambda: client.info("commandstats").get("cmdstat_set", {}).get("rejected_calls"),
+        "the server refuses",
+    )
+    client.config_set("min-replicas-to-write", 0)
+    assert answer.result(10) is True
+    assert lock.owned()
+
+
+def test_readonly_replica_raises_in_the_end(lock_class: LockClass, spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server()
+    client = connect(server.port, retry=few())
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    client.replicaof("127.0.0.1", 1)
+    other = lock_class(client, "other")
+    with pytest.raises(redis.ReadOnlyError):
+        other.acquire(blocking=False)
+    with pytest.raises(redis.ReadOnlyError):
+        lock.reacquire()
+    client.replicaof("NO", "ONE")
+    assert lock.owned()
+    lock.release()
+    assert not client.exists("name")
+
+
+def test_busy_server_raises_in_the_end(lock_class: LockClass, spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server("redis", {"lua-time-limit": "20"})
+    client = connect(server.port, retry=few())
+    with lock_class(client, "name"):
+        pass
+    runaway = start(lambda: connect(server.port).eval("while true do end", 0))
+
+    def is_busy() -> bool:
+        try:
+            client.get("name")
+        except redis.ResponseError as error:
+            return str(error).startswith("BUSY")
+        return False
+
+    wait_until(is_busy, "the script runs too long")
+    with pytest.raises(redis.ResponseError, match="BUSY"):
+        lock_class(client, "name").acquire(blocking=False)
+    client.script_kill()
+    with pytest.raises(redis.ResponseError):
+        runaway.result(10)
+    assert lock_class(client, "name").acquire(blocking=False)
+
+
+def test_out_of_memory_raises_and_still_releases(
+    lock_class: LockClass, spare_server: StartServer, connect: Connect
+) -> None:
+    client = connect(spare_server().port)
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    client.config_set("maxmemory", 1)
+    with pytest.raises(redis.OutOfMemoryError):
+        lock_class(client, "other").acquire()
+    lock.release()
+    assert not client.exists("name")
+
+
+def test_frozen_server_times_out_by_the_clients_socket_timeout(
+    lock_class: LockClass, spare_server: StartServer, connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=0.5, retry=once())
+    with lock_class(client, "name"):
+        pass
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(redis.TimeoutError):
+            lock_class(client, "name").locked()
+        with pytest.raises(redis.TimeoutError):
+            lock_class(client, "name").acquire()
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+def test_caller_whose_time_is_up_disturbs_no_other(spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=30)
+    with redislock_fast.Lock(client, "warm-up"):
+        pass
+    patient = [redislock_fast.Lock(client, f"patient-{n}", thread_local=False) for n in range(3)]
+    hasty = redislock_fast.Lock(client, "hasty", thread_local=False)
+    server.signal(signal.SIGSTOP)
+    try:
+        answers = [start(lock.acquire) for lock in patient]
+        with pytest.raises(redis.TimeoutError):
+            start(lambda: hasty.acquire(blocking_timeout=0.1)).result(10)
+        answers += [start(redislock_fast.Lock(client, "late").acquire)]
+    finally:
+        server.signal(signal.SIGCONT)
+    assert [True] * 4 == [answer.result(10) for answer in answers]
+    assert all(lock.owned() for lock in patient)
+    wait_until(lambda: not client.exists("hasty"), "the attempt is undone")
+
+
+def test_failed_acquire_is_undone(spare_server: StartServer, connect: Connect) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=0.5, retry=once())
+    with redislock_fast.Lock(client, "name"):
+        pass
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(redis.TimeoutError), redislock_fast.Lock(client, "name"):
+            pass
+    finally:
+        server.signal(signal.SIGCONT)
+    wait_until(lambda: not client.exists("name"), "the attempt is undone")
+
+
+def test_connection_errors_pass_through_exit(
+    lock_class: LockClass, spare_server: StartServer, connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port, retry=once())
+    lock = lock_class(client, "name", raise_on_release_error=False)
+    with pytest.raises(redis.ConnectionError) as caught, lock:
+        server.kill()
+    assert not isinstance(caught.value, LockError)

@@ -1,0 +1,426 @@
+"""An interrupt at any line of an acquire or a release: what was not returned is not held, nor is it left behind.
+
+A trace function raises it, or the very assignment that notes what is held. What a waiting call does of a signal stands
+in test_process and test_waiting_giving_up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.exceptions import LockNotOwnedError
+
+import redislock_fast
+import redislock_fast.asyncio
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._procedures.waiters import Room
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast.server import Server
+from tests.integration.batch.test_faults import interrupted_at, line_of
+from tests.support.async_helpers import eventually
+from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.redlock import values, wait_until_free
+
+FACADE = (
+    "lock.py",
+    "asyncio/lock.py",
+    "_procedures/facade.py",
+    "_procedures/keeping.py",
+    "_lease/task_owner.py",
+    "_procedures/waiting.py",
+    "_procedures/waiters.py",
+)
+CHANNELS = (
+    "_transport/threads/driver.py",
+    "_transport/threads/server.py",
+    "_transport/loop/driver.py",
+    "_transport/loop/server.py",
+    "_protocol/commands.py",
+)
+RETURNING = tuple(
+    f" in {name}"
+    for name in ("_release", "do_release", "release", "_go_on_releasing", "_release_held", "_release_at_once")
+)
+
+pytestmark = pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
+
+untraced = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+
+
+class World(ABC):
+    """Locks whose calls run in this very thread.
+
+    Args:
+        servers: one, or those of a Redlock.
+    """
+
+    def __init__(self, servers: list[Server]) -> None:
+        self._servers = servers
+
+    @abstractmethod
+    def lock(self, **settings: Any) -> Any:
+        """A lock on the first server."""
+
+    @abstractmethod
+    def redlock(self) -> Any:
+        """A lock on all of them."""
+
+    @abstractmethod
+    def do(self, call: Callable[[], Any]) -> Any:
+        """What a method of a lock returns or raises."""
+
+    @abstractmethod
+    def until_free(self) -> None:
+        """Return once nothing is left, and nothing more is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the clients."""
+
+
+class ThreadWorld(World):
+    """Locks for threads."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        super().__init__(servers)
+        self._clients = [redis.Redis(port=server.port) for server in servers]
+
+    @property
+    def client(self) -> redis.Redis:
+        """Of the first server."""
+        return self._clients[0]
+
+    def lock(self, **settings: Any) -> Any:
+        return redislock_fast.Lock(self.client, "name", 60, thread_local=False, **settings)
+
+    def redlock(self) -> Any:
+        return redislock_fast.Redlock(self._clients, "name", 60, thread_local=False)
+
+    def do(self, call: Callable[[], Any]) -> Any:
+        channel: Any = transport_of(self.client)
+        channel.inside.clear()  # which an interrupt in the very line that leaves would not
+        return call()
+
+    def until_free(self) -> None:
+        wait_until_free(self._servers)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class LoopWorld(World):
+    """Locks for tasks, in a loop that runs while something is done.
+
+    Args:
+        servers: as for every world.
+        options: of the clients.
+
+    Attributes:
+        loop: it is not closed before the world is.
+    """
+
+    def __init__(self, servers: list[Server], **options: Any) -> None:
+        super().__init__(servers)
+        self.loop = asyncio.new_event_loop()
+        self._clients = [redis.asyncio.Redis(port=server.port, **options) for server in servers]
+
+    def lock(self, **settings: Any) -> Any:
+        return redislock_fast.asyncio.Lock(self._clients[0], "name", 60, thread_local=False, **settings)
+
+    def redlock(self) -> Any:
+        return redislock_fast.asyncio.Redlock(self._clients, "name", 60, thread_local=False)
+
+    def do(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async def work() -> Any:
+            return await call()
+
+        task = self.loop.create_task(work())
+        try:
+            return self.loop.run_until_complete(task)
+        except KeyboardInterrupt:  # it may have struck the loop itself: then the task is cancelled, as by asyncio.run
+            task.cancel()
+            with contextlib.suppress(RuntimeError):  # the task has just ended, and the loop is about to stop
+                self.loop.run_until_complete(asyncio.wait([task]))
+            raise
+
+    def until_free(self) -> None:
+        free = eventually(lambda: not any(values(self._servers)) and len(asyncio.all_tasks()) == 1, "nothing is left")
+        self.loop.run_until_complete(free)
+
+    def close(self) -> None:
+        for client in self._clients:
+            self.loop.run_until_complete(client.aclose())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+@pytest.fixture(params=[ThreadWorld, LoopWorld], ids=["threads", "tasks"])
+def world(request: pytest.FixtureRequest, fleet: list[Server]) -> Iterator[World]:
+    """Both worlds in turn."""
+    running: World = request.param(fleet[:3])
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What an interrupt leaves unawaited is in cycles with its error, and is collected before the next test begins."""
+    yield
+    gc.collect()
+
+
+class _Interrupting(SharedHolding):
+    """Interrupts who has just noted what he holds."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "token" and value is not None:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("settings", [{}, {"wait": "poll"}, {"auto_renew": True}], ids=["usual", "polling", "on terms"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["cold", "warm"])
+def test_interrupt_just_behind_the_noting(world: World, settings: dict[str, Any], is_first: bool) -> None:
+    lock = world.lock(**settings)
+    if not is_first:
+        world.do(lock.acquire)
+        world.do(lock.release)
+    lock.local = _Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        world.do(lock.acquire)
+    assert lock.local.token is None
+    world.until_free()
+
+
+def test_interrupt_just_behind_the_noting_of_a_grant(world: World, fleet: list[Server]) -> None:
+    with redis.Redis(port=fleet[0].port) as client:
+        holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
+        holder.acquire()
+        lock = world.lock()
+        lock.local = _Interrupting()
+        releaser = threading.Timer(0.05, holder.release)
+        releaser.start()
+        with pytest.raises(KeyboardInterrupt):
+            world.do(lock.acquire)
+        releaser.join()
+    assert lock.local.token is None
+    world.until_free()
+
+
+def test_interrupt_just_behind_the_noting_of_a_redlock(world: World) -> None:
+    lock = world.redlock()
+    lock.local = _Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        world.do(lock.acquire)
+    assert lock.local.token is None
+    world.until_free()
+
+
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"blocking_timeout": 10}], ids=str)
+def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
+    world.do(world.lock().locked)  # connects
+    for number in range(1, 1000):
+        lock = world.lock(**settings)
+        place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+        if lock.local.token is not None:  # returned, or about to
+            world.do(lock.release)
+        world.until_free()
+        assert " raises " not in place
+        if not place:
+            assert number > 30
+            return
+
+
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("at_once", [False, True], ids=["after an attempt", "at once"])
+def test_waiting_acquire_interrupted_at_any_line(
+    world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if at_once:  # as where others of the process wait already
+        monkeypatch.setattr(Room, "is_contended", lambda *_: True)
+    world.do(world.lock().locked)  # connects
+    with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
+        holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
+        for number in range(1, 1000):
+            holder.acquire()
+            over = threading.Event()
+
+            def hand_over(over: threading.Event = over) -> None:
+                wait_until(
+                    lambda: over.is_set() or client.exists(queue_keys(b"name")[0]) == 1,
+                    "there is a waiter, or was none",
+                )
+                holder.release()
+
+            handing_over = pool.submit(hand_over)
+            lock = world.lock()
+            place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+            over.set()
+            handing_over.result(PATIENCE_S)
+            if lock.local.token is not None:  # returned, or about to
+                world.do(lock.release)
+            world.until_free()
+            assert " raises " not in place
+            if not place:
+                assert number > 60
+                return
+
+
+@untraced
+def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -> None:
+    with contextlib.closing(ThreadWorld(fleet[:1])) as world, contextlib.closing(ThreadWorld(fleet[:1])) as other:
+        channel: Any = transport_of(world.client)
+        world.do(world.lock().locked)  # connects
+        other.do(other.lock().acquire)
+        for number in range(1, 1000):
+            lock = world.lock(blocking_timeout=0.001)
+            place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+            # A bare `return` is left by the lines of its `finally`. On these no signal strikes.
+            left = line_of(place)
+            is_leaving = left == "return" or left.startswith(("self.inside.discard", "if not was_inside"))
+            assert is_leaving or threading.get_ident() not in channel.inside
+            if not place:
+                assert number > 60
+                return
+
+
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings: dict[str, Any]) -> None:
+    for number in range(1, 1000):
+        lock = world.lock(**settings)
+        world.do(lock.acquire)
+        place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
+        if lock.local.token is not None:
+            try:
+                world.do(lock.release)
+            except LockNotOwnedError:  # the verdict is there, and not noted: on lines on which no signal strikes,
+                assert place.endswith(RETURNING)  # since Python looks for one in calls and loops alone
+        world.until_free()
+        assert lock.local.token is None
+        if not place:
+            assert number > 20
+            return
+
+
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: World, fleet: list[Server]) -> None:
+    with redis.Redis(port=fleet[0].port) as client:
+        waiter = redislock_fast.Lock(client, "name", timeout=10, sleep=10, thread_local=False)
+        for number in range(1, 1000):
+            lock = world.lock()
+            world.do(lock.acquire)
+            acquired = start(waiter.acquire)
+            wait_until(lambda: client.exists(queue_keys(b"name")[0]), "another waits")
+            place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
+            if lock.local.token is not None:
+                try:
+                    world.do(lock.release)
+                except LockNotOwnedError:
+                    assert place.endswith(RETURNING)
+            assert acquired.result(PATIENCE_S) is True
+            waiter.release()
+            world.until_free()
+            if not place:
+                assert number > 20
+                return
+
+
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "unconnected"])
+def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server], is_connected: bool) -> None:
+    async def others() -> None:
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    with redis.Redis(port=fleet[0].port) as client:
+        for number in range(1, 1000):
+            with contextlib.closing(LoopWorld(fleet[:1])) as world:
+                lock = world.lock()
+
+                async def its_channel(lock: redislock_fast.asyncio.Lock = lock) -> LoopChannel:
+                    if is_connected:
+                        await lock.locked()
+                    return lock._transport.channel()
+
+                channel = world.do(its_channel)
+                client.set("name", "mine")
+                channel.undo([(b"name", b"mine")])
+                place = interrupted_at(number, lambda: world.do(others), "_transport/base.py", *CHANNELS)
+                world.until_free()
+            if not place:
+                assert number > 40
+                return
+
+
+def test_interrupt_of_who_connects_is_raised_once(fleet: list[Server]) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    async def on_connect(connection: redis.asyncio.Connection) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        await connection.on_connect()
+
+    world = LoopWorld(fleet[:1], redis_connect_func=on_connect)
+    with contextlib.closing(world):
+        acquiring = world.loop.create_task(world.lock().acquire())
+        with pytest.raises(KeyboardInterrupt):
+            world.loop.run_until_complete(acquiring)
+        assert world.loop.run_until_complete(acquiring) is True
+
+
+def test_interrupt_while_connecting_leaves_nothing_to_undo(fleet: list[Server]) -> None:
+    def on_connect(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with redis.Redis(port=fleet[0].port, redis_connect_func=on_connect) as client:
+        with pytest.raises(KeyboardInterrupt):
+            redislock_fast.Lock(client, "name").acquire()
+        channel: Any = transport_of(client)
+        assert channel.idle
+
+
+@untraced
+def test_connecting_acquire_interrupted_at_any_line(fleet: list[Server]) -> None:
+    for number in range(1, 1000):
+        with contextlib.closing(ThreadWorld(fleet[:1])) as world:
+            lock = world.lock()
+            place = interrupted_at(
+                number,
+                lambda: world.do(lock.acquire),  # noqa: B023
+                "_transport/base.py",
+                "_transport/threads/connect.py",
+                *CHANNELS,
+            )
+            assert " raises " not in place
+            start(lambda: world.do(lock.locked)).result(PATIENCE_S)  # noqa: B023  # another thread can connect
+            if lock.local.token is not None:  # returned, or about to
+                world.do(lock.release)
+            world.until_free()
+            if not place:
+                assert number > 80
+                return

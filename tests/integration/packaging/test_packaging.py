@@ -1,0 +1,286 @@
+"""What is installed and how it imports: the two cores, the files beside them, `patch()`, subinterpreters.
+
+Rules: whatever depends on how the package is imported happens in a new interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+import redis
+import redis.client
+import redis.cluster
+import redis.lock
+
+import redislock_fast
+from redislock_fast import Lock, patch, unpatch
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import wait_until
+
+PACKAGE = Path(redislock_fast.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
+SHOW = "import redislock_fast; print(redislock_fast.implementation)"
+VARIABLE = "REDISLOCK_FAST_IMPLEMENTATION"
+
+
+def _has_extension() -> bool:
+    return any(PACKAGE.joinpath(f"_pipe/threads{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+
+
+def _python(code: str, wanted: str | None = None, folder: Path = PACKAGE.parent) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter that takes the package from this folder."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    if wanted is not None:
+        environment[VARIABLE] = wanted
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def without_extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the package in which the compiled core was never built."""
+    folder = tmp_path_factory.mktemp("unbuilt")
+    compiled = [f"*{suffix}" for suffix in EXTENSION_SUFFIXES]
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", *compiled))
+    return folder
+
+
+# ---- the two cores ----
+
+
+@pytest.mark.parametrize("wanted", ["python", "compiled", None, ""])
+def test_the_variable_chooses_the_core(wanted: str | None) -> None:
+    if wanted != "python" and not _has_extension():
+        pytest.skip("no compiled core here")
+    shown = _python(SHOW, wanted)
+    assert (shown.stdout.strip(), shown.stderr) == (wanted or "compiled", "")
+
+
+def test_a_nonsensical_wish_is_an_import_error() -> None:
+    shown = _python(SHOW, "nonsense")
+    assert shown.returncode != 0
+    last = shown.stderr.splitlines()[-1]
+    for word in ("ImportError", VARIABLE, "'nonsense'", "'compiled'", "'python'"):
+        assert word in last
+
+
+def test_a_compiled_core_that_is_demanded_and_absent_is_an_import_error(without_extension: Path) -> None:
+    shown = _python(SHOW, "compiled", without_extension)
+    assert shown.returncode != 0
+    last = shown.stderr.splitlines()[-1]
+    for word in ("ImportError", VARIABLE, "compiler", "pip install"):
+        assert word in last
+
+
+@pytest.mark.parametrize("wanted", ["python", None])
+def test_without_the_compiled_core_the_python_one_serves(wanted: str | None, without_extension: Path) -> None:
+    shown = _python(SHOW, wanted, without_extension)
+    assert (shown.stdout.strip(), shown.stderr) == ("python", "")
+
+
+def test_without_the_compiled_core_locks_work(without_extension: Path, valkey: Server) -> None:
+    shown = _python(
+        f"import redis, redislock_fast\n"
+        f"client = redis.Redis(port={valkey.port})\n"
+        f"with redislock_fast.Lock(client, 'name', timeout=10) as lock:\n"
+        f"    print(redislock_fast.implementation, lock.owned())\n",
+        folder=without_extension,
+    )
+    assert (shown.stdout.strip(), shown.stderr) == ("python True", "")
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize("module", ["threads", "loop", "resp", "tally"])
+def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: str, tmp_path: Path) -> None:
+    if not _has_extension():
+        pytest.skip("no compiled core here")
+    folder = tmp_path / "partly"
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (extension,) = folder.glob(f"*/_pipe/{module}{EXTENSION_SUFFIXES[0]}")
+    extension.unlink()
+    if damage == "broken":
+        extension.write_bytes(b"no extension module")
+    shown = _python(f"{SHOW}; import redislock_fast._pipe.loop_py, redislock_fast._pipe.tally_py", folder=folder)
+    assert (shown.stdout.strip(), shown.stderr) == ("python", "")
+    demanded = _python(SHOW, "compiled", folder)
+    assert demanded.returncode != 0
+    assert "not all of it" in demanded.stderr.splitlines()[-1]
+
+
+# ---- modules and files ----
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_module_imports_alone_and_without_a_warning(module: str) -> None:
+    shown = _python(f"import {module}")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "")
+
+
+def test_import_starts_nothing() -> None:
+    shown = _python(
+        "import threading, redislock_fast\n"
+        "print(threading.active_count())"
+    )  # fmt: skip
+    assert shown.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["py.typed", "_pipe/threads.pyi", "_pipe/threads.pxd", "_protocol/lua/release.lua", "_protocol/lua/wait.lua"],
+)
+def test_file_is_beside_the_package(name: str) -> None:
+    assert PACKAGE.joinpath(name).is_file()
+
+
+def test_what_is_exported_is_there_and_documented() -> None:
+    for name in redislock_fast.__all__:
+        exported = getattr(redislock_fast, name)
+        assert exported
+        if callable(exported):
+            assert exported.__doc__
+    assert issubclass(Lock, redis.lock.Lock)
+    assert redislock_fast.LockError is redis.exceptions.LockError
+
+
+# ---- patch ----
+
+
+@pytest.fixture
+def restored() -> Iterator[type]:
+    """redis-py's own class; afterwards everything is as it was."""
+    original = redis.lock.Lock
+    yield original
+    unpatch()
+    assert (redis.lock.Lock, redis.client.Lock, redis.cluster.Lock) == (original,) * 3  # type: ignore[attr-defined]
+
+
+def test_patch_makes_the_client_return_ours(restored: type, valkey: Server, connect: Connect) -> None:
+    client = connect(valkey.port)
+    assert type(client.lock("name")) is restored
+    patch()
+    lock = client.lock("name", timeout=10, blocking=False)
+    assert type(lock) is Lock
+    with lock:
+        assert lock.owned()
+    assert redis.lock.Lock is Lock
+    unpatch()
+    assert type(client.lock("name")) is restored
+    with lock:
+        assert lock.owned()
+
+
+def test_patch_and_unpatch_may_be_repeated(restored: type, valkey_client: redis.Redis) -> None:
+    unpatch()
+    assert type(valkey_client.lock("name")) is restored
+    for _ in range(2):
+        patch()
+        patch()
+        assert type(valkey_client.lock("name")) is Lock
+        unpatch()
+        unpatch()
+        assert type(valkey_client.lock("name")) is restored
+
+
+def test_patch_respects_a_class_that_the_caller_gives(restored: type, valkey_client: redis.Redis) -> None:
+    class Own(restored):  # type: ignore[misc]
+        pass
+
+    patch()
+    assert type(valkey_client.lock("name", lock_class=Own)) is Own
+    assert type(valkey_client.lock("name", lock_class=restored)) is restored
+    unpatch()
+    assert type(valkey_client.lock("name", lock_class=Lock)) is Lock
+
+
+def test_patch_leaves_a_lock_that_was_made_before_alone(restored: type, valkey_client: redis.Redis) -> None:
+    before = valkey_client.lock("name", timeout=10)
+    patch()
+    with before:
+        assert not valkey_client.lock("name", blocking=False).acquire()
+    assert type(before) is restored
+
+
+def test_patch_reaches_clusters(restored: type, valkey_node: redis.RedisCluster) -> None:
+    assert type(valkey_node.lock("name")) is restored
+    patch()
+    lock = valkey_node.lock("name", timeout=10)
+    assert type(lock) is Lock
+    with lock:
+        assert lock.owned()
+    unpatch()
+    assert type(valkey_node.lock("name")) is restored
+
+
+@pytest.fixture
+def valkey_node(valkey: Server) -> Iterator[redis.RedisCluster]:
+    """A client of a cluster of one node."""
+    options = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf"}
+    with Server("valkey", options) as server, redis.Redis(port=server.port) as admin:
+        admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in admin.execute_command("CLUSTER", "INFO"), "the cluster is up")
+        with redis.RedisCluster(host="127.0.0.1", port=server.port) as client:
+            yield client
+
+
+# ---- subinterpreters ----
+
+_IN_SUBINTERPRETER = """
+import {module} as interpreters
+
+if {main_imports}:
+    import redislock_fast
+code = '''
+try:
+    import redis, redislock_fast
+except ImportError as error:
+    print("ImportError:", error, flush=True)
+else:
+    with redis.Redis(port={port}) as client, redislock_fast.Lock(client, "name", timeout=10) as lock:
+        print(redislock_fast.implementation, lock.owned(), flush=True)
+'''
+identity = interpreters.create()
+interpreters.run_string(identity, code)
+interpreters.destroy(identity)
+"""
+
+
+def _interpreters_module() -> str | None:
+    names = ("_interpreters", "_xxsubinterpreters")
+    return next((name for name in names if importlib.util.find_spec(name) is not None), None)
+
+
+@pytest.mark.parametrize("main_imports", [False, True], ids=["alone", "after the main interpreter"])
+def test_in_a_subinterpreter(main_imports: bool, valkey: Server) -> None:
+    """From Python 3.12 on, hiredis refuses: it was not made for more than one interpreter."""
+    module = _interpreters_module()
+    if module is None:
+        pytest.skip("this Python has no subinterpreters to import")
+    if sys.version_info[:2] == (3, 12):
+        pytest.skip("this Python aborts when a subinterpreter imports asyncio and ssl, whatever else it does")
+    shown = _python(_IN_SUBINTERPRETER.format(module=module, main_imports=main_imports, port=valkey.port))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    if sys.version_info >= (3, 12):
+        assert shown.stdout.startswith("ImportError:")
+    else:
+        # Cython's module is loaded once per process: the second interpreter gets the Python core.
+        is_first = _has_extension() and not main_imports
+        assert shown.stdout.split() == ["compiled" if is_first else "python", "True"]

@@ -1,0 +1,1 @@
+"""Locks of a majority of independent servers."""

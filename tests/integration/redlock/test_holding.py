@@ -1,0 +1,457 @@
+"""Holding a Redlock on terms: how it is renewed by a majority, and how its loss is told.
+
+Rules: as in test_holding, on five servers; threads and tasks alike, but for what only one of them has, at the end.
+`valkey` is none of the five: it tells the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockError, RedisError
+
+from redislock_fast import LockLostError, LossReason, Redlock
+from redislock_fast.server import Server
+from tests.integration.holding.test_holding import VERBS, drop, renewers
+from tests.support.helpers import in_thread, wait_until
+from tests.support.holding import (
+    BRIEF_S,
+    KEPT_S,
+    LONG_S,
+    RENEWED,
+    SLOW_S,
+    Holders,
+    Losses,
+    assert_lost,
+    until_passed,
+)
+from tests.support.redlock import (
+    LIMIT_S,
+    SHORT_S,
+    clients_of,
+    delete,
+    freezing,
+    take,
+    values,
+    wait_until_free,
+    wait_until_held,
+)
+from tests.support.waiting import FAR_S, Contender
+
+Fleet = list[Server]
+pytestmark = pytest.mark.parametrize("fleet", ["mixed"], indirect=True)
+
+SLOW: dict[str, Any] = {"timeout": SLOW_S, "auto_renew": True, "limit": SHORT_S}
+"""Settings of a lock that is to be kept through a fault."""
+
+
+OPERATIONS = pytest.mark.parametrize(
+    ("operate", "reason"), [(delete, LossReason.DELETED), (take, LossReason.TAKEN)], ids=["DEL", "SET"]
+)
+
+
+@pytest.fixture
+def hold(holders: Holders, fleet: Fleet) -> Callable[..., Contender]:
+    """Makes a lock that is held at all five servers, on clients of its own."""
+
+    def make(**settings: Any) -> Contender:
+        clients = holders.clients(fleet)
+        for client in clients:
+            holders.on(client).call("locked")  # connects: on a busy machine, that takes longer than a round
+        holder = holders.hold_redlock(clients, **settings)
+        wait_until_held(fleet)
+        return holder
+
+    return make
+
+
+def believes_no_more_than_is_true(lock: Redlock, fleet: Fleet) -> bool:
+    """Whether a majority has the lock for as long as it believes, at least."""
+    believed_s = lock.remaining()
+    left_s = sorted(client.pttl("name") / 1000 for client in clients_of(fleet))
+    return 0 < believed_s <= left_s[len(fleet) // 2] + SHORT_S  # looking takes its time
+
+
+@contextlib.contextmanager
+def renewing_in_vain(holder: Contender, fleet: Fleet) -> Iterator[None]:
+    """A majority is frozen, and a renewal is under way, while the block lasts."""
+    with freezing(*fleet[:3]):
+        wait_until(lambda: holder.lock.local.tenure.renewing, "a renewal is under way")
+        yield
+
+
+# Renewal
+
+
+def test_renewed_lock_outlives_its_ttl(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
+) -> None:
+    holder = hold(**RENEWED)
+    until_passed(valkey_client, LONG_S)
+    assert (holder.lock.valid, holder.lock.lost, holder.call("owned")) == (True, False, True)
+    assert all(values(fleet))
+    holder.release()
+    assert (holder.lock.valid, holder.lock.lost) == (False, False)
+    wait_until_free(fleet)
+
+
+def test_no_renewal_follows_a_release(hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis) -> None:
+    holder = hold(**RENEWED)
+    until_passed(valkey_client, KEPT_S)
+    holder.release()
+    wait_until_free(fleet)
+    for client in clients_of(fleet):
+        client.config_resetstat()
+    until_passed(valkey_client, KEPT_S)
+    for client in clients_of(fleet):
+        assert not {"cmdstat_set", "cmdstat_eval", "cmdstat_evalsha"} & set(client.info("commandstats"))
+
+
+def test_each_holding_of_a_lock_is_renewed(
+    hold: Callable[..., Contender], valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    holder.release()
+    assert holder.call("acquire")
+    until_passed(valkey_client, LONG_S)
+    assert (losses.reasons, holder.call("owned")) == ([], True)
+
+
+def test_lock_is_renewed_until_max_hold(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(max_hold=2 * KEPT_S, on_lost=losses, **RENEWED)
+    until_passed(valkey_client, LONG_S)
+    assert holder.lock.valid
+    assert losses.until() == [LossReason.EXPIRED]
+    wait_until_free(fleet)
+
+
+def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
+) -> None:
+    holder = hold(**RENEWED)
+    assert holder.call("extend", FAR_S)
+    until_passed(valkey_client, KEPT_S)
+    assert holder.lock.remaining() > FAR_S / 2
+    assert holder.call("extend", FAR_S)
+    assert holder.lock.remaining() > 1.9 * FAR_S
+    assert believes_no_more_than_is_true(holder.lock, fleet)
+
+
+def test_extend_adds_to_the_lease_that_was_renewed(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
+) -> None:
+    holder = hold(**RENEWED)
+    until_passed(valkey_client, LONG_S)
+    assert holder.call("extend", 0) is True
+    assert believes_no_more_than_is_true(holder.lock, fleet)
+
+
+def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
+    hold: Callable[..., Contender], valkey_client: redis.Redis
+) -> None:
+    holder = hold(timeout=5 * KEPT_S, auto_renew=True)
+    assert holder.call("extend", KEPT_S, True)
+    until_passed(valkey_client, LONG_S)
+    assert (holder.lock.valid, holder.call("owned")) == (True, True)
+
+
+def test_locks_on_the_same_clients_are_renewed_together_while_a_minority_is_frozen(
+    holders: Holders, fleet: Fleet, valkey_client: redis.Redis
+) -> None:
+    clients = holders.clients(fleet)
+    others = renewers()
+    many = [
+        holders.hold_redlock(clients, f"name-{number}", timeout=2 * KEPT_S, auto_renew=True) for number in range(40)
+    ]
+    assert len(renewers() - others) <= 1
+    with freezing(*fleet[:2]):
+        until_passed(valkey_client, 2 * LONG_S)
+    assert [holder.lock.valid for holder in many] == [True] * 40
+    assert all(holder.call("owned") for holder in many)
+    for holder in many:
+        holder.release()
+    wait_until(lambda: not renewers() - others, "the renewing thread ends")
+
+
+# Faults
+
+
+def test_lock_is_kept_while_a_minority_is_frozen_and_another_dead(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **SLOW)
+    fleet[1].kill()
+    with freezing(fleet[0]):
+        until_passed(valkey_client, 1.5 * SLOW_S)
+        assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
+        assert believes_no_more_than_is_true(holder.lock, fleet[2:])
+
+
+def test_lock_is_lost_where_a_majority_is_frozen_until_the_lease_ends(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    with freezing(*fleet[:3]):
+        wait_until(lambda: not holder.lock.valid, "the lease ends")
+        assert losses.until() == [LossReason.SERVER_GONE]
+    wait_until_free(fleet)  # renewals that they read only now may be executed, but are undone
+    until_passed(valkey_client, KEPT_S)
+    assert values(fleet) == [None] * 5
+    assert_lost(holder, losses, LossReason.SERVER_GONE)
+
+
+def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(
+    hold: Callable[..., Contender], fleet: Fleet, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    for server in fleet[:3]:
+        server.kill()
+    wait_until(lambda: not holder.lock.valid, "the lease ends")
+    assert_lost(holder, losses, LossReason.SERVER_GONE)
+    wait_until_free(fleet[3:])
+
+
+def test_lock_is_kept_where_a_majority_is_frozen_for_less_than_the_lease(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **SLOW)
+    with renewing_in_vain(holder, fleet):
+        pass
+    until_passed(valkey_client, 1.25 * SLOW_S)
+    assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
+    assert believes_no_more_than_is_true(holder.lock, fleet)
+
+
+@OPERATIONS
+def test_lock_is_kept_where_a_minority_has_lost_it(
+    hold: Callable[..., Contender],
+    fleet: Fleet,
+    valkey_client: redis.Redis,
+    losses: Losses,
+    operate: Callable[[Fleet], None],
+    reason: LossReason,
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    operate(fleet[:2])
+    until_passed(valkey_client, LONG_S)
+    assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
+
+
+# Loss
+
+
+@OPERATIONS
+def test_loss_is_told_once_with_its_reason_and_its_rest_is_given_back(
+    hold: Callable[..., Contender],
+    fleet: Fleet,
+    valkey_client: redis.Redis,
+    losses: Losses,
+    operate: Callable[[Fleet], None],
+    reason: LossReason,
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    operate(fleet[:3])
+    assert losses.until() == [reason]
+    for client in clients_of(fleet[3:]):
+        client.persist("name")  # what is not given back stays
+    wait_until_free(fleet[3:])
+    until_passed(valkey_client, KEPT_S)
+    assert_lost(holder, losses, reason)
+    assert values(fleet[:3]) == [None if reason is LossReason.DELETED else b"another's"] * 3
+
+
+@OPERATIONS
+@VERBS
+def test_loss_is_found_by_whoever_asks_first(
+    hold: Callable[..., Contender],
+    fleet: Fleet,
+    losses: Losses,
+    verb: str,
+    arguments: tuple[Any, ...],
+    operate: Callable[[Fleet], None],
+    reason: LossReason,
+) -> None:
+    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
+    operate(fleet[:3])
+    with pytest.raises(LockLostError, match=f"Cannot {verb}") as caught:
+        holder.call(verb, *arguments)
+    assert (caught.value.reason, losses.reasons) == (reason, [reason])
+    wait_until_free(fleet[3:])
+    if verb != "release":
+        assert_lost(holder, losses, reason)
+    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.tenure) == (False, None, None)
+
+
+def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(hold: Callable[..., Contender], losses: Losses) -> None:
+    holder = hold(timeout=BRIEF_S, on_lost=losses)
+    assert (holder.lock.valid, holder.lock.lost) == (True, False)
+    assert_lost(holder, losses, LossReason.EXPIRED)
+
+
+def test_lock_is_acquired_anew_after_a_loss(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    delete(fleet)
+    losses.until()
+    assert holder.call("acquire")
+    assert (holder.lock.valid, holder.lock.lost) == (True, False)
+    until_passed(valkey_client, LONG_S)
+    assert holder.call("owned")
+    holder.release()
+    assert losses.reasons == [LossReason.DELETED]
+
+
+def test_loss_that_nobody_has_noticed_is_told_by_who_takes_the_lock_again(
+    hold: Callable[..., Contender], fleet: Fleet, losses: Losses
+) -> None:
+    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
+    delete(fleet)
+    assert holder.call("acquire")
+    assert (losses.reasons, holder.lock.valid) == ([LossReason.DELETED], True)
+
+
+# What the holder does while a renewal is under way
+
+
+def test_release_while_a_renewal_is_under_way(
+    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    holder = hold(on_lost=losses, **SLOW)
+    with renewing_in_vain(holder, fleet):
+        with pytest.raises(redis.TimeoutError):
+            holder.release()
+        assert not holder.lock.valid
+    wait_until_free(fleet)
+    holder.release()
+    until_passed(valkey_client, SLOW_S)
+    assert (values(fleet), losses.reasons) == ([None] * 5, [])
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"), [("extend", (FAR_S,)), ("extend", (SLOW_S / 2, True)), ("reacquire", ())], ids=str
+)
+def test_prolonging_while_a_renewal_is_under_way(
+    hold: Callable[..., Contender],
+    fleet: Fleet,
+    valkey_client: redis.Redis,
+    losses: Losses,
+    verb: str,
+    arguments: tuple[Any, ...],
+) -> None:
+    holder = hold(on_lost=losses, **{**SLOW, "limit": LIMIT_S})
+    with renewing_in_vain(holder, fleet):
+        answer = holder.ask(verb, *arguments)
+        wait_until(lambda: holder.lock.local.tenure.busy, "it is under way, too")
+        assert holder.lock.remaining() < SLOW_S
+    assert answer.result(SLOW_S) is True
+    assert believes_no_more_than_is_true(holder.lock, fleet)
+    until_passed(valkey_client, 1.25 * SLOW_S)
+    assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
+    assert believes_no_more_than_is_true(holder.lock, fleet)
+
+
+@pytest.mark.parametrize("terms", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
+def test_lock_whose_release_failed_is_not_believed(
+    hold: Callable[..., Contender], fleet: Fleet, terms: dict[str, Any]
+) -> None:
+    holder = hold(timeout=FAR_S, limit=SHORT_S, **terms)
+    with freezing(*fleet[:3]):
+        with pytest.raises(redis.TimeoutError):
+            holder.release()
+        assert (holder.lock.valid, holder.lock.lost) == (False, False)
+
+
+# Handles that are dropped
+
+
+def test_dropped_lock_is_released_everywhere_with_a_warning(
+    hold: Callable[..., Contender], holders: Holders, fleet: Fleet
+) -> None:
+    hold(timeout=FAR_S, auto_renew=True)
+    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
+        drop(holders, lambda: not any(values(fleet)), "the lock is released")
+
+
+def test_dropped_lock_that_is_not_held_any_more_is_no_matter(hold: Callable[..., Contender], holders: Holders) -> None:
+    hold(timeout=FAR_S, auto_renew=True).release()
+    holders.drop()
+    gc.collect()
+
+
+def test_lock_of_a_thread_that_ended_is_released_everywhere(fleet: Fleet) -> None:
+    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
+
+    def end_holding() -> None:
+        in_thread(lock.acquire)
+        wait_until_free(fleet)
+
+    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
+        end_holding()
+
+
+# Threads alone
+
+
+def test_lock_that_its_owner_holds_is_not_waited_for_by_him(fleet: Fleet) -> None:
+    clients = clients_of(fleet)
+    with Redlock(clients, "name", timeout=FAR_S, auto_renew=True, limit=LIMIT_S) as lock:
+        wait_until_held(fleet)
+        with pytest.raises(LockError, match="its owner holds"):
+            lock.acquire()
+        assert lock.acquire(blocking_timeout=0.01) is False
+        assert lock.owned()
+
+
+def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
+    with Redlock(lock.servers, "other", timeout=FAR_S):
+        pass  # which connects, by threads
+    real_start = threading.Thread.start
+
+    def fail_for_renewals(thread: threading.Thread) -> None:
+        if thread.name == "redislock_fast-renewal":
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail_for_renewals)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            lock.acquire()
+    assert (lock.local.token, lock.local.tenure) == (None, None)
+    wait_until_free(fleet)
+    with lock:
+        assert lock.valid
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_leaving_a_with_after_a_loss_raises_or_logs(fleet: Fleet, losses: Losses, raises: bool) -> None:
+    lock = Redlock(clients_of(fleet), "name", on_lost=losses, raise_on_release_error=raises, **RENEWED)
+    with pytest.raises(LockLostError, match="deleted") if raises else contextlib.nullcontext(), lock:
+        delete(fleet)
+        losses.until()
+
+
+def test_callback_may_acquire_again(fleet: Fleet) -> None:
+    def again(lock: Any) -> None:
+        with contextlib.suppress(LockLostError):
+            lock.release()
+        lock.acquire()
+
+    losses = Losses(again)
+    lock = Redlock(clients_of(fleet), "name", on_lost=losses, thread_local=False, **RENEWED)
+    lock.acquire()
+    wait_until_held(fleet)
+    delete(fleet)
+    losses.until()
+    wait_until(lambda: lock.valid, "it is held again")
+    with contextlib.suppress(RedisError):
+        lock.release()

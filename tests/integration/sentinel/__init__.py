@@ -1,0 +1,1 @@
+"""Locks behind real sentinels."""

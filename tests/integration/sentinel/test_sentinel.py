@@ -1,0 +1,134 @@
+"""Locks on what a real sentinel calls the primary, through its restart, its move and its demotion.
+
+Rules: a real server and a real sentinel; a fail-over is told to the sentinel by its own commands, because an election
+takes longer than a test may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockNotOwnedError
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from redislock_fast import Lock
+from redislock_fast.server import Server
+from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
+
+StartServer = Callable[..., Server]
+SERVICE = "service"
+
+
+class Watch:
+    """A primary, a second server, and a sentinel that watches the primary."""
+
+    def __init__(self, primary: Server, other: Server, sentinel: Server) -> None:
+        self.primary = primary
+        self.other = other
+        self._admin: Any = redis.Redis(port=sentinel.port)
+        self.sentinel: Any = Sentinel([("127.0.0.1", sentinel.port)])  # type: ignore[no-untyped-call]
+
+    def announce(self, server: Server) -> None:
+        """Let the sentinel call this server the primary from now on."""
+        self._admin.execute_command("SENTINEL", "REMOVE", SERVICE)
+        self._admin.execute_command("SENTINEL", "MONITOR", SERVICE, "127.0.0.1", server.port, 1)
+        wait_until(lambda: self.sentinel.discover_master(SERVICE) == ("127.0.0.1", server.port), "announced")
+
+    def withdraw(self) -> None:
+        """Let the sentinel know of no primary."""
+        self._admin.execute_command("SENTINEL", "REMOVE", SERVICE)
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def watch(request: pytest.FixtureRequest, spare_server: StartServer, tmp_path: Path) -> Iterator[Watch]:
+    """Servers of each kind, and a sentinel of the same kind."""
+    primary, other = spare_server(request.param), spare_server(request.param)
+    # The binary becomes a sentinel by its name.
+    binary = tmp_path / "redis-sentinel"
+    binary.symlink_to(primary.binary)
+    with Server(str(binary), {"sentinel monitor": f"{SERVICE} 127.0.0.1 {primary.port} 1"}) as sentinel:
+        yield Watch(primary, other, sentinel)
+
+
+@pytest.fixture
+def client(watch: Watch) -> Iterator[redis.Redis]:
+    """A client of whatever the sentinel calls the primary."""
+    with watch.sentinel.master_for(SERVICE, retry=few()) as running:
+        yield running
+
+
+def has(server: Server, name: str) -> bool:
+    with redis.Redis(port=server.port) as direct:
+        return bool(direct.exists(name))
+
+
+def test_every_operation(watch: Watch, client: redis.Redis) -> None:
+    lock = Lock(client, "name", timeout=10)
+    for _ in range(2):
+        with lock:
+            assert has(watch.primary, "name")
+            assert (lock.locked(), lock.owned()) == (True, True)
+            assert lock.extend(10)
+            assert lock.reacquire()
+            assert not Lock(client, "name").acquire(blocking=False)
+        assert not has(watch.primary, "name")
+
+
+def test_a_lock_of_the_clients_making(client: redis.Redis) -> None:
+    with client.lock("name", timeout=10, lock_class=Lock) as lock:
+        assert type(lock) is Lock
+        assert lock.owned()
+
+
+def test_a_primary_that_moved_while_the_lock_was_free_is_found(watch: Watch, client: redis.Redis) -> None:
+    lock = Lock(client, "name", timeout=10)
+    with lock:
+        pass
+    watch.primary.kill()
+    watch.announce(watch.other)
+    with lock:
+        assert has(watch.other, "name")
+
+
+def test_a_primary_that_moved_while_the_lock_was_held_does_not_know_it(watch: Watch, client: redis.Redis) -> None:
+    lock = Lock(client, "name", timeout=10)
+    lock.acquire()
+    watch.primary.kill()
+    watch.announce(watch.other)
+    assert not lock.owned()
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(10)
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+
+def test_a_demoted_primary_is_left_for_the_new_one(watch: Watch, client: redis.Redis) -> None:
+    lock = Lock(client, "name", timeout=10)
+    with lock:
+        pass
+    with redis.Redis(port=watch.primary.port) as demoted:
+        demoted.replicaof("127.0.0.1", watch.other.port)
+    watch.announce(watch.other)
+    with lock:
+        assert has(watch.other, "name")
+
+
+def test_a_waiter_finds_the_new_primary(watch: Watch, client: redis.Redis) -> None:
+    holder = Lock(client, "name", timeout=10)
+    holder.acquire()
+    waiter = start(lambda: Lock(client, "name", timeout=10, sleep=0.01).acquire(blocking_timeout=PATIENCE_S))
+    watch.announce(watch.other)
+    watch.primary.kill()
+    assert waiter.result(PATIENCE_S) is True
+    assert has(watch.other, "name")
+
+
+def test_without_a_primary_acquire_raises_what_the_client_does(watch: Watch) -> None:
+    with watch.sentinel.master_for(SERVICE, retry=once()) as client:
+        watch.withdraw()
+        with pytest.raises(MasterNotFoundError):
+            Lock(client, "name", timeout=10).acquire()

@@ -1,0 +1,1 @@
+"""`redislock_fast.server`."""

@@ -1,0 +1,78 @@
+"""The servers that tests, benches and demos start: they end with their owner and say why they do not start."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import redis
+
+from redislock_fast.server import KINDS, Server, _claims, find_binary, free_port, give_back
+from tests.support.helpers import run_script
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="memcached"):
+        find_binary("memcached")
+
+
+def test_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert find_binary("redis") is None
+    with pytest.raises(FileNotFoundError, match="redis-server"):
+        Server("redis")
+
+
+def test_redislites_server_in_an_activated_environment_is_not_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, machines = tmp_path / "own", tmp_path / "machines"
+    for folder in (own, machines):
+        folder.mkdir()
+        (folder / "redis-server").touch(0o755)
+    monkeypatch.setattr("sysconfig.get_path", {"scripts": str(own)}.get)
+    monkeypatch.setenv("PATH", f"{own}:{machines}")
+    assert find_binary("redis") == machines / "redis-server"
+
+
+def test_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no-such-option"):
+        Server("valkey", {"no-such-option": "1"})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if find_binary(kind) is not None])
+def test_server_ends_with_its_owner_and_leaves_nothing(kind: str) -> None:
+    with Server(kind) as server:
+        assert redis.Redis.from_url(server.url).ping() is True
+        assert server.folder.exists()
+    assert not server.folder.exists()
+    assert server.process is None
+
+
+def test_killed_server_starts_again_on_its_port() -> None:
+    with Server("valkey") as server:
+        port = server.port
+        server.kill()
+        server.kill()
+        with pytest.raises(RuntimeError, match="not running"):
+            server.signal(signal.SIGSTOP)
+        server.start()
+        assert server.port == port
+        assert redis.Redis(port=port).ping() is True
+
+
+def test_a_port_is_given_to_one_process_at_a_time() -> None:
+    ours = [free_port() for _ in range(300)]
+    theirs = run_script("from redislock_fast.server import *\nprint(*[free_port() for _ in range(300)])").stdout
+    for port in ours:
+        give_back(port)
+    assert len({*ours, *map(int, theirs.split())}) == 600
+    server = Server("valkey")
+    assert server.port in _claims
+    server.close()
+    assert server.port not in _claims
+
+
+def test_free_port_and_its_bus_are_below_those_of_outgoing_connections() -> None:
+    assert all(port + 10_000 < 32_768 for port in [free_port() for _ in range(20)])

@@ -1,0 +1,1 @@
+"""The transports on real servers; these tests import private modules."""

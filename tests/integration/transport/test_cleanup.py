@@ -1,0 +1,215 @@
+"""What attempts of unknown outcome leave behind, and when it is undone.
+
+Rules: on ours alone, by threads and by tasks. Faults are real: the proxy loses requests and replies. Where an order is
+pinned, nothing is undone in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.credentials import CredentialProvider
+
+from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.threads import server as thread_server
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast.server import Server
+from tests.conftest import MakeUser
+from tests.support.async_helpers import async_few
+from tests.support.helpers import PATIENCE_S, few, run_script, wait_until
+from tests.support.proxy import Proxy
+from tests.support.waiting import Callers, Contender, Threads, awake_s, until_queued
+
+StartServer = Callable[..., Server]
+
+# A caller's own token comes back
+
+
+@pytest.fixture
+def nothing_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server cannot be asked to undo anything just now."""
+    for channel in (ThreadChannel, LoopChannel):
+        monkeypatch.setattr(channel, "_start_undoing", lambda _: None)
+
+
+def client_of(callers: Callers, proxy: Proxy, **options: Any) -> Any:
+    """A client that soon gives up."""
+    return callers.client(proxy.port, retry=few() if isinstance(callers, Threads) else async_few(), **options)
+
+
+def acquire_in_vain(proxy: Proxy, contender: Contender) -> None:
+    """Acquire with a token whose SET is executed, its reply lost, and then the server is away for a while."""
+    contender.call("locked")
+    proxy.refuse()
+    proxy.drop_reply("SET")
+    with pytest.raises(redis.ConnectionError):
+        contender.call("acquire", token="mine", blocking=False)
+    proxy.accept()
+
+
+@pytest.mark.usefixtures("nothing_in_the_background")
+def test_own_token_that_comes_back_takes_the_lock_anew(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+    contender = callers.contender(client_of(callers, proxy), timeout=60)
+    acquire_in_vain(proxy, contender)
+    assert client.get("name") == b"mine"
+    client.pexpire("name", 5_000)
+    assert contender.call("acquire", token="mine", blocking=False) is True
+    assert client.pttl("name") > 50_000
+    contender.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("nothing_in_the_background")
+def test_own_token_that_comes_back_in_vain_leaves_the_lock_alone(callers: Callers, spare_server: StartServer) -> None:
+    server = spare_server()
+    with Proxy(server.port) as proxy, redis.Redis(port=server.port) as client:
+        contender = callers.contender(client_of(callers, proxy))
+        acquire_in_vain(proxy, contender)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.OutOfMemoryError):
+            contender.call("acquire", token="mine", blocking=False)
+        assert client.get("name") == b"mine"
+
+
+class Credentials(CredentialProvider):
+    """They cannot be had for a while.
+
+    Attributes:
+        failures: how often they will not be had.
+    """
+
+    failures = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.failures:
+            self.failures -= 1
+            raise LookupError
+        return "default", "any"
+
+
+def test_undoing_survives_what_users_code_raises(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+    credentials = Credentials()
+    contender = callers.contender(client_of(callers, proxy, credential_provider=credentials), timeout=60)
+    contender.call("locked")
+    credentials.failures = 3
+    proxy.drop_reply("SET")
+    with pytest.raises(LookupError):
+        contender.call("acquire", blocking=False)
+    wait_until(lambda: not client.exists("name"), "it is undone")
+    assert credentials.failures == 0
+
+
+def test_what_is_left_while_the_undoing_thread_ends_is_undone(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, go_on = threading.Event(), threading.Event()
+    undo_in_background = thread_server._undo_in_background
+
+    def end_slowly(channel: weakref.ref[ThreadChannel]) -> None:
+        undo_in_background(channel)
+        done.set()
+        go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(thread_server, "_undo_in_background", end_slowly)
+    channel: Any = transport_of(client)
+    for name in ("first", "second"):
+        client.set(name, "mine")
+        channel.undo([(name.encode(), b"mine")])
+        wait_until(lambda: not client.exists(name), "it is undone")  # noqa: B023
+        assert done.wait(PATIENCE_S)
+    go_on.set()
+
+
+def test_program_that_ends_undoes_what_is_to_be_undone(server: Server, client: redis.Redis) -> None:
+    script = """
+import sys
+import redis
+from redislock_fast import Lock
+from redislock_fast._transport.threads.driver import transport_of
+client = redis.Redis(port=int(sys.argv[1]))
+lock = Lock(client, "name", timeout=60)
+lock.acquire()
+channel = transport_of(client)
+channel.close()
+channel.undo([(b"name", lock.local.token)])
+"""
+    finished = run_script(script, server.port)
+    assert (0, "", []) == (finished.returncode, finished.stderr, client.keys())
+
+
+def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartServer) -> None:
+    script = """
+import sys
+import redis
+from redislock_fast._transport.threads.driver import transport_of
+transport_of(redis.Redis(port=int(sys.argv[1]))).undo([(b"name", b"token")])
+"""
+    gone = spare_server()
+    gone.close()
+    finished = run_script(script, gone.port)
+    assert (0, "") == (finished.returncode, finished.stderr)
+
+
+# The server goes on reading from a connection that was given up
+
+SILENCE_S = 0.6
+"""After so long a connection is given up: a busy machine must connect anew in that time, too."""
+
+
+def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
+    contender.call("locked")
+    proxy.stall()
+    assert contender.call("acquire", blocking=False) is True
+    contender.release()
+    proxy.thaw()
+    assert client.ping()  # by then the server has read what was stalled, too
+    assert client.keys() == []
+
+
+def test_release_that_arrives_late_spares_who_has_the_same_token(
+    callers: Callers, proxy: Proxy, client: redis.Redis
+) -> None:
+    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
+    assert contender.call("acquire", token="mine")
+    proxy.stall()
+    contender.release()
+    assert contender.call("acquire", token="mine", blocking=False) is True
+    proxy.thaw()
+    assert client.ping()
+    assert contender.call("owned")
+
+
+def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
+    callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
+) -> None:
+    holder = callers.contender(callers.client(server.port))
+    waiter = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S), sleep=0.05)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    until_queued(client, "name", 1)
+    heard = awake_s(client, "name").keys()
+    proxy.stall()
+    wait_until(lambda: awake_s(client, "name").keys() - heard, "it listens on a new connection")
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+    proxy.thaw()
+    assert client.ping()
+    assert client.keys() == []
+
+
+def test_who_may_not_end_connections_goes_on_without(
+    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
+) -> None:
+    contender = callers.contender(callers.client(server.port, **acl_user(server, "-client").options()))
+    for _ in range(2):
+        assert contender.call("acquire", blocking=False) is True
+        contender.release()
+        client.client_kill_filter(_type="normal", skipme=True)

@@ -1,0 +1,149 @@
+"""The other ways to wait: by polling, with redis-py's own pauses or with those of a backoff of redis-py.
+
+For asyncio the same stands in `test_asyncio_push.py`. Rules: sleeping is faked where it is counted. Must not
+know: how a lock is polled.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import (
+    AbstractBackoff,
+    ConstantBackoff,
+    DecorrelatedJitterBackoff,
+    EqualJitterBackoff,
+    ExponentialBackoff,
+    ExponentialWithJitterBackoff,
+    FullJitterBackoff,
+    NoBackoff,
+)
+
+import redislock_fast.lock
+from redislock_fast import Lock, Locker
+from tests.support.helpers import PATIENCE_S, FakeTime, start, wait_until
+
+
+@pytest.fixture
+def holder(client: redis.Redis) -> Lock:
+    """A lock of another object than the waiter's."""
+    return Lock(client, "name", timeout=60)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """What our locks sleep by."""
+    fake = FakeTime(at_most=5)
+    monkeypatch.setattr(redislock_fast.lock, "mod_time", fake)
+    return fake
+
+
+@pytest.fixture
+def taken(client: redis.Redis) -> redis.Redis:
+    """A client of a server on which the lock is taken."""
+    client.set("name", "taken")
+    return client
+
+
+@pytest.mark.parametrize("sleep", [0.1, 2.5, 0])
+def test_polling_sleeps_as_redis_py_does(taken: redis.Redis, slept: FakeTime, sleep: float) -> None:
+    with pytest.raises(AssertionError, match="for ever"):
+        Lock(taken, "name", sleep=sleep, wait="poll").acquire()
+    assert slept.sleeps_s == [sleep] * 5
+    assert taken.keys() == [b"name"]
+
+
+BACKOFFS: list[AbstractBackoff] = [
+    ConstantBackoff(0.3),
+    NoBackoff(),
+    ExponentialBackoff(cap=1, base=0.1),
+    FullJitterBackoff(cap=1, base=0.1),
+    EqualJitterBackoff(cap=1, base=0.1),
+    DecorrelatedJitterBackoff(cap=1, base=0.1),
+    ExponentialWithJitterBackoff(cap=1, base=0.1),
+]
+
+
+@pytest.mark.parametrize("backoff", BACKOFFS, ids=lambda backoff: type(backoff).__name__)
+def test_pauses_are_the_backoffs_own(taken: redis.Redis, slept: FakeTime, backoff: AbstractBackoff) -> None:
+    own = copy.deepcopy(backoff)
+    own.reset()  # type: ignore[no-untyped-call]
+    random.seed(7)
+    pauses_s = [own.compute(failures) for failures in range(1, 6)]
+    before = copy.deepcopy(vars(backoff))
+    for _ in range(2):  # a second acquire begins again
+        slept.sleeps_s.clear()
+        random.seed(7)
+        with pytest.raises(AssertionError, match="for ever"):
+            Lock(taken, "name", wait=backoff).acquire()
+        assert slept.sleeps_s == pauses_s
+    assert vars(backoff) == before
+
+
+def test_a_pause_that_would_end_too_late_is_not_slept(taken: redis.Redis, slept: FakeTime) -> None:
+    lock = Lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
+    assert lock.acquire(blocking_timeout=1) is False
+    assert slept.sleeps_s == [0.2, 0.4]
+
+
+def test_backoff_goes_on_for_as_long_as_somebody_waits(taken: redis.Redis, slept: FakeTime) -> None:
+    slept.at_most = 1100
+    lock = Lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
+    with pytest.raises(AssertionError, match="for ever"):
+        lock.acquire()
+    assert slept.sleeps_s[-1] == 10
+
+
+@pytest.mark.parametrize("wait", ["poll", ConstantBackoff(0.005)], ids=["poll", "backoff"])
+def test_who_polls_gets_the_lock_and_never_queues(client: redis.Redis, holder: Lock, wait: Any) -> None:
+    holder.acquire()
+    waiter = Lock(client, "name", sleep=0.005, thread_local=False, wait=wait)
+    before = client.info("commandstats")["cmdstat_set"]["calls"]
+    answer = start(waiter.acquire)
+    wait_until(lambda: client.info("commandstats")["cmdstat_set"]["calls"] > before + 3, "tries again and again")
+    assert client.keys() == [b"name"]
+    assert client.get("name") == holder.local.token
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+
+
+@pytest.mark.parametrize("wait", ["nonsense", "", "PUSH", None, 0.1, True, AbstractBackoff], ids=str)
+def test_an_unknown_way_to_wait_is_refused(client: redis.Redis, wait: Any) -> None:
+    with pytest.raises(ValueError, match="wait"):
+        Lock(client, "name", wait=wait)
+    with pytest.raises(ValueError, match="wait"):
+        Locker(client).lock("name", wait=wait)
+    lock = Lock(client, "name")
+    with pytest.raises(ValueError, match="wait"):
+        lock.wait = wait
+    assert lock.wait == "push"
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_the_way_to_wait_may_be_changed(taken: redis.Redis, slept: FakeTime) -> None:
+    lock = Lock(taken, "name", timeout=1, sleep=0.01)
+    assert lock.wait == "push"
+    assert lock.acquire(blocking_timeout=0.005) is False
+    assert slept.sleeps_s == []
+    lock.wait = "poll"
+    assert lock.acquire(blocking_timeout=0.025) is False
+    assert slept.sleeps_s == [0.01, 0.01]
+
+
+@pytest.mark.parametrize("wait", ["push", "poll", ExponentialBackoff(cap=3, base=0.5)], ids=["push", "poll", "backoff"])
+def test_copies_and_pickles_keep_the_way_to_wait(client: redis.Redis, wait: Any) -> None:
+    lock = Locker(client).lock("name", wait=wait)
+    for twin in (copy.copy(lock), pickle.loads(pickle.dumps(lock))):
+        assert twin.wait == wait
+        assert type(twin.wait) is type(wait)
+
+
+def test_redis_pys_own_constructor_arguments_wait_by_push(client: redis.Redis) -> None:
+    lock = client.lock("name", 10, 0.1, True, None, Lock, True, True)
+    assert isinstance(lock, Lock)
+    assert lock.wait == "push"

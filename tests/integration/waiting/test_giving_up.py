@@ -1,0 +1,474 @@
+"""Who stops waiting leaves nothing behind: timeouts, interrupts, signal handlers, forks.
+
+Rules: whoever must be told looks at `FAR_S`, so that a test hangs where he is not. Where giving up races with the
+grant, either may win: the lock is then held, or passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import redis
+
+import redislock_fast
+from redislock_fast._util.times import clock
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.integration.lock.test_process import interrupt_when
+from tests.support.helpers import PATIENCE_S, in_fork, signals_handled_by, start, wait_until
+from tests.support.proxy import Proxy
+from tests.support.waiting import FAR_S, Contender, Guard, Tasks, Threads, connections, queued, sent_by, until_queued
+
+Callers = Threads | Tasks
+
+SHORT_S = 0.05
+"""A time to wait that a test lives to see the end of."""
+
+LONG_S = 1.0
+"""One that is not over before a busy machine has let others come and go meanwhile."""
+
+TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
+"""Settings of who must be told."""
+
+
+@pytest.fixture
+def holder(client: redis.Redis) -> redislock_fast.Lock:
+    """A lock of another client than the waiters', held."""
+    lock = redislock_fast.Lock(client, "name", thread_local=False, **TOLD)
+    assert lock.acquire()
+    return lock
+
+
+# Time is up
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_who_gives_up_leaves_the_queue(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
+    assert waiter.lock.local.token is None
+    assert queued(client, "name") == 0
+    assert holder.owned()
+    holder.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_who_gives_up_frees_the_place_for_the_next(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    first, second = callers.contenders(2, callers.client(server.port), **TOLD)
+    gives_up = first.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    answer = second.acquire()
+    until_queued(client, "name", 2)
+    assert gives_up.result(PATIENCE_S) is False
+    assert queued(client, "name") == 1
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    second.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_the_next_looks_when_the_first_has_given_up(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    first, second = callers.contenders(2, callers.client(server.port), timeout=FAR_S, sleep=0.02)
+    gives_up = first.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    answer = second.acquire()
+    assert gives_up.result(PATIENCE_S) is False
+    client.delete("name")
+    assert answer.result(PATIENCE_S) is True
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_blocking_timeout_shorter_than_the_interval_is_waited_for_to_its_end(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **TOLD)
+    began_at = clock()
+    assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
+    assert clock() - began_at >= SHORT_S
+    answer = waiter.acquire(blocking_timeout=FAR_S / 2)
+    until_queued(client, "name", 1)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+
+
+@pytest.mark.parametrize("arguments", [{"blocking_timeout": 0}, {"blocking_timeout": -1}, {"blocking": False}], ids=str)
+@pytest.mark.parametrize("others", [0, 1])
+def test_who_does_not_wait_makes_one_attempt(
+    callers: Callers,
+    server: Server,
+    client: redis.Redis,
+    holder: redislock_fast.Lock,
+    arguments: dict[str, Any],
+    others: int,
+) -> None:
+    locks = callers.client(server.port, client_name="waiter")
+    hasty, *patient = callers.contenders(1 + others, locks, **TOLD)
+    assert hasty.call("locked")  # connects
+    answers = [waiter.acquire() for waiter in patient]
+    until_queued(client, "name", others)
+    with sent_by(client, "waiter") as sent:
+        assert hasty.call("acquire", **arguments) is False
+    assert sent.commands == (["SET", "GET"] if server.kind == "redis-6.2" else ["SET"])
+    assert queued(client, "name") == others
+    holder.release()
+    assert [answer.result(PATIENCE_S) for answer in answers] == [True] * others
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_time_that_is_up_with_the_grant_on_its_way(
+    callers: Callers,
+    proxy: Proxy,
+    client: redis.Redis,
+    holder: redislock_fast.Lock,
+) -> None:
+    def asks() -> bool:
+        return any(proxy.requests[command] > proxy.replies[command] for command in ("EVAL", "EVALSHA"))
+
+    waiter = callers.contender(callers.client(proxy.port), **TOLD)
+    granted = False
+    for doublings in range(2, 8):  # until its time is not up before the lock is released
+        answer = waiter.acquire(blocking_timeout=2**doublings * SHORT_S)
+        wait_until(lambda: answer.done() or (queued(client, "name") and not asks()), "it waits")  # noqa: B023
+        proxy.hold()
+        holder.release()
+        granted = client.exists("name") == 1
+        if granted:
+            wait_until(asks, "its time is up, and it leaves")
+        proxy.resume()
+        assert answer.result(PATIENCE_S) is granted
+        if granted:
+            break
+        assert holder.acquire()
+    assert granted
+    assert waiter.call("owned")
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_time_that_is_up_with_the_grant_lost(
+    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    waiter = callers.contender(callers.client(proxy.port), **TOLD)
+    answer = waiter.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    proxy.lose_messages()
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    assert proxy.lost == 1
+    assert waiter.call("owned")
+    waiter.release()
+    assert client.keys() == []
+
+
+def test_time_that_is_up_while_the_server_is_frozen_at_the_grant(
+    callers: Callers, spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port)
+    holder, patient = callers.contenders(2, callers.client(server.port), **TOLD)
+    hasty = callers.contender(callers.client(server.port), **TOLD)
+    assert holder.call("acquire")
+    gives_up = hasty.acquire(blocking_timeout=LONG_S)
+    until_queued(client, "name", 1)
+    answer = patient.acquire()
+    until_queued(client, "name", 2)
+    server.signal(signal.SIGSTOP)
+    try:
+        released = holder.ask("release")
+        assert gives_up.result(PATIENCE_S) is False
+    finally:
+        server.signal(signal.SIGCONT)
+    released.result(PATIENCE_S)
+    assert answer.result(PATIENCE_S) is True
+    patient.release()
+    wait_until(lambda: not client.keys(), "nothing is left")
+
+
+def test_random_timeouts_around_the_hold_time_leave_nothing(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    guard = Guard()
+
+    def work(number: int, contender: Contender) -> int:
+        dice = random.Random(number)
+        acquired = 0
+        for _ in range(25):
+            try:
+                use = contender.use(guard, hold_s=0.001, blocking_timeout=dice.uniform(0.0001, 0.012))
+                acquired += use.result(PATIENCE_S)
+            except redis.TimeoutError:  # no reply in time, on a busy machine
+                pass
+        return acquired
+
+    contenders = callers.contenders(8, callers.client(server.port), **TOLD)
+    workers = [start(lambda n=n, one=one: work(n, one)) for n, one in enumerate(contenders)]  # type: ignore[misc]
+    acquired = [worker.result(2 * PATIENCE_S) for worker in workers]
+    assert (guard.entries, guard.overlaps) == (sum(acquired), 0)
+    assert 0 < sum(acquired) < 200
+    wait_until(lambda: not client.keys(), "nothing is left")
+
+
+# Interrupts
+
+
+def test_interrupted_waiter_leaves_the_queue(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    interrupt_when(lambda: until_queued(client, "name", 1))
+    with pytest.raises(KeyboardInterrupt):
+        waiter.acquire()
+    assert waiter.local.token is None
+    until_queued(client, "name", 0)
+    other = redislock_fast.Lock(locks, "name", thread_local=False, **TOLD)
+    answer = start(other.acquire)
+    until_queued(client, "name", 1)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    other.release()
+    assert client.keys() == []
+
+
+def test_interrupted_waiter_disturbs_no_other(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    others = [redislock_fast.Lock(locks, "name", thread_local=False, **TOLD) for _ in range(4)]
+    answers = []
+    for other in others[:2]:
+        answers.append(start(other.acquire))
+        until_queued(client, "name", len(answers))
+
+    def queue_up_behind() -> None:
+        until_queued(client, "name", 3)
+        answers.extend(start(other.acquire) for other in others[2:])
+        until_queued(client, "name", 5)
+
+    interrupt_when(queue_up_behind)
+    with pytest.raises(KeyboardInterrupt):
+        redislock_fast.Lock(locks, "name", **TOLD).acquire()
+    until_queued(client, "name", 4)
+    holder.release()
+    waiting = [*zip(others, answers, strict=True)]
+    while waiting:
+        wait_until(lambda: any(answer.done() for _, answer in waiting), "the next gets it")
+        done = [one for one in waiting if one[1].done()]
+        assert len(done) == 1
+        assert done[0][1].result() is True
+        waiting.remove(done[0])
+        done[0][0].release()
+    assert client.keys() == []
+
+
+@pytest.mark.timeout(20)
+def test_interrupt_at_the_moment_of_the_grant(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    waiter = redislock_fast.Lock(connect(server.port), "name", **TOLD)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def strike(releases_first: bool) -> None:
+        until_queued(client, "name", 1)
+        if releases_first:
+            holder.release()
+        signal.pthread_kill(main, signal.SIGINT)
+        if not releases_first:
+            holder.release()
+
+    for number in range(60):
+        striker: Future[None] = start(lambda number=number: strike(number % 3 > 0))  # type: ignore[misc]
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # one of the two, whichever the signal hits
+            waiter.acquire()
+            striker.exception(PATIENCE_S)
+            time.sleep(PATIENCE_S)
+        striker.result(PATIENCE_S)
+        if waiter.local.token is not None:
+            waiter.release()
+        wait_until(lambda: not client.keys(), "the lock is free")
+        assert holder.acquire()
+
+
+def test_program_interrupted_at_the_moment_of_the_grant(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock
+) -> None:
+    script = """
+import sys
+import redis
+from redislock_fast import Lock
+Lock(redis.Redis(port=int(sys.argv[1]), client_name="waiter"), "name", timeout=60, sleep=60).acquire()
+"""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, str(server.port)], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until_queued(client, "name", 1)
+        program.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+        holder.release()
+        program.send_signal(signal.SIGINT)
+        program.send_signal(signal.SIGCONT)
+        assert program.communicate(timeout=PATIENCE_S)[1].endswith("KeyboardInterrupt\n")
+    finally:
+        program.kill()
+    wait_until(lambda: not client.keys(), "the lock is free")
+
+
+@pytest.mark.timeout(20)
+def test_signal_handler_uses_locks_while_its_thread_waits(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port, client_name="handlers")
+    owned: list[bool] = []
+
+    def handle(number: int, frame: object) -> None:
+        with redislock_fast.Lock(locks, "in handler", timeout=10) as lock:
+            owned.append(lock.owned())
+
+    def release() -> None:
+        wait_until(lambda: len(owned) >= 20, "signals are handled")
+        holder.release()
+
+    releaser = start(release)
+    waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    with signals_handled_by(handle):
+        assert waiter.acquire() is True
+    releaser.result(PATIENCE_S)
+    assert connections(client, "handlers") == 2  # one for all that the handlers did
+    assert all(owned)
+    assert waiter.owned()
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.timeout(20)
+def test_signal_handler_waits_for_another_lock_while_its_thread_waits(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    second = redislock_fast.Lock(client, "second", thread_local=False, **TOLD)
+    assert second.acquire()
+    owned: list[bool] = []
+
+    def handle(number: int, frame: object) -> None:
+        releaser = start(second.release)
+        with redislock_fast.Lock(locks, "second", timeout=10, sleep=0.002) as lock:
+            owned.append(lock.owned())
+        releaser.result(PATIENCE_S)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def strike() -> None:
+            until_queued(client, "name", 1)
+            signal.pthread_kill(main, signal.SIGUSR1)
+            wait_until(lambda: owned, "the handler is done")
+            holder.release()
+
+        striker = start(strike)
+        waiter = redislock_fast.Lock(locks, "name", **TOLD)
+        assert waiter.acquire() is True
+        striker.result(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert owned == [True]
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.timeout(20)
+def test_signal_handler_releases_what_its_thread_waits_for(
+    server: Server, client: redis.Redis, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    holder = redislock_fast.Lock(locks, "name", thread_local=False, **TOLD)
+    waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def strike() -> None:
+        until_queued(client, "name", 1)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: holder.release())
+    try:
+        for _ in range(10):
+            assert holder.acquire()
+            striker = start(strike)
+            assert waiter.acquire() is True
+            striker.result(PATIENCE_S)
+            waiter.release()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert client.keys() == []
+
+
+# Forks
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_forked_child_waits_for_itself(
+    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    waiters = callers.contenders(3, callers.client(server.port), **TOLD)
+    threads = [redislock_fast.Lock(locks, "name", thread_local=False, **TOLD) for _ in range(2)]
+    answers = []
+    for acquire in [waiter.acquire for waiter in waiters] + [lambda lock=lock: start(lock.acquire) for lock in threads]:
+        answers.append(acquire())
+        until_queued(client, "name", len(answers))
+
+    def child() -> str:
+        with redislock_fast.Lock(locks, "child", timeout=30) as lock:
+            inside = lock.owned()
+        return repr((inside, redislock_fast.Lock(locks, "name", **TOLD).acquire(blocking_timeout=SHORT_S)))
+
+    assert [in_fork(child) for _ in range(3)] == ["(True, False)"] * 3
+    assert queued(client, "name") == 5
+    holder.release()
+    for number, release in enumerate([waiter.release for waiter in waiters] + [lock.release for lock in threads]):
+        assert answers[number].result(PATIENCE_S) is True
+        assert not any(answer.done() for answer in answers[number + 1 :])
+        release()
+    assert client.keys() == []
+
+
+def test_forked_child_is_handed_the_lock(
+    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+) -> None:
+    locks = connect(server.port)
+    with redislock_fast.Lock(locks, "warm-up"):
+        pass
+
+    def child() -> str:
+        with redislock_fast.Lock(locks, "name", **TOLD) as lock:
+            return repr(lock.owned())
+
+    answer = start(lambda: in_fork(child))
+    until_queued(client, "name", 1)
+    holder.release()
+    assert answer.result(PATIENCE_S) == "True"
+    assert client.keys() == []

@@ -1,0 +1,385 @@
+"""Waiting beside others: redis-py's own locks, tokens that callers choose, classes with scripts or hooks of their own.
+
+Whoever does not hand the lock over is watched; whoever polls takes what is free. Rules: whoever must be told waits with
+an interval that no test lives to see.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.lock
+import redis.lock
+from redis.exceptions import LockNotOwnedError
+
+import redislock_fast
+import redislock_fast.asyncio
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.waiting import (
+    CALLERS,
+    FAR_S,
+    LATE,
+    Callers,
+    Contender,
+    Guard,
+    Threads,
+    hand_round,
+    queue_up,
+    queued,
+    sent_by,
+    until_queued,
+)
+
+
+@pytest.fixture
+def theirs(client: redis.Redis) -> redis.lock.Lock:
+    """A lock of redis-py."""
+    return redis.lock.Lock(client, "name", timeout=FAR_S, thread_local=False)
+
+
+def watched(admin: redis.Redis) -> bool:
+    return bool(admin.info("stats")["tracking_total_keys"])
+
+
+def queue_up_and_watch(contenders: list[Contender], admin: redis.Redis) -> list[Future[Any]]:
+    """Let them wait for a lock whose holder will not hand it over."""
+    answers = queue_up(contenders, admin)
+    wait_until(lambda: watched(admin), "the key is watched")
+    return answers
+
+
+# Waiting for redis-py's lock
+
+
+def test_redis_pys_release_wakes_a_waiter(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **LATE)
+    for _ in range(3):
+        assert theirs.acquire()
+        answers = queue_up_and_watch([waiter], client)
+        assert client.get("name") == theirs.local.token
+        theirs.release()
+        hand_round([waiter], answers)
+    assert client.keys() == []
+
+
+def test_redis_pys_extends_do_not_shake_a_waiter_off(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port, client_name="waiter"), **LATE)
+    assert theirs.acquire()
+    answers = queue_up_and_watch([waiter], client)
+    extends: list[Callable[[], Any]] = [lambda: theirs.extend(1), theirs.reacquire]
+    for extend in 2 * extends:
+        assert extend()
+        wait_until(lambda: watched(client), "the key is watched again")
+        assert not answers[0].done()
+        assert theirs.owned()
+    theirs.release()
+    hand_round([waiter], answers)
+
+
+def test_redis_pys_expiry_wakes_a_waiter(callers: Callers, server: Server, client: redis.Redis) -> None:
+    waiter = callers.contender(callers.client(server.port), **LATE)
+    assert redis.lock.Lock(client, "name", timeout=0.3).acquire()
+    answer = waiter.acquire()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+
+
+def test_redis_pys_lock_shortened_and_expired_wakes_a_waiter(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+) -> None:
+    waiter = callers.contender(callers.client(server.port), **LATE)
+    assert theirs.acquire()
+    answers = queue_up_and_watch([waiter], client)
+    assert theirs.extend(0.1, replace_ttl=True)
+    hand_round([waiter], answers)
+
+
+def test_who_waits_for_redis_pys_lock_gets_it_in_order(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+) -> None:
+    clients = [callers.client(server.port) for _ in range(3)]
+    waiters = [callers.contender(clients[number % 3], **LATE) for number in range(9)]
+    for _ in range(2):
+        assert theirs.acquire()
+        answers = queue_up_and_watch(waiters, client)
+        theirs.release()
+        hand_round(waiters, answers)
+    assert client.keys() == []
+
+
+def test_many_waiters_for_redis_pys_lock_are_silent_while_nothing_changes(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+) -> None:
+    waiters = callers.contenders(20, callers.client(server.port, client_name="waiter"), **LATE)
+    assert theirs.acquire()
+    answers = queue_up_and_watch(waiters, client)
+
+    def silent() -> bool:
+        with sent_by(client, "waiter") as sent:
+            for _ in range(50):
+                assert theirs.owned()
+        return not sent.commands
+
+    wait_until(silent, "nothing is sent any more")
+    theirs.release()
+    hand_round(waiters, answers)
+
+
+def test_an_operators_key_without_a_ttl_is_waited_for(callers: Callers, server: Server, client: redis.Redis) -> None:
+    waiters = callers.contenders(2, callers.client(server.port), **LATE)
+    client.set("name", "maintenance")
+    answers = queue_up_and_watch(waiters, client)
+    client.set("name", "still maintenance")
+    wait_until(lambda: watched(client), "the key is watched again")
+    assert client.get("name") == b"still maintenance"
+    client.delete("name")
+    hand_round(waiters, answers)
+
+
+# redis-py waits
+
+
+def tries_of_all(admin: redis.Redis) -> int:
+    calls: int = admin.info("commandstats")["cmdstat_set"]["calls"]
+    return calls
+
+
+def tries_more(admin: redis.Redis, enough: int) -> bool:
+    return tries_of_all(admin) > enough
+
+
+def test_redis_py_gets_the_lock_when_nobody_of_ours_waits(
+    callers: Callers, server: Server, client: redis.Redis, connect: Connect
+) -> None:
+    holder, *waiters = callers.contenders(6, callers.client(server.port), **LATE)
+    polling = redis.lock.Lock(connect(server.port, client_name="redis-py"), "name", sleep=0.001, thread_local=False)
+    assert holder.call("acquire")
+    answers = queue_up(waiters, client)
+    theirs = start(polling.acquire)
+    for number, contender in enumerate([holder, *waiters]):
+        if number:
+            assert answers[number - 1].result(PATIENCE_S) is True
+        with sent_by(client, "redis-py") as sent:
+            wait_until(partial(tries_more, client, tries_of_all(client) + 5), "redis-py tries")
+        assert "SET" in sent.commands
+        assert not theirs.done()
+        contender.release()
+    assert theirs.result(PATIENCE_S) is True
+    assert client.get("name") == polling.local.token
+    polling.release()
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_redis_pys_locks_and_ours_exclude_each_other(server: Server, connect: Connect, kind: str) -> None:
+    guard = Guard()
+    ended = itertools.count()
+
+    def work(lock: redis.lock.Lock) -> None:
+        for _ in range(40):
+            with lock, guard:
+                next(ended)
+
+    with CALLERS[kind]() as callers:
+        clients = [callers.client(server.port) for _ in range(2)]
+        ours = [callers.contender(clients[number % 2], timeout=10) for number in range(4)]
+        theirs = [
+            start(lambda: work(redis.lock.Lock(connect(server.port), "name", timeout=10, sleep=0.001)))
+            for _ in range(4)
+        ]
+        for _ in range(40):
+            for answer in [contender.use(guard) for contender in ours]:
+                assert answer.result(PATIENCE_S) is True
+        for worker in theirs:
+            worker.result(2 * PATIENCE_S)
+    assert guard.overlaps == 0
+    assert guard.entries == 8 * 40
+
+
+# Tokens that callers choose
+
+
+def test_a_chosen_token_waits_by_watching(callers: Callers, server: Server, client: redis.Redis) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+    for _ in range(2):
+        assert holder.call("acquire")
+        answer = waiter.acquire(token="chosen")
+        wait_until(lambda: watched(client), "the key is watched")
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+        assert client.get("name") == b"chosen"
+        waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("token", ["chosen", "rlf:" + 32 * "0", "chosen+", b"\x00\xff"], ids=ascii)
+def test_who_brings_the_token_that_holds_the_lock_has_it(
+    callers: Callers, server: Server, client: redis.Redis, token: str | bytes
+) -> None:
+    first, second = callers.contenders(2, callers.client(server.port), **LATE)
+    assert first.call("acquire", token=token)
+    client.pexpire("name", 1000)
+    assert second.call("acquire", blocking=False, token=token) is True
+    assert client.pttl("name") > 1000
+    second.release()
+    assert client.keys() == []
+
+
+def test_who_brings_the_token_of_a_marked_lock_has_it(callers: Callers, server: Server, client: redis.Redis) -> None:
+    holder, heir, waiter = callers.contenders(3, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    token = holder.lock.local.token
+    answer = waiter.acquire()
+    until_queued(client, "name", 1)
+    assert heir.call("acquire", blocking=False, token=token) is True
+    assert client.get("name") == token + b"+"
+    heir.release()
+    assert answer.result(PATIENCE_S) is True
+
+
+def test_who_holds_with_a_chosen_token_is_waited_for_in_the_queue(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, *waiters = callers.contenders(4, callers.client(server.port), **LATE)
+    assert holder.call("acquire", token="chosen")
+    answers = queue_up_and_watch(waiters, client)
+    assert client.get("name") == b"chosen"
+    assert holder.call("owned")
+    assert holder.call("extend", 1)
+    assert holder.call("reacquire")
+    holder.release()
+    hand_round(waiters, answers)
+    assert client.keys() == []
+
+
+# Classes of users
+
+
+def own_kind(callers: Callers, **members: Any) -> type[Any]:
+    """A class derived from ours."""
+    base: Any = redislock_fast.Lock if isinstance(callers, Threads) else redislock_fast.asyncio.Lock
+    return type("Own", (base,), members)
+
+
+def contender_of(callers: Callers, kind: type[Any], port: int, **settings: Any) -> Contender:
+    """A contender whose lock is of this class."""
+    contender = callers.contender(callers.client(port))
+    contender.lock = kind(contender.lock.redis, "name", thread_local=False, **settings)
+    return contender
+
+
+SCRIPT = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+def test_a_class_with_a_script_of_its_own_is_never_marked(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    kind = own_kind(callers, LUA_RELEASE_SCRIPT=SCRIPT, lua_release=None)
+    holder, waiter = (contender_of(callers, kind, server.port, **LATE) for _ in range(2))
+    ours = callers.contender(callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    wait_until(lambda: watched(client), "the key is watched")
+    assert queued(client, "name") == 0
+    assert client.get("name") == holder.lock.local.token
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    answers = queue_up_and_watch([ours], client)
+    assert client.get("name") == waiter.lock.local.token
+    waiter.release()
+    hand_round([ours], answers)
+    assert client.keys() == []
+
+
+def comparing_hooks(callers: Callers, client: redis.Redis) -> dict[str, Any]:
+    """The hooks of a class that compares tokens itself, each to what it does where they are the same."""
+
+    def hook_of(act: Callable[..., object]) -> Any:
+        def hook(self: Any, *args: Any) -> bool:
+            if client.get(self.name) != self.local.token:
+                raise LockNotOwnedError("the key does not hold the token", lock_name=self.name)
+            act(self, *args)
+            return True
+
+        async def async_hook(self: Any, *args: Any) -> bool:
+            return hook(self, *args)
+
+        return hook if isinstance(callers, Threads) else async_hook
+
+    return {
+        "do_release": hook_of(lambda self, _: client.delete(self.name)),
+        "do_extend": hook_of(lambda self, additional_time, _: client.expire(self.name, additional_time)),
+        "do_reacquire": hook_of(lambda self: client.expire(self.name, self.timeout)),
+    }
+
+
+@pytest.mark.parametrize("overridden", ["do_release", "do_extend", "do_reacquire"])
+@pytest.mark.parametrize("how", ["in a base class", "after the class statement", "on the lock"])
+def test_a_lock_with_a_hook_that_compares_tokens_is_never_marked(
+    callers: Callers, server: Server, client: redis.Redis, how: str, overridden: str
+) -> None:
+    hook = comparing_hooks(callers, client)[overridden]
+    kind = type("Derived", (own_kind(callers, **({overridden: hook} if how == "in a base class" else {})),), {})
+    holder = contender_of(callers, kind, server.port, timeout=int(FAR_S))
+    if how == "after the class statement":
+        setattr(kind, overridden, hook)
+    elif how == "on the lock":
+        setattr(holder.lock, overridden, MethodType(hook, holder.lock))
+    assert holder.call("acquire")
+    waiter = callers.contender(callers.client(server.port), **LATE)
+    answers = queue_up_and_watch([waiter], client)
+    assert client.get("name") == holder.lock.local.token
+    assert holder.call("extend", 2 * int(FAR_S)) is True
+    assert holder.call("reacquire") is True
+    holder.release()
+    hand_round([waiter], answers)
+    assert client.keys() == []
+
+
+def test_a_class_with_a_do_acquire_of_its_own_polls_through_it(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    tries = itertools.count()
+    base: Any = redislock_fast.Lock if isinstance(callers, Threads) else redislock_fast.asyncio.Lock
+
+    def do_acquire(self: Any, token: Any) -> Any:
+        next(tries)
+        return base.do_acquire(self, token)
+
+    kind = own_kind(callers, do_acquire=do_acquire)
+    holder = callers.contender(callers.client(server.port), **LATE)
+    waiter = contender_of(callers, kind, server.port, timeout=FAR_S, sleep=0.002)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    wait_until(lambda: next(tries) > 20, "the waiter tries again and again")
+    assert client.keys() == [b"name"]
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+
+
+@pytest.mark.parametrize("verb", ["release", "reacquire", "extend", "owned"])
+def test_callers_token_does_not_hold_what_holds_a_longer_one(callers: Callers, server: Server, verb: str) -> None:
+    client = callers.client(server.port)
+    holder, other = callers.contenders(2, client, timeout=60)
+    assert holder.call("acquire", token="job+")
+    assert other.call("acquire", token="job", blocking=False) is False
+    other.lock.local.token = b"job"
+    if verb == "owned":
+        assert other.call("owned") is False
+    else:
+        with pytest.raises(LockNotOwnedError):
+            other.call(verb, *((1,) if verb == "extend" else ()))
+    assert holder.call("owned") is True

@@ -1,0 +1,1 @@
+"""The pipes, compiled and pure: every test runs on both, whichever implementation the package has chosen."""

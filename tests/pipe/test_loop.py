@@ -1,0 +1,482 @@
+"""The pipe of a loop, compiled and pure: callers and replies matched in order, whoever gives up, whatever breaks.
+
+The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
+Rules: every test runs on each pipe of `PIPES` and on each kind of loop; what a call gives is awaited at once, as its
+contract says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import random
+import weakref
+
+import hiredis
+import pytest
+
+from redislock_fast._pipe.base import Lost, NoReply, Reply
+from redislock_fast._pipe.loop_py import AsyncPipe, new_pipe
+from redislock_fast.server import Server
+from tests.support.async_helpers import eventually, in_loop
+from tests.support.async_peer import FOREVER, MakePipe, call, connected, outcomes, pause, start, start_many, within
+from tests.support.helpers import PATIENCE_S
+
+PIPES = [pytest.param(AsyncPipe, id="python")]
+if new_pipe is not AsyncPipe:
+    PIPES.append(pytest.param(new_pipe, id="compiled"))
+
+
+@pytest.fixture(params=PIPES)
+def make_pipe(request: pytest.FixtureRequest) -> MakePipe:
+    maker: MakePipe = request.param
+    return maker
+
+
+@pytest.fixture
+def loop_kind(each_loop_kind: str) -> str:
+    return each_loop_kind
+
+
+# Replies
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"+a\r\n", b"a"),
+        (b"_\r\n", None),
+        (b"$-1\r\n", None),
+        (b":7\r\n", 7),
+        (b"*2\r\n:1\r\n*-1\r\n", [1, None]),
+        (b"$2\r\nab\r\n", b"ab"),
+        (b"$0\r\n\r\n", b""),
+        (b"%1\r\n+a\r\n:1\r\n", {b"a": 1}),
+    ],
+)
+@in_loop
+async def test_replies_come_as_hiredis_parses_them(make_pipe: MakePipe, data: bytes, expected: Reply) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        (reply,) = await start(pipe, b"a")
+        assert [[b"ECHO", b"a"]] == await peer.read()
+        await peer.answer(data)
+        assert expected == await within(reply)
+
+
+@in_loop
+async def test_an_error_reply_is_returned(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        (reply,) = await start(pipe, b"a")
+        await peer.answer(b"-ERR no\r\n")
+        error = await within(reply)
+        assert isinstance(error, hiredis.ReplyError)
+        assert "ERR no" == str(error)
+
+
+@in_loop
+async def test_a_lone_request_leaves_at_once(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        waiting = pipe.call((b"X", "text", 7), FOREVER)
+        assert b"*3\r\n$1\r\nX\r\n$4\r\ntext\r\n$1\r\n7\r\n" == peer.sent_so_far()
+        await peer.answer(b"+OK\r\n")
+        assert b"OK" == await waiting
+
+
+@in_loop
+async def test_each_caller_gets_its_own_reply_though_they_come_in_crumbs(make_pipe: MakePipe) -> None:
+    words = [b"word-%d" % number for number in range(50)]
+    async with connected(make_pipe) as (pipe, peer):
+        replies = await start(pipe, *words)
+        assert [[b"ECHO", word] for word in words] == await peer.read(50)
+        for byte in b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words):
+            await peer.answer(bytes([byte]))
+            await asyncio.sleep(0)
+        assert words == await outcomes(*replies)
+
+
+@in_loop
+async def test_large_replies_come_whole(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        replies = await start(pipe, b"a", b"b")
+        await peer.read(2)
+        large = random.Random(1).randbytes(5 << 20)
+        await peer.answer(b"$%d\r\n%b\r\n+b\r\n" % (len(large), large))
+        assert [large, b"b"] == await outcomes(*replies)
+
+
+@in_loop
+async def test_pushes_are_nobodys_reply(make_pipe: MakePipe) -> None:
+    push = b">2\r\n+invalidate\r\n*1\r\n+key\r\n"
+    async with connected(make_pipe, received=push) as (pipe, peer):
+        (reply,) = await start(pipe, b"a")
+        await peer.answer(push + b"+a\r\n" + push)
+        assert b"a" == await within(reply)
+        (reply,) = await start(pipe, b"b")
+        await peer.answer(push + b"+b\r\n")
+        assert b"b" == await within(reply)
+        assert not pipe.broken
+
+
+@in_loop
+async def test_a_bad_word_leaves_the_pipe_as_it_was(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        with pytest.raises(TypeError):
+            await pipe.call((b"X", None), FOREVER)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await pipe.call_many([(b"X",), (b"X", 1.5)], FOREVER)  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            pipe.post((None,))  # type: ignore[arg-type]
+        assert b"" == peer.sent_so_far()
+        (reply,) = await start(pipe, b"fine")
+        await peer.echo()
+        assert b"fine" == await within(reply)
+
+
+# Giving up
+
+
+@in_loop
+async def test_the_slot_of_a_cancelled_caller_consumes_its_reply(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        first, second, third = await start(pipe, b"a", b"b", b"c")
+        first.cancel()
+        second.cancel()
+        assert [asyncio.CancelledError] * 2 == await outcomes(first, second)
+        await peer.echo(3)
+        assert b"c" == await within(third)
+        (fourth,) = await start(pipe, b"d")
+        await peer.echo()
+        assert b"d" == await within(fourth)
+
+
+@in_loop
+async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+
+        async def call_and_cancel() -> Reply:
+            reply = await pipe.call((b"ECHO", b"a"), FOREVER)
+            second.cancel()  # its reply came with the same bytes
+            return reply
+
+        first = asyncio.create_task(call_and_cancel())
+        second, third = await start(pipe, b"b", b"c")
+        await peer.read(3)
+        await peer.answer(b"+a\r\n+b\r\n+c\r\n")
+        assert [b"a", asyncio.CancelledError, b"c"] == await outcomes(first, second, third)
+        assert not pipe.broken
+
+
+@in_loop
+async def test_time_ends_a_wait_and_nothing_else(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        (patient,) = await start(pipe, b"patient")
+        (hasty,) = await start(pipe, b"hasty", timeout_s=0.01)
+        (hastier,) = await start(pipe, b"hastier", timeout_s=0.0)
+        many = await start_many(pipe, b"1", b"2", timeout_s=0.02)
+        assert [NoReply] == await outcomes(hastier)
+        assert [NoReply] == await outcomes(hasty)
+        assert [NoReply] == await outcomes(many)
+        assert not patient.done()
+        (late,) = await start(pipe, b"late", timeout_s=PATIENCE_S)
+        await peer.echo(6)
+        assert [b"patient", b"late"] == await outcomes(patient, late)
+        assert not pipe.broken
+
+
+@in_loop
+async def test_limits_that_lie_close_together_all_strike(make_pipe: MakePipe) -> None:
+    dice = random.Random(1)
+    async with connected(make_pipe) as (pipe, peer):
+        replies = []
+        for _ in range(300):
+            replies += await start(pipe, b"a", timeout_s=dice.random() * 0.01)
+        assert [NoReply] * 300 == await outcomes(*replies)
+        (reply,) = await start(pipe, b"b", timeout_s=PATIENCE_S)
+        await peer.echo(301)
+        assert b"b" == await within(reply)
+
+
+@in_loop
+async def test_requests_with_a_limit_share_one_timer(make_pipe: MakePipe, loop_kind: str) -> None:
+    if loop_kind != "asyncio":
+        pytest.skip("only asyncio's own loop shows its timers")
+    loop = asyncio.get_running_loop()
+    async with connected(make_pipe) as (pipe, peer):
+        before = len(loop._scheduled)  # type: ignore[attr-defined]
+        replies = await start(pipe, *[b"a"] * 500, timeout_s=PATIENCE_S)
+        assert len(loop._scheduled) <= before + 1  # type: ignore[attr-defined]
+        await peer.echo(500)
+        assert [b"a"] * 500 == await outcomes(*replies)
+
+
+@in_loop
+async def test_silence_is_counted_while_requests_are_under_way(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        await eventually(lambda: pipe.silence_s > 0.01, "time passes")
+        first, second = await start(pipe, b"a", b"b")
+        assert pipe.silence_s < 0.01 * PATIENCE_S
+        await eventually(lambda: pipe.silence_s > 0.02, "silence")
+        await start(pipe, b"c")
+        assert pipe.silence_s > 0.02, "a request breaks no silence, a byte does"
+        await peer.answer(b"+a\r\n")
+        await within(first)
+        await peer.answer(b"+b\r\n+c\r\n")
+        await within(second)
+
+
+# Many requests in one piece
+
+
+@in_loop
+async def test_many_requests_get_their_replies_in_order(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        (before,) = await start(pipe, b"before")
+        many = await start_many(pipe, b"1", b"2", b"3")
+        pipe.post((b"ECHO", b"posted"))
+        (after,) = await start(pipe, b"after")
+        assert [b"before", b"1", b"2", b"3", b"posted", b"after"] == [words[-1] for words in await peer.read(6)]
+        await peer.answer(b"+before\r\n+1\r\n-ERR 2\r\n")
+        assert b"before" == await within(before)
+        await peer.answer(b"+3\r\n+posted\r\n+after\r\n")
+        one, two, three = await many
+        assert (b"1", "ERR 2", b"3") == (one, str(two), three)
+        assert b"after" == await within(after)
+
+
+@in_loop
+async def test_many_requests_cancelled_halfway_still_consume_their_replies(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        many = await start_many(pipe, b"1", b"2", b"3")
+        (after,) = await start(pipe, b"after")
+        await peer.echo(2)
+        await asyncio.sleep(0)
+        many.cancel()
+        await peer.echo(2)
+        assert [asyncio.CancelledError, b"after"] == await outcomes(many, after)
+
+
+@in_loop
+async def test_a_stream_that_ends_among_many_replies_loses_them_all(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        many = await start_many(pipe, b"1", b"2")
+        await peer.echo(1)
+        peer.sock.close()
+        assert [True] == await outcomes(many)
+
+
+@in_loop
+async def test_a_peer_that_does_not_read_delays_and_reorders_nothing(make_pipe: MakePipe) -> None:
+    words = [b"%07d" % number + b"x" * 1000 for number in range(10_000)]
+    async with connected(make_pipe) as (pipe, peer):
+        many = await start_many(pipe, *words)
+        behind = await start(pipe, b"a", b"b")
+        pipe.post((b"ECHO", b"posted"))
+        behind += await start(pipe, b"c")
+        assert not any(reply.done() for reply in (many, *behind))
+        await peer.echo(10_004)
+        assert words == await within(many)
+        assert [b"a", b"b", b"c"] == await outcomes(*behind)
+
+
+# Breaking
+
+
+@in_loop
+async def test_end_of_stream_tells_sent_requests_from_unsent_ones(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        sent = await pause(pipe)
+        unsent = await start(pipe, b"a", b"b", timeout_s=PATIENCE_S)
+        peer.sock.close()
+        assert [True, False, False] == await outcomes(sent, *unsent)
+        assert pipe.broken
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@in_loop
+async def test_close_tells_of_each_request_whether_it_left(make_pipe: MakePipe, paused: bool) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        if paused:
+            await pause(pipe)
+        replies = await start(pipe, b"a", b"b")
+        replies += [asyncio.create_task(call(pipe, b"c", PATIENCE_S))]
+        pipe.close()
+        assert pipe.broken
+        told = await outcomes(*replies)
+        left = {words[-1] for words in await peer.read_all()}
+        for word, sent in zip([b"a", b"b", b"c"], told, strict=True):
+            assert sent is True or word not in left
+        assert paused or {b"a", b"b"} <= left, "what is queued is sent first"
+
+
+@in_loop
+async def test_close_sends_what_was_posted(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        await start(pipe, b"a")
+        (queued,) = await start(pipe, b"b")
+        pipe.post((b"ECHO", b"posted"))
+        pipe.close()
+        pipe.close()
+        assert [b"a", b"b", b"posted"] == [words[-1] for words in await peer.read_all()]
+        assert [True] == await outcomes(queued)
+
+
+@in_loop
+async def test_a_broken_pipe_refuses_before_anything_is_sent(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        pipe.close()
+        assert [False, False] == await outcomes(*await start(pipe, b"a"), await start_many(pipe, b"b"))
+        with pytest.raises(Lost):
+            pipe.post((b"X",))
+        assert [] == await peer.read_all()
+
+
+@in_loop
+async def test_waiting_for_the_end_is_limited(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, _):
+        many = await pause(pipe)
+        pipe.close()
+        await within(pipe.wait_closed(0.01))  # the peer never takes what is to be sent
+        assert [True] == await outcomes(many)
+        await within(pipe.wait_closed(PATIENCE_S))
+
+
+@pytest.mark.parametrize("data", [b"?what\r\n", b"+OK\r\n+nobody asked\r\n", b":what\r\n"])
+@in_loop
+async def test_a_broken_protocol_breaks_the_pipe(make_pipe: MakePipe, data: bytes) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        (reply,) = await start(pipe, b"a")
+        await peer.read()
+        await peer.answer(data)
+        assert [b"OK" if data.startswith(b"+OK") else True] == await outcomes(reply)
+        await eventually(lambda: pipe.broken, "the pipe breaks")
+        assert b"" == await asyncio.get_running_loop().sock_recv(peer.sock, 1)
+
+
+@in_loop
+async def test_end_of_stream_while_idle_breaks_the_pipe(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        peer.sock.close()
+        await eventually(lambda: pipe.broken, "the pipe breaks")
+
+
+@in_loop
+async def test_a_closed_pipe_keeps_nothing_alive(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, _):
+        replies = await start(pipe, b"a", b"b", timeout_s=60.0)
+        pipe.close()
+        assert [True, True] == await outcomes(*replies)
+        await pipe.wait_closed(1.0)
+        ref = weakref.ref(pipe)
+    del pipe, replies
+    await asyncio.sleep(0)
+    gc.collect()
+    assert ref() is None
+
+
+# What a woken caller does
+
+
+@in_loop
+async def test_a_woken_caller_may_call_again_and_close(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+
+        async def call_thrice() -> list[Reply]:
+            replies = [await pipe.call((b"ECHO", b"%d" % number), PATIENCE_S) for number in range(2)]
+            pipe.post((b"ECHO", b"posted"))
+            replies.append(await pipe.call((b"ECHO", b"2"), PATIENCE_S))
+            pipe.close()
+            return replies
+
+        callers = [asyncio.create_task(call_thrice()) for _ in range(3)]
+        await peer.read(3)
+        await peer.answer(b"+0\r\n" * 3)
+        await peer.read(3)
+        await peer.answer(b"+1\r\n" * 3)
+        assert [b"posted", b"2"] * 3 == [words[-1] for words in await peer.read(6)]
+        await peer.answer(b"+posted\r\n+2\r\n" * 3)
+        # The first to wake closes the pipe; the others' replies came with the same bytes.
+        first, *others = await outcomes(*callers)
+        assert [b"0", b"1", b"2"] == first
+        assert all(told in ([b"0", b"1", b"2"], True) for told in others)
+
+
+@in_loop
+async def test_a_caller_told_of_the_loss_may_close_andcall(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+
+        async def call_twice() -> Reply:
+            with contextlib.suppress(Lost):
+                await pipe.call((b"ECHO", b"a"), PATIENCE_S)
+            pipe.close()
+            return await pipe.call((b"ECHO", b"b"), PATIENCE_S)
+
+        callers = [asyncio.create_task(call_twice()) for _ in range(3)]
+        await peer.read(3)
+        peer.sock.close()
+        assert [False] * 3 == await outcomes(*callers)
+
+
+def test_a_caller_that_exits_the_program_takes_nobodys_reply_along(make_pipe: MakePipe, loop_kind: str) -> None:
+    async def scenario() -> list[object]:
+        async with connected(make_pipe) as (pipe, peer):
+
+            async def leave() -> None:
+                await pipe.call((b"X",), PATIENCE_S)
+                raise SystemExit(3)
+
+            leaver = asyncio.create_task(leave())
+            others = await start(pipe, b"a", b"b")
+            await peer.read(3)
+            await peer.answer(b":1\r\n+OK\r\n$-1\r\n")
+            await asyncio.wait([leaver])
+            assert isinstance(leaver.exception(), SystemExit)
+            others += await start(pipe, b"c")
+            with contextlib.suppress(OSError):
+                await peer.echo()
+            return await outcomes(*others)
+
+    loop = importlib.import_module(loop_kind).new_event_loop()
+    try:
+        main = loop.create_task(scenario())
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(main)
+        # What still runs, as what is cancelled at the end of `asyncio.run`: its own reply, or the loss.
+        for own, told in zip([b"OK", None, b"c"], loop.run_until_complete(main), strict=True):
+            assert told in (own, True, False)
+    finally:
+        loop.close()
+
+
+# Many at once, on a real server
+
+
+@in_loop
+async def test_many_tasks_that_give_up_at_random_each_get_their_own_reply(make_pipe: MakePipe, valkey: Server) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", valkey.port)
+    pipe = make_pipe(writer.transport, writer)
+
+    async def work(worker: int) -> int:
+        dice = random.Random(worker)
+        right = 0
+        for number in range(100):
+            nonce = b"%d:%d" % (worker, number)
+            caller = asyncio.create_task(call(pipe, nonce, dice.choice([0.0, 0.001, PATIENCE_S])))
+            if dice.random() < 0.2:
+                for _ in range(dice.randrange(4)):
+                    await asyncio.sleep(0)
+                caller.cancel()
+            (told,) = await outcomes(caller)
+            assert told in (nonce, NoReply, asyncio.CancelledError)
+            right += told == nonce
+            if dice.random() < 0.05:
+                pipe.post((b"ECHO", b"posted"))
+        return right
+
+    try:
+        assert sum(await asyncio.gather(*map(work, range(32)))) > 0
+        assert b"last" == await pipe.call((b"ECHO", b"last"), PATIENCE_S)
+    finally:
+        pipe.close()
+        await pipe.wait_closed(1.0)

@@ -1,0 +1,438 @@
+"""The pipe, compiled and pure: callers and replies matched in order, whoever gives up, whatever breaks.
+
+The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import hiredis
+import pytest
+import redis
+
+from redislock_fast._pipe.base import NOT_ASKED, Lost, NoReply, Pipe, Reply
+from redislock_fast.server import Server
+from tests.support.pipes import FOREVER, Peer
+
+
+def test_a_lone_caller_gets_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"ECHO", b"a"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"a"
+
+
+def test_who_asks_is_inside_until_he_has_his_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    inside: set[int] = set()
+    reply = threads.submit(pipe.ask, (b"ECHO", b"a"), FOREVER, inside)
+    (request,) = peer.read()
+    assert len(inside) == 1
+    assert threading.get_ident() not in inside
+    peer.answer(b"+%b\r\n" % request[-1])
+    assert reply.result() == b"a"
+    assert inside == set()
+
+
+def test_who_is_inside_asks_nothing(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    inside = {threading.get_ident()}
+    assert pipe.ask((b"ECHO", b"a"), FOREVER, inside) is NOT_ASKED
+    assert inside == {threading.get_ident()}
+    reply = threads.submit(pipe.call, (b"ECHO", b"b"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"b"  # the first that was sent
+
+
+def test_who_asks_in_vain_is_inside_no_more(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    inside: set[int] = set()
+    with pytest.raises(NoReply):
+        pipe.ask((b"X",), 0.0, inside)
+    pipe.close()
+    with pytest.raises(Lost):
+        pipe.ask((b"X",), FOREVER, inside)
+    assert inside == set()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"_\r\n", None),
+        (b"$-1\r\n", None),
+        (b":7\r\n", 7),
+        (b"*2\r\n:1\r\n*-1\r\n", [1, None]),
+        (b"$2\r\nab\r\n", b"ab"),
+    ],
+)
+def test_replies_come_as_hiredis_parses_them(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes, expected: Reply
+) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(data)
+    assert expected == reply.result()
+
+
+def test_an_error_reply_is_returned_not_raised(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b"-ERR no\r\n")
+    error = reply.result()
+    assert (hiredis.ReplyError, "ERR no") == (type(error), str(error))
+
+
+def test_a_reply_may_come_byte_by_byte(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    for byte in b"$5\r\nhello\r\n":
+        peer.answer(bytes([byte]))
+    assert reply.result() == b"hello"
+
+
+def test_requests_and_replies_larger_than_every_buffer(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    large = os.urandom(3_000_000)
+    reply = threads.submit(pipe.call, (b"ECHO", large), FOREVER)
+    assert peer.read() == [[b"ECHO", large]]
+    peer.answer(b"$%d\r\n%b\r\n" % (len(large), large))
+    assert reply.result() == large
+
+
+def test_pushes_between_replies_are_not_replies(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n+OK\r\n>1\r\n+x\r\n")
+    assert reply.result() == b"OK"
+    again = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(b":1\r\n")
+    assert again.result() == 1
+
+
+def test_callers_that_come_together_travel_together(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
+    request = peer.read()[0]
+    others = _queue_behind(pipe, threads, [b"%d" % number for number in range(20)])
+    peer.answer(b"+%b\r\n" % request[-1])
+    data = peer.sock.recv(65536)
+    assert data.count(b"ECHO") > 1, "what was queued leaves in the write that follows the first reply"
+    peer.received(data)
+    for request in peer.read(20):
+        peer.answer(b"+%b\r\n" % request[-1])
+    assert first.result() == b"first"
+    assert {name: name for name in others} == {name: future.result() for name, future in others.items()}
+
+
+def _queue_behind(pipe: Pipe, threads: ThreadPoolExecutor, names: list[bytes]) -> dict[bytes, Future[Reply]]:
+    """Calls that are queued in this order behind a call that is under way."""
+    futures: dict[bytes, Future[Reply]] = {}
+    for name in names:
+        started = threading.Event()
+
+        def run(word: bytes = name, begun: threading.Event = started) -> Reply:
+            begun.set()
+            return pipe.call((b"ECHO", word), FOREVER)
+
+        futures[name] = threads.submit(run)
+        started.wait()
+        wait(
+            [futures[name]], timeout=0.02
+        )  # it sleeps in the pipe now, or will soon: the order is for the pipe to keep
+    return futures
+
+
+def test_a_caller_whose_time_is_up_harms_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    with pytest.raises(NoReply):
+        pipe.call((b"ECHO", b"late"), 0.01)
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.echo(2)
+    assert reply.result() == b"next"
+    assert not pipe.broken
+
+
+def test_a_reader_whose_time_is_up_hands_reading_on(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), 0.2)
+    peer.read()
+    follower = threads.submit(pipe.call, (b"ECHO", b"follower"), FOREVER)
+    assert isinstance(reader.exception(timeout=20), NoReply)
+    assert peer.read() == [[b"ECHO", b"follower"]]
+    peer.answer(b"+reader\r\n+follower\r\n")
+    assert follower.result(timeout=20) == b"follower"
+
+
+def test_a_follower_whose_time_is_up_harms_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    follower = threads.submit(pipe.call, (b"ECHO", b"follower"), 0.01)
+    assert isinstance(follower.exception(timeout=20), NoReply)
+    peer.answer(b"+reader\r\n")
+    assert reader.result(timeout=20) == b"reader"
+    last = threads.submit(pipe.call, (b"ECHO", b"last"), FOREVER)
+    peer.echo(2)
+    assert last.result(timeout=20) == b"last"
+
+
+def test_post_leaves_at_once_and_its_reply_is_dropped(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    pipe.post((b"ECHO", b"posted"))
+    assert peer.read() == [[b"ECHO", b"posted"]]
+    reply = threads.submit(pipe.call, (b"ECHO", b"called"), FOREVER)
+    peer.answer(b"+posted\r\n")
+    peer.echo()
+    assert reply.result() == b"called"
+
+
+def test_post_goes_behind_a_call_that_is_under_way(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"ECHO", b"called"), FOREVER)
+    peer.read()
+    pipe.post((b"ECHO", b"posted"))
+    peer.answer(b"+called\r\n")
+    assert reply.result(timeout=20) == b"called"
+    assert peer.read() == [[b"ECHO", b"posted"]], "with nobody left to read, the last reader still sends it"
+
+
+def test_end_of_stream_fails_a_sent_request_as_sent(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.sock.close()
+    error = reply.exception(timeout=20)
+    assert isinstance(error, Lost)
+    assert error.sent
+    assert pipe.broken
+
+
+def test_end_of_stream_tells_sent_requests_from_unsent_ones(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    followers = _queue_behind(pipe, threads, [b"follower"])
+    peer.sock.shutdown(socket.SHUT_WR)
+    sent = {}
+    for name, future in {b"reader": reader, **followers}.items():
+        error = future.exception(timeout=20)
+        assert isinstance(error, Lost)
+        sent[name] = error.sent
+    # The follower's request leaves when the reader next looks for signals, which on a busy machine may come first.
+    assert sent == {b"reader": True, b"follower": peer.sock.recv(1) != b""}
+
+
+def test_a_broken_pipe_refuses_before_anything_is_sent(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    pipe.close()
+    assert pipe.broken
+    with pytest.raises(Lost) as caught:
+        pipe.call((b"X",), FOREVER)
+    assert not caught.value.sent
+    with pytest.raises(Lost):
+        pipe.post((b"X",))
+
+
+def test_close_wakes_reader_and_followers(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    followers = _queue_behind(pipe, threads, [b"a", b"b"])
+    pipe.close()
+    for future in (reader, *followers.values()):
+        assert isinstance(future.exception(timeout=20), Lost)
+
+
+def test_close_twice_is_close_once(pair: tuple[Pipe, Peer]) -> None:
+    pipe, _ = pair
+    pipe.close()
+    pipe.close()
+    assert pipe.broken
+
+
+@pytest.mark.parametrize("data", [b"?what\r\n", b"+OK\r\n+nobody asked\r\n"])
+def test_a_broken_protocol_breaks_the_pipe(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes) -> None:
+    pipe, peer = pair
+    reply = threads.submit(pipe.call, (b"X",), FOREVER)
+    peer.read()
+    peer.answer(data)
+    wait([reply], timeout=20)
+    assert pipe.broken
+
+
+def test_a_connection_closed_while_idle_is_found_before_sending(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    peer.sock.close()
+    while pipe.silence_s <= 0.001:  # idle is what has been silent for longer
+        pass
+    with pytest.raises(Lost) as caught:
+        pipe.call((b"X",), FOREVER)
+    assert not caught.value.sent
+
+
+def test_silence_begins_with_a_request_for_whose_reply_nobody_waits(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    while pipe.silence_s <= 0.3:
+        pass
+    pipe.post((b"ECHO", b"a"))
+    assert pipe.silence_s < 0.3
+    while pipe.silence_s <= 0.3:
+        pass
+    pipe.post((b"ECHO", b"b"))
+    assert pipe.silence_s > 0.3, "a request breaks no silence, a byte does"
+    peer.echo(2)
+
+
+def test_a_bad_word_leaves_the_pipe_as_it_was(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    with pytest.raises(TypeError):
+        pipe.call((b"X", None), FOREVER)  # type: ignore[arg-type]
+    reply = threads.submit(pipe.call, (b"ECHO", b"fine"), FOREVER)
+    peer.echo()
+    assert reply.result() == b"fine"
+
+
+class Interrupted(Exception):
+    """What the test's signal handler raises."""
+
+
+@pytest.fixture(params=["sent to it", "taken by another thread"])
+def interrupt(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """Makes SIGUSR1 raise Interrupted in the main thread; call it, in another, to send one."""
+
+    def handler(number: int, frame: object) -> None:
+        raise Interrupted
+
+    def send() -> None:
+        if request.param == "sent to it":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        else:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield send
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_of_the_reader(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, interrupt: Callable[[], None]
+) -> None:
+    pipe, peer = pair
+
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        pipe.call((b"ECHO", b"interrupted"), FOREVER)
+    timer.join()
+    peer.read()
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.answer(b"+interrupted\r\n")
+    peer.echo()
+    assert reply.result(timeout=20) == b"next"
+    assert not pipe.broken
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_of_a_follower(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, interrupt: Callable[[], None]
+) -> None:
+    pipe, peer = pair
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        pipe.call((b"ECHO", b"interrupted"), FOREVER)
+    timer.join()
+    peer.answer(b"+reader\r\n")
+    assert reader.result(timeout=20) == b"reader"
+    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
+    peer.echo(2)
+    assert reply.result(timeout=20) == b"next"
+    assert not pipe.broken
+
+
+def test_a_signal_whose_handler_returns_does_not_end_the_wait(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    handled = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+
+    def signal_then_answer() -> None:
+        peer.read()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        handled.wait(20)
+        peer.answer(b"+OK\r\n")
+
+    threads.submit(signal_then_answer)
+    try:
+        assert pipe.call((b"X",), FOREVER) == b"OK"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_many_threads_on_a_real_server_each_get_their_own_reply(
+    make_pipe: Callable[[socket.socket], Pipe], valkey: Server, threads: ThreadPoolExecutor
+) -> None:
+    sock = socket.create_connection(("127.0.0.1", valkey.port))
+    pipe = make_pipe(sock)
+
+    def work(worker: int) -> tuple[int, int]:
+        dice = random.Random(worker)
+        right = given_up = 0
+        for number in range(300):
+            nonce = b"%d:%d" % (worker, number)
+            try:
+                reply = pipe.call((b"ECHO", nonce), 0.0 if dice.random() < 0.1 else 20.0)
+            except NoReply:
+                given_up += 1
+            else:
+                assert reply == nonce
+                right += 1
+            if dice.random() < 0.05:
+                pipe.post((b"ECHO", b"posted"))
+        return right, given_up
+
+    results = [future.result(timeout=60) for future in [threads.submit(work, worker) for worker in range(32)]]
+    assert sum(right + given_up for right, given_up in results) == 32 * 300
+    assert not pipe.broken
+    pipe.close()
+
+
+def test_connection_cut_under_load_fails_everybody_and_hangs_nobody(
+    make_pipe: Callable[[socket.socket], Pipe], valkey: Server, threads: ThreadPoolExecutor
+) -> None:
+    sock = socket.create_connection(("127.0.0.1", valkey.port))
+    pipe = make_pipe(sock)
+    own_id = pipe.call((b"CLIENT", b"ID"), 20.0)
+    assert isinstance(own_id, int)
+    running = threading.Barrier(17)
+
+    def work(worker: int) -> bool:
+        running.wait(20)
+        while True:
+            try:
+                assert pipe.call((b"ECHO", worker), 20.0) == b"%d" % worker
+            except Lost:
+                return True
+
+    futures = [threads.submit(work, worker) for worker in range(16)]
+    running.wait(20)
+    with redis.Redis(port=valkey.port) as operator:
+        operator.client_kill_filter(_id=str(own_id))
+    assert [True] * 16 == [future.result(timeout=20) for future in futures]
+    assert pipe.broken

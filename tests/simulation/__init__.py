@@ -1,0 +1,1 @@
+"""A model of a server, and simulations of waiters, holders and Redlocks in a lossy world."""

@@ -1,0 +1,234 @@
+"""What goes wrong in the simulation of waiting: connections, processes, the server, operators, and a foreign holder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tests.simulation.process import Process
+from tests.simulation.waiters import KEY, Hold
+from tests.simulation.world import World
+
+FAULTS = (
+    "cut",
+    "cut",
+    "unsent",
+    "deaf",
+    "kill",
+    "freeze",
+    "cancel",
+    "cancel",
+    "cancel",
+    "delete",
+    "flush",
+    "flush scripts",
+    "restart",
+    "full",
+    "deny",
+)
+_DENIALS = (
+    frozenset({"EVAL", "EVALSHA"}),
+    frozenset({"PUBLISH"}),
+    frozenset({"CLIENT"}),
+    frozenset({"SUBSCRIBE", "SSUBSCRIBE"}),
+    frozenset({"HELLO"}),
+    frozenset({"COMMAND"}),
+    frozenset({"EVAL", "EVALSHA", "CLIENT"}),
+)
+
+
+class Stage(Protocol):
+    """What faults strike, and who is told of them."""
+
+    dice: random.Random
+    world: World
+    rival: Hold | None
+    hold_s: float
+    interval_s: float
+    processes: list[Process]
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The locks' ttl."""
+
+    @property
+    def waiters(self) -> Sequence[Any]:
+        """Those who may be cancelled."""
+
+    def look(self) -> None:
+        """The server's keys may have changed."""
+
+    def check_exclusion(self, new: Hold) -> None:
+        """Somebody has just begun to hold."""
+
+
+class Faults:
+    """The faults of one story.
+
+    Args:
+        simulation: the story.
+        kinds: what may go wrong.
+
+    Attributes:
+        end_us: when the last one is over.
+        deleted_us: when the lock was last deleted from outside, by the server's clock.
+    """
+
+    def __init__(self, simulation: Stage, kinds: Sequence[str] = FAULTS) -> None:
+        self._kinds = kinds
+        self.end_us = 0
+        self.deleted_us = -1
+        self._simulation = simulation
+        self._dice = simulation.dice
+        self._world = simulation.world
+        self._model = simulation.world.model
+        self._rival_rounds = 0
+        self._on_processes = {
+            "cut": self._cut,
+            "unsent": self._lose_unsent,
+            "deaf": self._deafen,
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "deny": self._deny,
+        }
+        self._on_the_server = {
+            "delete": lambda: self._model.remove(KEY),
+            "take": lambda: self._model.put(KEY, b"operator", 100),
+            "flush": self._model.flush,
+            "flush scripts": self._model.flush_scripts,
+            "restart": self._restart,
+            "full": self._fill,
+        }
+
+    def plan(self, count: int) -> None:
+        """Let so many go wrong at most, and perhaps a foreign holder come."""
+        dice = self._dice
+        span_us = dice.choice((5000, 30_000, 200_000))
+        for _ in range(1 + int(count * dice.random())):
+            at_us = 1000 + int(span_us * dice.random())
+            self._world.at(at_us, None, self._happen, dice.choice(self._kinds))
+            self.end_us = max(self.end_us, at_us)
+        if dice.random() < 0.2:
+            self._rival_rounds = 1 + int(3 * dice.random())
+            self._world.at(1000 + int(span_us * dice.random()), None, self._rival_tries)
+
+    def denial(self) -> frozenset[str]:
+        """What a user may not do."""
+        denied = self._dice.choice(_DENIALS)
+        # Who may neither run a script nor has a command for it cannot release at all: no schedule helps him.
+        return denied if self._model.has & {"DELIFEQ", "DELEX"} or "EVAL" not in denied else frozenset()
+
+    def operate(self, name: str) -> None:
+        """Something happens to the server."""
+        self._world.changed = True
+        self._world.set_server_clock()
+        self._on_the_server[name]()
+        if name in ("delete", "take", "flush", "restart"):
+            self.deleted_us = self._model.now_us
+            self._simulation.look()
+
+    def _happen(self, name: str) -> None:
+        process = self._dice.choice(self._simulation.processes)
+        self._world.tell("FAULT:", name, process.name if name in self._on_processes else "")
+        delay_us = int(self._world.slow_us * self._dice.random()) if self._dice.random() < 0.5 else 0
+        if name in self._on_processes:
+            self._on_processes[name](process, delay_us)
+        elif name in self._on_the_server:
+            self.operate(name)
+        else:
+            waiter = self._dice.choice(self._simulation.waiters)
+            if not waiter.process.dead and waiter.state in ("acquiring", "waiting", "releasing"):
+                waiter.task.cancel()
+
+    # ---- what happens to a process ----
+
+    def _cut(self, process: Process, delay_us: int) -> None:
+        """The server notices first, and its replies are lost, or the client does."""
+        link = process.link
+        if link is None:
+            return
+        if self._dice.random() < 0.5:
+            link.vanish()
+            self._world.after(delay_us, process, process.drop, link)
+        else:
+            process.drop(link)
+
+    @staticmethod
+    def _lose_unsent(process: Process, _delay_us: int) -> None:
+        """The next request finds the connection broken before it leaves."""
+        process.loses_next = True
+
+    def _deafen(self, process: Process, _delay_us: int) -> None:
+        """Something on the way drops pushes, perhaps on the next connections too."""
+        process.deaf = self._dice.random() < 0.5
+        if process.link is not None:
+            process.link.connection.deaf = True
+
+    def _kill(self, process: Process, delay_us: int) -> None:
+        """It is gone; now and then its connection stays open for ever."""
+        process.dead = self._world.changed = True
+        for link in list(process.links):
+            if self._dice.random() < 0.7:
+                self._world.after(delay_us, None, link.vanish)
+
+    def _freeze(self, process: Process, _delay_us: int) -> None:
+        """It is stopped for a while; what comes meanwhile waits for it."""
+        longest_us = self._dice.choice((1000, 50_000, 500_000, 3_000_000))
+        until_us = self._world.now_us + int(longest_us * self._dice.random())
+        process.frozen_until_us = max(process.frozen_until_us, until_us)
+        self.end_us = max(self.end_us, process.frozen_until_us)
+
+    def _deny(self, process: Process, _delay_us: int) -> None:
+        """Its user may do less from now on."""
+        process.denied = self.denial()
+        process.was_barred = process.was_barred or "EVAL" in process.denied
+        if process.link is not None:
+            process.link.connection.denied = process.denied
+
+    # ---- what happens to the server ----
+
+    def _restart(self) -> None:
+        """It comes back without its data."""
+        self._model.flush()
+        self._model.flush_scripts()
+        self._world.server_is_down = True
+        for process in self._simulation.processes:
+            for link in list(process.links):
+                link.vanish()
+                self._world.after(self._world.delay_us(), process, process.drop, link)
+        down_us = int(self._world.slow_us * self._dice.random())
+        self._world.after(down_us, None, setattr, self._world, "server_is_down", False)
+
+    def _fill(self) -> None:
+        """For a while it has no memory left."""
+        self._model.full = True
+        self._world.after(int(0.1e6 * self._dice.random()), None, setattr, self._model, "full", False)
+
+    # ---- a lock of redis-py's ----
+
+    def _rival_tries(self) -> None:
+        """A holder in a process of his own: unmarked, and without a queue."""
+        simulation, world, dice = self._simulation, self._world, self._dice
+        world.changed = True
+        world.set_server_clock()
+        ttl_ms = simulation.ttl_ms or 500
+        entry = self._model.entry(KEY)
+        if simulation.rival is not None:
+            if entry is not None and entry.value == simulation.rival.token:
+                self._model.remove(KEY)
+            world.tell("the rival releases")
+            simulation.rival = None
+            simulation.look()
+        elif entry is None:
+            token = b"%032x" % (0xF000 + self._rival_rounds)
+            self._model.put(KEY, token, ttl_ms)
+            world.tell("the rival acquires")
+            simulation.look()
+            simulation.rival = Hold("the rival", token, self._model.now_us, world.now_us + ttl_ms * 1000)
+            simulation.check_exclusion(simulation.rival)
+            self._rival_rounds -= 1
+            world.after(int(1e6 * simulation.hold_s * dice.random()), None, self._rival_tries)
+            return
+        if self._rival_rounds:
+            world.after(int(1e6 * simulation.interval_s * (0.5 + dice.random())), None, self._rival_tries)

@@ -1,0 +1,432 @@
+"""A simulation of holding: a few holders in a few processes, a lossy world between them and the server.
+
+Each takes a lock with `asyncio.Lock` itself, on terms, holds it, prolongs it, and releases or drops it; its renewer,
+its tenures and all procedures below are the library's own. Rules: after every event the invariants at `Simulation` are
+checked, and a `Violation` names the one that broke and tells the story. Time is simulated.
+
+    python -m tests.simulation.holding --seeds 100000 --jobs 2
+    python -m tests.simulation.holding --seed 4711 -v
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from redislock_fast._lease import tenure
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._procedures import facade, keeper, keeping, renewal, waiters, waiting
+from redislock_fast._protocol.commands import Operation, Reacquire
+from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._transport.loop import renewer as loop_renewer
+from redislock_fast._transport.loop.renewer import renewer_of
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.tokens import MARK
+from redislock_fast.asyncio import Lock
+from redislock_fast.asyncio import lock as asyncio_lock
+from tests.simulation.faults import Faults
+from tests.simulation.holders import Holder, Stay
+from tests.simulation.loop import Loop, Transport
+from tests.simulation.model import SERVERS, Model
+from tests.simulation.process import Process
+from tests.simulation.seeds import Violation, main
+from tests.simulation.waiters import Hold
+from tests.simulation.world import SERVER_STARTED_US, World
+
+_KINDS = ("calm", "faults", "faults", "faults", "rough")
+_FAULTS = (
+    "cut",
+    "cut",
+    "unsent",
+    "deaf",
+    "kill",
+    "freeze",
+    "freeze",
+    "cancel",
+    "delete",
+    "take",
+    "flush",
+    "flush scripts",
+    "restart",
+    "full",
+    "deny",
+)
+_MAX_EVENTS = 30_000
+_SETTLED_US = 2_000_000
+
+
+class Site:
+    """A process, and what its locks need.
+
+    Attributes:
+        shared: the first of those who share a lock object.
+    """
+
+    def __init__(self, simulation: Simulation, process: Process) -> None:
+        self.process = process
+        self.loop = Loop(process, simulation.note_error)
+        self.transport = Transport(process, self.loop, simulation.note_request)
+        self.shared: Holder | None = None
+
+
+class Simulation:
+    """One seed's story.
+
+    Invariants:
+        - Exclusion by validity: no two locks of one key are `valid` at the same moment. (Not where an operator deleted
+          or took the key, or the server lost its data, after the earlier was granted.)
+        - The truth: where a lock is valid, its token stands at the server, for longer than `remaining()`. (Likewise.)
+        - A loss is told once, soon, for a reason that is true; what is told is never valid again and never renewed.
+        - A lock whose server and holder answer is renewed for as long as it is held, in a calm world exactly up to
+          `max_hold`.
+        - What is released, lost or dropped is not renewed, and leaves the server with its ttl; in a calm world, at once
+          when it is dropped.
+        - At the end the renewers have nothing on their schedules.
+        - Fences rise from holder to holder, and who writes with his is never overtaken by an earlier one. (As long as
+          the server keeps its data.)
+
+    Args:
+        seed: what decides everything.
+        tells: whether to write the story down.
+        model: the server.
+        kind: of `_KINDS`; by default the seed decides.
+        late_us: for how long at most the server reads on from a connection that its client has given up.
+    """
+
+    def __init__(
+        self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
+    ) -> None:
+        self.dice = dice = random.Random(seed)
+        self.kind = kind or dice.choice(_KINDS)
+        self.calm = self.kind == "calm"
+        self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
+        self.model = world.model
+        self.ttl_ms = dice.choice((100, 400, 2000, 10_000))
+        self.max_hold_s = self.ttl_ms / 1000 * (1 + 3 * dice.random())
+        self.interval_s = self.ttl_ms / 1000 * dice.choice((0.1, 0.5))
+        self.hold_s = self.ttl_ms / 1000
+        self.patience_s = self.ttl_ms / 1000 * dice.random()
+        self.fenced = dice.random() < 0.4
+        world.latency_us = dice.choice((100, 500, 2000))
+        if not self.calm:
+            world.lazy = dice.choice((0.0, 0.0, 0.05, 0.3))
+            world.slow = dice.choice((0.0, 0.01, 0.1))
+            world.slow_us = dice.choice((5000, 50_000, 300_000))
+            world.late_us = late_us
+        world.served = self._served
+        self.rival: Hold | None = None
+        self._violation: str | None = None
+        self._tokens = 0
+        self._events = 0
+        self._stays: dict[bytes, Stay] = {}
+        self._open: list[Stay] = []
+        self._over: list[Stay] = []
+        self._owners: dict[bytes, bytes | None] = {}
+        self._changes: dict[bytes, list[tuple[int, bytes | None]]] = {}
+        self._orders: dict[bytes, int] = {}
+        self._fences: dict[bytes, list[tuple[int, int]]] = {}
+        self._written: dict[bytes, tuple[int, int]] = {}
+        self._faults = Faults(self, _FAULTS)
+        self.sites = [self._site(f"P{number}") for number in range(1 + int(3 * dice.random()))]
+        self.processes = [site.process for site in self.sites]
+        self.waiters = [Holder(self, dice.choice(self.sites), number) for number in range(2 + int(4 * dice.random()))]
+        if not self.calm:
+            self._faults.plan(8 if self.kind == "rough" else 3)
+
+    def _site(self, name: str) -> Site:
+        dice = self.dice
+        process = Process(self.world, name)
+        process.blocking = dice.random() < 0.5
+        if not self.calm:
+            process.retries = dice.choice((1, 3, 10))
+            process.patience_s = dice.choice((None, None, 0.1, 1.0))
+        return Site(self, process)
+
+    # ---- what is noted ----
+
+    def note_error(self, context: dict[str, Any]) -> None:
+        """A task or callback has raised what nobody caught."""
+        self.fail(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def note_request(self, operation: Operation) -> None:
+        """An operation begins."""
+        if isinstance(operation, Many):
+            for part in operation._operations:
+                stay = self._stays.get(part.token) if isinstance(part, Reacquire) else None
+                if stay is not None and (stay.over or stay.told):
+                    self.fail(f"{stay.who} is renewed, though that is over")
+
+    def _served(self, _process: Process, _args: Args, _reply: Reply) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Whose are the locks now?"""
+        for key, before in self._owners.items():
+            entry = self.model.entry(key)
+            word = None if entry is None else entry.value
+            token = None if word is None else word.removesuffix(MARK)
+            if token != before:
+                self._owners[key] = token
+                self._changes[key].append((self.model.now_us, token))
+                if token is not None:
+                    self._orders[token] = len(self._changes[key])
+            if self.fenced and fence_key(key) not in self.model.entries:
+                self._fences[key] = []
+                self._written.pop(key, None)
+
+    def watch(self, key: bytes) -> None:
+        """Somebody will hold this lock."""
+        self._owners.setdefault(key, None)
+        self._changes.setdefault(key, [])
+        self._fences.setdefault(key, [])
+
+    def new_token(self) -> bytes:
+        """In place of `_util.tokens.new_token`."""
+        self._tokens += 1
+        return b"rlf:%032x" % self._tokens
+
+    def begin(self, stay: Stay) -> None:
+        """Somebody has been told that he holds."""
+        if stay.token not in self._orders:
+            self.fail(f"{stay.who} was told that the lock is his, and it never was")
+            return
+        stay.order = self._orders[stay.token]
+        stay.begun_s = self.world.clock()
+        stay.granted_us = self._changes[stay.key][stay.order - 1][0]
+        self.world.tell(stay.who, "holds", stay.token, "fence", stay.fence)
+        self._stays[stay.token] = stay
+        self._open.append(stay)
+        if self.fenced:
+            self._note_fence(stay)
+
+    def _note_fence(self, stay: Stay) -> None:
+        if stay.fence is None:
+            self.fail(f"{stay.who} has no fence")
+            return
+        if stay.granted_us < self._faults.deleted_us:
+            return
+        for order, fence in self._fences[stay.key]:
+            if (order < stay.order) != (fence < stay.fence):
+                self.fail(f"{stay.who} is holder {stay.order} with fence {stay.fence}, and holder {order} has {fence}")
+        self._fences[stay.key].append((stay.order, stay.fence))
+
+    def write(self, stay: Stay) -> None:
+        """A holder writes to what the lock protects, which refuses a fence below the last."""
+        if not self.fenced or stay.fence is None or stay.granted_us < self._faults.deleted_us:
+            return
+        order, fence = self._written.get(stay.key, (0, 0))
+        if stay.fence < fence:
+            return
+        if stay.order < order:
+            self.fail(f"{stay.who}, holder {stay.order}, has written after holder {order}")
+        self._written[stay.key] = (stay.order, stay.fence)
+
+    def note_loss(self, lock: Lock, reason: LossReason) -> None:
+        """`on_lost` was called."""
+        untold = [stay for stay in self._stays.values() if stay.lock() is lock and not stay.told]
+        lost = [stay for stay in untold if (tenure := stay.tenure()) is not None and tenure.loss is reason]
+        if not lost:
+            self.fail(f"somebody is told twice, or of nothing: {reason}")
+            return
+        stay = lost[0]
+        holder = stay.holder
+        self.world.tell(stay.who, "is told of the loss:", reason)
+        stay.told = reason
+        if not self._is_true(stay, lock, reason):
+            self.fail(f"{stay.who} is told that it was lost: {reason}")
+        quiet_us = self._faults.end_us + _SETTLED_US + self.ttl_ms * 10_000
+        is_well = (
+            not self.world.slow
+            and not self.world.lazy
+            and not holder.process.denied
+            and (self.calm or self.world.now_us > quiet_us)
+        )
+        if is_well and holder.renews and not holder.ends and reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
+            self.fail(f"{stay.who} has lost what could be renewed: {reason}")
+
+    def _is_true(self, stay: Stay, lock: Lock, reason: LossReason) -> bool:
+        since = [token for at_us, token in self._changes[stay.key] if at_us >= stay.granted_us]
+        if reason is LossReason.TAKEN:
+            return any(token not in (None, stay.token) for token in since)
+        if reason is LossReason.DELETED:
+            # Of two who share a lock object and have both been granted it, one was deleted: whose, nobody can tell.
+            return None in since or (stay.holder.shared is not None and self._faults.deleted_us > 0)
+        if reason is LossReason.EXPIRED:
+            tenure = stay.tenure()
+            return tenure is not None and self.world.clock() >= tenure.deadline
+        return not self.calm
+
+    def note_release(self, stay: Stay) -> None:
+        """A release has ended well."""
+        entry = self.model.entry(stay.key)
+        if entry is not None and entry.value is not None and entry.value.removesuffix(MARK) == stay.token:
+            self.fail(f"the release of {stay.who} has left the lock")
+
+    def let_go(self, stay: Stay) -> None:
+        """A holder has done with it."""
+        if stay not in self._open:
+            return
+        self._open.remove(stay)
+        entry = self.model.entry(stay.key)
+        ends_us = 0 if entry is None else (entry.ends_at_ms or 0) * 1000 - SERVER_STARTED_US
+        slack_us = _SETTLED_US
+        if self.calm and not stay.over and not stay.told:
+            ends_us, slack_us = 0, 100_000
+        elif not self.calm:
+            ends_us = max(ends_us, self.world.now_us + self.ttl_ms * 1000)
+        stay.gone_by_us = max(ends_us, self.world.now_us) + slack_us
+        self._over.append(stay)
+
+    def check_exclusion(self, new: Hold) -> None:
+        """The rival has just begun to hold."""
+        for stay in self._open:
+            if new.token == self._owners.get(stay.key) and self._is_untouched(stay) and stay.is_valid():
+                self.fail(f"{new.who} holds, and {stay.who} is valid")
+
+    # ---- the invariants ----
+
+    def fail(self, what: str) -> None:
+        """An invariant does not hold. The run ends with that: who is told here may catch what is raised."""
+        if self._violation is None:
+            self._violation = what
+
+    def _is_untouched(self, stay: Stay) -> bool:
+        return stay.granted_us > self._faults.deleted_us
+
+    def _check(self) -> None:
+        self.model.now_us = max(self.model.now_us, SERVER_STARTED_US + self.world.now_us)
+        self.look()
+        valid: dict[bytes, Stay] = {}
+        for stay in self._open:
+            lock = stay.lock()
+            if lock is None or stay.holder.process.dead or stay.over:
+                continue
+            if lock.local.token != stay.token:
+                self._check_forgotten(stay)
+                continue
+            left_s = lock.remaining()
+            if not left_s:
+                self._check_told(stay)
+                continue
+            if stay.told:
+                self.fail(f"{stay.who} has lost it, and it is valid again")
+            stay.invalid_since_us = None
+            if not self._is_untouched(stay):
+                continue
+            self._check_truth(stay, left_s)
+            if (
+                self.calm
+                and stay.holder.ends
+                and not stay.by_hand
+                and self.world.clock() + left_s > stay.begun_s + self.max_hold_s
+            ):
+                self.fail(f"{stay.who} holds for longer than he wants")
+            other = valid.setdefault(stay.key, stay)
+            if other is not stay:
+                self.fail(f"{stay.who} is valid, and so is {other.who}")
+        for stay in self._over:
+            is_there = self._owners[stay.key] == stay.token and not stay.holder.process.dead
+            if is_there and self.world.now_us > (stay.gone_by_us or 0):
+                self.fail(f"{stay.who} has done with it, and it stands at the server")
+
+    def _check_forgotten(self, stay: Stay) -> None:
+        """Its lock object has it no more, though it was not given back: then it must be known to be lost."""
+        tenure = stay.tenure()
+        is_lost = stay.told is not None or (tenure is not None and tenure.loss is not None)
+        if not is_lost and self._owners[stay.key] == stay.token and self._is_untouched(stay):
+            self.fail(f"{stay.who} has not let go, and what he holds is forgotten")
+
+    def _check_truth(self, stay: Stay, left_s: float) -> None:
+        entry = self.model.entry(stay.key)
+        if self._owners[stay.key] != stay.token or entry is None:
+            self.fail(f"{stay.who} is valid, and the key does not say so")
+            return
+        ends_us = None if entry.ends_at_ms is None else entry.ends_at_ms * 1000 + 1000 - SERVER_STARTED_US
+        if ends_us is not None and self.world.now_us + left_s * 1e6 > ends_us:
+            self.fail(f"{stay.who} has {left_s} s left, and it ends at {ends_us / 1e6}")
+
+    def _check_told(self, stay: Stay) -> None:
+        """It is not valid: that must be told soon."""
+        now_us = self.world.now_us
+        if stay.invalid_since_us is None:
+            stay.invalid_since_us = now_us
+        since_us = max(stay.invalid_since_us, stay.holder.process.frozen_until_us)
+        if stay.told is None and now_us > since_us + _SETTLED_US + 3 * self.world.slow_us:
+            self.fail(f"{stay.who} is lost, and that is not told")
+
+    def _check_end(self) -> None:
+        """All is over, and has been for long."""
+        for holder in self.waiters:
+            if not holder.process.dead and not holder.task.done():
+                self.fail(f"{holder.name} is stuck")
+            elif holder.task.done() and holder.task.exception() is not None:
+                self.fail(f"{holder.name} failed: {holder.task.exception()!r}")
+        for site in self.sites:
+            if not site.process.dead:
+                transport: Any = site.transport
+                renewer = site.loop.run(partial(renewer_of, transport))
+                if renewer._timer is not None or any(renewer._schedule._due.values()):
+                    self.fail(f"{site.process.name} still has something to renew")
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        """Play it.
+
+        Raises:
+            Violation: an invariant does not hold.
+        """
+        with self._simulated():
+            while self._plays(None):
+                if not self._events % 8 and all(holder.is_done() for holder in self.waiters):
+                    break
+            until_us = max(self.world.now_us, self._faults.end_us) + 20_000 * self.ttl_ms + 3 * _SETTLED_US
+            while self._plays(until_us):
+                pass
+            if self._violation is None:
+                self._check_end()
+        if self._violation is not None:
+            raise Violation("\n".join([self._violation, *self.world.story]))
+
+    def _plays(self, until_us: int | None) -> bool:
+        """Let the next event happen. Returns False at the end."""
+        world = self.world
+        if not world.step() or self._violation is not None or (until_us is not None and world.now_us > until_us):
+            return False
+        if world.changed:
+            world.changed = False
+            self._check()
+        self._events += 1
+        if self._events > _MAX_EVENTS:
+            self.fail("it goes on for ever")
+        return self._violation is None
+
+    @contextlib.contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Put the world's clock, tokens and chance in place of the real ones."""
+        timed = (loop_renewer, keeper, keeping, renewal, waiters, tenure, waiting, asyncio_lock)
+        places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
+        places += [(module, "new_token", self.new_token) for module in (facade, waiting)]
+        places.append((renewal, "_dice", self.dice))
+        real = [getattr(module, name) for module, name, _ in places]
+        for module, name, simulated in places:
+            setattr(module, name, simulated)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                yield
+                for site in self.sites:
+                    site.loop.close()
+        finally:
+            for (module, name, _), value in zip(places, real, strict=True):
+                setattr(module, name, value)
+            loop_renewer._renewers._transports.clear()  # or it would keep all of the story
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Simulation, __doc__))

@@ -1,0 +1,241 @@
+"""A simulated event loop and transport, on which `asyncio.Lock` itself runs in a simulated process.
+
+Whatever the loop runs is an event of the world: so a process that is stopped or dead runs nothing, and time is the
+world's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import math
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._protocol.commands import Look, Operation
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.queue import Leave, Subscribe
+from tests.simulation.process import Execution, Process
+from tests.simulation.world import Mailbox
+
+
+class Loop:
+    """The event loop of a process: what asyncio's tasks, futures and our locks need of one.
+
+    Args:
+        process: whose.
+        on_error: told of what no task or callback has caught.
+    """
+
+    def __init__(self, process: Process, on_error: Callable[[dict[str, Any]], None]) -> None:
+        self._process = process
+        self._world = process.world
+        self._on_error = on_error
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._itself: Any = self  # for whom asks for an AbstractEventLoop
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_closed(self) -> bool:
+        return False
+
+    def time(self) -> float:
+        return self._world.clock()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self._itself)
+
+    def create_task(self, coro: Any, **_: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self._itself)
+        self._tasks.add(task)
+        return task
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self._itself, context)
+        self._world.after(0, self._process, self._run, handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self._itself, context)
+        # A loop is never on time to the microsecond.
+        self._world.at(math.ceil(when * 1e6) + 1, self._process, self._run, handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays among the world's events, and does nothing then."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._on_error(context)
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call something as the loop does."""
+        asyncio._set_running_loop(self._itself)
+        try:
+            return call()
+        finally:
+            asyncio._set_running_loop(None)
+            del call  # see `World.step`
+
+    def close(self) -> None:
+        """End all tasks where they are: the garbage collector would, in the middle of another story."""
+        for task in list(self._tasks):
+            unfinished: Any = task
+            if not task.done():
+                unfinished._log_destroy_pending = False
+                with contextlib.suppress(Exception):  # they are in the middle of something
+                    self.run(unfinished.get_coro().close)
+
+    def _run(self, handle: asyncio.Handle) -> None:
+        if not handle.cancelled():
+            self._world.changed = True
+            self.run(handle._run)
+            del handle  # see `World.step`
+
+
+class _Caller:
+    """A task that waits for a simulated process to do something."""
+
+    def __init__(self, process: Process, loop: Loop) -> None:
+        self.process = process
+        self.name = process.name
+        self.epoch = 0
+        self._future: asyncio.Future[Any] | None = loop.create_future()
+
+    def go_on(self, epoch: int, answer: object) -> None:
+        if self._future is not None and not self._future.done() and epoch == self.epoch:
+            self._future.set_result(answer)
+
+    def throw(self, error: BaseException) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(error)
+
+    async def wait(self) -> Any:
+        """Wait. Nothing is kept then: an error would keep alive what it came through, and the lock with that."""
+        assert self._future is not None
+        try:
+            return await self._future
+        finally:
+            self._future = None
+
+
+class Transport:
+    """What locks need of a transport.
+
+    Args:
+        process: whose connection it uses.
+        loop: of that process.
+        executes: called before an operation is driven.
+    """
+
+    def __init__(self, process: Process, loop: Loop, executes: Callable[[Operation], None]) -> None:
+        self._process = process
+        self._loop = loop
+        self._executes = executes
+
+    async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
+        """Drive an operation to its end, as `LoopChannel.execute` does."""
+        self._executes(operation)
+        returning = self._process.take_back(operation) if self._process.undone else []
+        if returning:
+            try:
+                await self._run(Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+            except BaseException:
+                self._process.undo(returning)
+                raise
+        await self._run(operation, limit_s, tidies=True)
+
+    async def _run(self, operation: Any, limit_s: float | None, tidies: bool) -> None:
+        caller = _Caller(self._process, self._loop)
+        execution = Execution(caller, operation, limit_s, tidies)
+        execution.begin()
+        try:
+            await caller.wait()
+        except BaseException:
+            if not execution.over:
+                execution.cancel()
+            raise
+
+    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Undo in the background."""
+        self._process.undo(entries)
+
+    async def split(self, keys: list[bytes]) -> list[list[int]]:
+        """One server has them all."""
+        return [list(range(len(keys)))]
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt would probably fail."""
+        return self._process.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        self._process.note_hand_over(key, handed_over)
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests still leave on the seat's connection."""
+        return self._process.is_current(seat)
+
+    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request, without waiting for the reply."""
+        self._process.post(link, args, on_reply)
+
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A seat for a waiter, where it can be had at once."""
+        link = self._process.link
+        room = None if link is None else link.room
+        if link is None or room is None:
+            return None
+        return room.take(key, token, Mailbox(self._process, link), link, self)
+
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+        """A seat for a waiter, as `LoopChannel.enter` has it."""
+        while True:
+            link = self._process.link
+            if link is None:
+                await self._run(Look(key), limit_s, tidies=False)
+                continue
+            room = link.room
+            if room is None:
+                return None
+            seat = self.seat(key, token)
+            if seat is not None:
+                return seat
+            channel = room.channel_for(key)
+            subscribing = Subscribe(key, room.subscribe, channel)
+            await self._run(subscribing, limit_s, tidies=False)
+            if self._process.link is link:
+                room.note_subscription(channel, subscribing.result)
+
+    def listen(self, seat: Seat, timeout_s: float) -> Coroutine[Any, Any, object]:
+        """The next message for a seat."""
+        return self._listen(seat, timeout_s)
+
+    async def _listen(self, seat: Seat, timeout_s: float) -> object:
+        caller = _Caller(self._process, self._loop)
+        mailbox: Any = seat.mailbox
+        mailbox.listen(caller, timeout_s)
+        return await caller.wait()
+
+    @staticmethod
+    def encode(value: object) -> bytes:
+        """A name or token as bytes."""
+        assert isinstance(value, bytes)
+        return value
+
+    key_of = encode

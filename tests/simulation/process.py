@@ -1,0 +1,455 @@
+"""Simulated processes: each drives procedures of steps over one connection at a time, as the transports do.
+
+It connects, sends again what was lost, undoes what failed, and gives each waiter his messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.waiters import Seat
+from redislock_fast._protocol.commands import Acquire, Look, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.queue import Leave, Subscribe, undo_requests
+from tests.simulation.world import Call, Link, Mailbox, World
+
+_GRACE_S = 0.1
+_UNDO_FIRST_S, _UNDO_LAST_S, _UNDO_LIMIT_S = 0.05, 30.0, 1.0
+
+
+class Trouble(Exception):
+    """redis-py's ConnectionError, TimeoutError or ResponseError: what a caller gets when no attempt succeeded."""
+
+
+class Cancelled(BaseException):
+    """A cancel or an interrupt, thrown in at a step."""
+
+
+class Caller(Protocol):
+    """For whom something is done."""
+
+    process: Process
+    name: str
+    epoch: int
+
+    def go_on(self, epoch: int, answer: object) -> None:
+        """It is done; `epoch` is that in which it was begun."""
+
+    def throw(self, error: BaseException) -> None:
+        """It has failed."""
+
+
+class Execution:
+    """One operation, driven to its end as `ThreadChannel.execute` and `LoopChannel.execute` do."""
+
+    def __init__(self, task: Caller, operation: Any, limit_s: float | None, tidies: bool) -> None:
+        self._task = task
+        self._process = task.process
+        self._world = task.process.world
+        self._operation = operation
+        self._deadline_us = None if limit_s is None else self._world.now_us + int(limit_s * 1e6)
+        self._tidies = tidies
+        self._failures = 0
+        self._call: Call | None = None
+        self._loose: list[Link] = []
+        self.over = False
+
+    def begin(self) -> None:
+        """Make an attempt."""
+        if self.over:
+            return
+        link = self._process.link
+        if link is None:
+            self._process.connect(self)
+            return
+        self._ask(link)
+
+    def _ask(self, link: Link) -> None:
+        world = self._world
+        request = self._operation.request(link.dialect, world.clock())
+        requests = request if self._operation.many else [request]
+        self._call = call = Call(self, link, len(requests))
+        if link.broken or self._process.loses_unsent(link):
+            link.break_()
+            call.open = False
+            self._lost(link, sent=False)
+            return
+        if world.tells:
+            world.tell(self._task.name, "sends", *requests)
+        pause_us = world.pause_us() if self._process.blocking else 0
+        if pause_us:  # preempted between reading the clock and sending
+            world.after(pause_us, self._process, self._send, link, requests, call)
+        else:
+            self._send(link, requests, call)
+
+    def _send(self, link: Link, requests: list[Args], call: Call) -> None:
+        world = self._world
+        if self.over or self._call is not call:
+            return
+        if link.broken:
+            call.open = False
+            self._lost(link, sent=False)
+            return
+        link.send(requests, call)
+        patience_s, limit_s = self._process.patience_s, math.inf
+        if self._deadline_us is not None:
+            limit_s = max(self._deadline_us - world.now_us, 0) / 1e6 + _GRACE_S
+        if patience_s is not None and patience_s <= limit_s:
+            world.after(int(patience_s * 1e6), self._process, self._no_reply, call, True)
+        elif limit_s < math.inf:
+            world.after(int(limit_s * 1e6), self._process, self._no_reply, call, False)
+
+    def answered(self, call: Call) -> None:
+        """The replies are here; the caller looks at them when he comes to it."""
+        pause_us = self._world.pause_us()
+        if pause_us:
+            self._world.after(pause_us, self._process, self._feed, call)
+        else:
+            self._feed(call)
+
+    def _feed(self, call: Call) -> None:
+        if self.over or self._call is not call:
+            return
+        operation = self._operation
+        try:
+            if operation.feed(call.replies if operation.many else call.replies[0], call.link.dialect):
+                self._end(None)
+            else:
+                self._ask(call.link)
+        except NotExecuted as trouble:
+            self._again(trouble)
+        except (Refused, Redirected) as refusal:
+            self._end(Trouble(str(refusal)))
+
+    def lost(self, call: Call) -> None:
+        """The connection broke."""
+        self._world.after(self._world.pause_us(), self._process, self._lost, call.link, True, call)
+
+    def _lost(self, link: Link, sent: bool, call: Call | None = None) -> None:
+        if self.over or (call is not None and self._call is not call):
+            return
+        self._operation.lost(sent)
+        self._process.drop(link)
+        self._again(Trouble("connection lost"))
+
+    def _no_reply(self, call: Call, is_silence: bool) -> None:
+        if self.over or not call.open or self._call is not call:
+            return
+        call.open = False
+        self._operation.lost(True)
+        self._loose.append(call.link)
+        if is_silence and self._process.link is call.link:
+            self._process.give_up(call.link)  # left, not closed
+            if not self._world.late_us:
+                call.link.vanish()
+        self._again(Trouble("no reply"))
+
+    def no_connection(self, why: str) -> None:
+        """Connecting has failed."""
+        if not self.over:
+            self._again(Trouble(why))
+
+    def _again(self, trouble: Exception) -> None:
+        self._call = None
+        self._failures += 1
+        delay_us = 0 if self._failures == 1 else min(1000 << self._failures, 100_000)
+        patient = self._deadline_us is not None and isinstance(trouble, NotExecuted)
+        out_of_time = self._deadline_us is not None and self._world.now_us + delay_us >= self._deadline_us
+        if out_of_time or (not patient and self._failures > self._process.retries):
+            self._end(Trouble(str(trouble)))
+        else:
+            self._world.after(delay_us, self._process, self.begin)
+
+    def cancel(self) -> None:
+        """The caller is cancelled or interrupted."""
+        if self._call is not None:
+            self._call.open = False
+            self._operation.lost(True)
+            self._loose.append(self._call.link)
+        self.over = True
+        if self._tidies:
+            self._process.tidy(self._operation, self._loose, True)
+
+    def _end(self, error: Exception | None) -> None:
+        self.over = True
+        operation = self._operation
+        doubts = isinstance(operation, Acquire) and operation.unsettled and operation.result
+        if doubts and "CLIENT" in self._process.denied:
+            self._world.doubtful.add(operation.token)
+        if self._tidies and (error is not None or self._operation.unsettled):
+            self._process.tidy(self._operation, self._loose, error is not None)
+        if error is None:
+            self._task.go_on(self._task.epoch, None)
+        else:
+            self._task.throw(error)
+
+
+class UndoingBefore(Execution):
+    """Undoing what was left under a token that comes back, before the execution that brings it."""
+
+    def __init__(
+        self, task: Task, returning: list[tuple[bytes, bytes]], limit_s: float | None, execution: Execution
+    ) -> None:
+        super().__init__(task, Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+        self._waiting = task
+        self._returning = returning
+        self._execution = execution
+
+    def cancel(self) -> None:
+        """The caller is cancelled or interrupted."""
+        super().cancel()
+        self._process.undo(self._returning)
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None:
+            self.over = True
+            self._waiting.go_on_with(self._execution)
+        else:
+            self._process.undo(self._returning)
+            super()._end(error)
+
+
+class Task:
+    """Who drives one procedure."""
+
+    def __init__(self, process: Process, name: str, steps: Steps, tidies: bool = True) -> None:
+        self.process = process
+        self.name = name
+        self.epoch = 0
+        self.done = False
+        self.owner: object = None
+        self._steps = steps
+        self._tidies = tidies
+        self._step: Any = None
+        self._execution: Execution | None = None
+
+    def go_on(self, epoch: int, answer: object) -> None:
+        """Send an answer, unless the task is no longer where it asked."""
+        if epoch != self.epoch or self.done:
+            return
+        if type(self._step) is Enter:
+            answer = self._seat()
+            if answer is Ellipsis:
+                return
+        self._run(self._steps.send, answer)
+
+    def throw(self, error: BaseException) -> None:
+        """Throw an error in."""
+        self._run(self._steps.throw, error)
+
+    def cancel(self) -> None:
+        """Throw a cancel in, wherever it is."""
+        if self.done or self._step is None:
+            return
+        self.process.world.tell(self.name, "is cancelled")
+        if self._execution is not None and not self._execution.over:
+            self._execution.cancel()
+        self.throw(Cancelled())
+
+    def _run(self, resume: Callable[[Any], Any], value: object) -> None:
+        self.epoch += 1
+        self._execution = None
+        self.process.world.changed = True
+        self.process.world.running = self
+        try:
+            step = self._step = resume(value)
+        except (StopIteration, Cancelled):
+            self.done = True
+            return
+        kind = type(step)
+        if kind is Execute:
+            self._execute(step.operation, step.limit_s, self._tidies)
+        elif kind is Listen:
+            step.seat.mailbox.listen(self, step.timeout_s)
+        elif kind is Sleep:
+            self.process.world.after(int(step.seconds * 1e6), self.process, self.go_on, self.epoch, None)
+        else:
+            self.go_on(self.epoch, None)
+
+    def _execute(self, operation: Any, limit_s: float | None, tidies: bool) -> None:
+        self._execution = execution = Execution(self, operation, limit_s, tidies)
+        if self.process.undone:
+            returning = self.process.take_back(operation)
+            if returning:
+                self._execution = UndoingBefore(self, returning, limit_s, execution)
+        self._execution.begin()
+
+    def go_on_with(self, execution: Execution) -> None:
+        """Begin what had to wait for another execution."""
+        self._execution = execution
+        execution.begin()
+
+    def _seat(self) -> Any:
+        """A seat, None, or `...` when that takes a request first."""
+        step, link = self._step, self.process.link
+        if link is None:
+            self._execute(Look(step.key), step.limit_s, False)
+            return ...
+        room = link.room
+        if room is None:
+            return None
+        channel = room.channel_for(step.key)
+        if self._execution is not None:
+            subscribing: Any = self._execution._operation
+            if isinstance(subscribing, Subscribe) and subscribing._words[1] == channel:
+                room.note_subscription(channel, subscribing.result)
+        seat = room.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
+        if seat is not None:
+            return seat
+        self._execute(Subscribe(step.key, room.subscribe, channel), step.limit_s, False)
+        return ...
+
+
+class Process:
+    """One process: one connection at a time, one room on it, and any number of tasks.
+
+    Attributes:
+        blocking: whether it has threads or an event loop.
+        patience_s: its `socket_timeout`.
+        retries: of its retry policy.
+        denied: what its user may not do.
+        was_barred: whether he was ever forbidden to run scripts: what stands in the queue then cannot leave it.
+        deaf: whether its next connections get no pushes.
+        undone: what waits to be undone.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.blocking = False
+        self.patience_s: float | None = None
+        self.retries = 3
+        self.denied: frozenset[str] = frozenset()
+        self.was_barred = False
+        self.deaf = False
+        self.dead = False
+        self.frozen_until_us = 0
+        self.link: Link | None = None
+        self.links: list[Link] = []
+        self.undone: list[tuple[bytes, bytes]] = []
+        self._endings: dict[Args, None] = {}
+        self._undoer: Task | None = None
+        self._connecting: list[Execution] = []
+        self.loses_next = False
+        world.processes.append(self)
+
+    def start(self, name: str, steps: Steps, tidies: bool = True) -> Task:
+        """Begin a procedure."""
+        task = Task(self, name, steps, tidies)
+        self.world.after(0, self, task._run, steps.send, None)
+        return task
+
+    def loses_unsent(self, link: Link) -> bool:
+        """Whether the connection turns out to be broken before the next request has left."""
+        loses, self.loses_next = self.loses_next, False
+        if loses:
+            link.vanish()
+        return loses
+
+    def connect(self, execution: Execution) -> None:
+        """Connect, for all who wait for it."""
+        self._connecting.append(execution)
+        if len(self._connecting) == 1:
+            self.world.after(2 * self.world.delay_us(), self, self._connected)
+
+    def _connected(self) -> None:
+        waiting, self._connecting = self._connecting, []
+        if self.world.server_is_down:
+            for execution in waiting:
+                execution.no_connection("connection refused")
+            return
+        link = Link(self)
+        self.world.tell(self.name, "has connected")
+        self.links.append(link)
+        for ending in list(self._endings):
+            link.send([ending], partial(self._note_ended, ending))
+        link.undo(undo_requests(link.dialect, self.undone))
+        self.link = link
+        for execution in waiting:
+            self.world.after(self.world.pause_us(), self, execution.begin)
+
+    def drop(self, link: Link) -> None:
+        """Close a connection that is of no more use."""
+        self.give_up(link)
+        link.break_()
+        link.vanish_sometime()
+
+    def give_up(self, link: Link) -> None:
+        """Send nothing more on a connection, and have the next one end it."""
+        if self.link is link:
+            self.link = None
+            if link.ending is not None:
+                self._endings[link.ending] = None
+
+    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request, without waiting for the reply."""
+        link.post(args, on_reply)
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests still leave on the seat's connection."""
+        return self.link is not None and self.link.room is seat.room and not self.link.broken
+
+    def is_contended(self, key: bytes, is_patient: bool) -> bool:
+        """Whether an attempt would probably fail."""
+        return self.link is not None and self.link.room is not None and self.link.room.is_contended(key, is_patient)
+
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """This lock was released here, and a waiter has it now, or nobody waited."""
+        if self.link is not None and self.link.room is not None:
+            self.link.room.note_hand_over(key, handed_over)
+
+    def tidy(self, operation: Any, loose: list[Link], failed: bool) -> None:
+        """Undo what may have been executed: behind it, and in the background."""
+        entries = operation.to_undo(failed)
+        if entries:
+            for link in loose:
+                if not link.broken:
+                    link.undo(undo_requests(link.dialect, entries))
+            self.undo(entries)
+
+    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Undo in the background."""
+        self.undone += entries
+        if self._undoer is None or self._undoer.done:
+            self._undoer = self.start(f"{self.name} undoing", self._undoing(), tidies=False)
+
+    def undoes(self, key: bytes, token: bytes) -> bool:
+        """Whether the undoing of this token is under way."""
+        return (key, token) in self.undone or any(token in request for link in self.links for request in link.undoing)
+
+    def _undoing(self) -> Steps:
+        delay_s = _UNDO_FIRST_S
+        while self.undone:
+            entries = list(self.undone)
+            many = Many([Leave(key, token) for key, token in entries])
+            try:
+                yield Execute(many, _UNDO_LIMIT_S)
+            except Trouble as trouble:
+                if not str(trouble).startswith(("NOPERM", "ERR")):
+                    yield Sleep(delay_s)
+                    delay_s = min(2 * delay_s, _UNDO_LAST_S)
+                    continue
+            gone = set(entries)
+            self.undone[:] = [entry for entry in self.undone if entry not in gone]
+
+    def _note_ended(self, ending: Args, _: object) -> None:
+        self._endings.pop(ending, None)
+
+    def take_back(self, operation: Any) -> list[tuple[bytes, bytes]]:
+        """What waits to be undone under a token that comes back: whoever brings it undoes it first."""
+        taken = set(operation.takes())
+        returning = [entry for entry in self.undone if entry in taken]
+        if returning:
+            if self._undoer is not None:
+                self._undoer.cancel()
+                self._undoer = None
+            left = [entry for entry in self.undone if entry not in taken]
+            self.undone[:] = []
+            if left:
+                self.undo(left)
+        return returning

@@ -1,0 +1,167 @@
+"""Thousands of stories of holders in a lossy world. Each invariant must be able to fail, as the planted faults show."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from redislock_fast import asyncio
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures import renewal
+from redislock_fast._procedures.renewal import Loss, Record, Schedule
+from redislock_fast._protocol.commands import Acquire, Look, Reacquire
+from redislock_fast._transport.loop.renewer import LoopRenewer
+from redislock_fast._util.errors import LossReason
+from tests.simulation.holding import Simulation
+from tests.simulation.model import Model
+from tests.simulation.seeds import violation_of
+
+pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
+
+_SEEDS = range(1000)
+_SEEDS_FOR_FAULTS = range(2000)
+
+
+def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
+    for seed in _SEEDS_FOR_FAULTS:
+        violation = violation_of(Simulation, seed, model=model, kind=kind)
+        if violation is not None:
+            yield violation
+
+
+def test_no_story_breaks_an_invariant() -> None:
+    assert next((f"seed {seed}: {what}" for seed in _SEEDS if (what := violation_of(Simulation, seed))), None) is None
+
+
+def test_a_seed_is_always_the_same_story() -> None:
+    stories = []
+    for _ in range(2):
+        simulation = Simulation(1, tells=True)
+        simulation.run()
+        stories.append(simulation.world.story)
+    assert stories[0] == stories[1]
+
+
+class _GivesTheSameNumberAgain(Model):
+    """The counter does not count."""
+
+    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+        reply = super()._acquire_fenced(value, lock, fence, token, ttl_ms)
+        if isinstance(reply, list) and reply[0]:
+            reply[2] = 1
+        return reply
+
+
+class _SetsHalfTheTtl(Model):
+    """A renewal sets less than it asks for."""
+
+    def _pexpire(self, key: bytes, entry: Any, ttl_ms: object) -> None:
+        assert isinstance(ttl_ms, int)
+        super()._pexpire(key, entry, ttl_ms // 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "violation"),
+    [
+        (_GivesTheSameNumberAgain, "calm", "with fence"),
+        (_SetsHalfTheTtl, "calm", "left, and it ends"),
+    ],
+)
+def test_the_simulation_finds_a_planted_fault_of_the_scripts(model: type[Model], kind: str, violation: str) -> None:
+    assert any(re.search(violation, found) for found in _violations(kind, model))
+
+
+_real_add = Schedule.add
+
+
+def _renew_without_looking(self: Reacquire, dialect: Any, now: float) -> Any:
+    """A renewal brings a lost lock back."""
+    self.sent_at = self.sent_at or now
+    self._native = True
+    return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
+
+
+def _believe_the_renewal(self: Tenure, expires_at: float, certainly: bool) -> None:
+    """Whatever the holder does meanwhile, the renewal's lease counts."""
+    self.expires_at = expires_at
+
+
+@contextlib.contextmanager
+def _believe_the_holder(self: Tenure, local: Any, new_ttl_ms: int | None) -> Iterator[None]:
+    """Whatever renewal is under way, the holder's own lease counts."""
+    self.busy += 1
+    self.touched = True
+    local.lease = (self.token, self.expires_at)
+    try:
+        yield
+    finally:
+        self.expires_at = local.expires_at(self.token)
+        self.busy -= 1
+
+
+def _count_from_the_reply(self: asyncio.Lock, attempt: Acquire, local: Any) -> None:
+    """The lease counts from the moment at which the reply is read."""
+    local.lease = (attempt.token, vars(renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
+
+
+def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
+    """What is due is looked at too soon, again and again."""
+    return _real_add(self, record, min(due_at, vars(renewal)["clock"]()), interval_s)
+
+
+def _never_undo(self: LoopRenewer, entries: Any) -> None:
+    """What was dropped stays."""
+
+
+def _lose_in_silence(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+    """Nobody is told."""
+    tenure.lose(reason)
+
+
+def _lose_again(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+    """Who was told is told again."""
+    tenure.lose(reason)
+    losses += [Loss(tenure, reason)] * 2
+
+
+def _guess(look: Look) -> LossReason:
+    """The reason is made up."""
+    return LossReason.DELETED if look.result else LossReason.TAKEN
+
+
+def _renew_at_the_end(self: Tenure, now: float, chance: float) -> float:
+    """Renewals come too late."""
+    return self.deadline
+
+
+def _renew_for_ever(self: Tenure, now: float) -> int | None:
+    """`max_hold` counts for nothing."""
+    return self.ttl_ms if self.terms.auto_renew else None
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken", "kind", "violation"),
+    [
+        (Reacquire, "request", _renew_without_looking, "faults", "the key does not say so|has done with it|and so is"),
+        (Tenure, "renewed", _believe_the_renewal, "rough", "left, and it ends|the key does not say so"),
+        (Tenure, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
+        (Tenure, "due_at", _renew_at_the_end, "calm", "could be renewed"),
+        (Tenure, "renewal_ms", _renew_for_ever, "calm", "longer than he wants"),
+        (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
+        (Schedule, "add", _add_before_its_time, "calm", "for ever"),
+        (LoopRenewer, "_undo", _never_undo, "calm", "has done with it"),
+        (renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
+        (renewal, "lose", _lose_again, "faults", "told twice"),
+        (renewal, "reason_of", _guess, "faults", "is told that it was lost"),
+    ],
+)
+def test_the_simulation_finds_a_planted_fault_of_the_machines(
+    place: Any, name: str, broken: Any, kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, broken)
+    assert any(re.search(violation, found) for found in _violations(kind))

@@ -1,0 +1,267 @@
+"""Thousands of schedules of lost requests, lost replies, errors and rivals, played against the model server.
+
+Rules: a schedule that fails names its seed or its bytes, and what every request did; and each invariant must be able to
+fail, which the planted faults show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol import commands
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._util.tokens import MARK
+from tests.simulation.one_lock import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
+
+_SEEDS = range(20_000)
+
+
+def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
+    for seed in _SEEDS:
+        try:
+            Simulation(Seeded(seed), machines, neighbours).run()
+        except Violation as violation:
+            yield f"seed {seed}: {violation}"
+
+
+_BY_EACH_ACQUIRE = pytest.mark.parametrize(
+    "machines",
+    [Machines(acquire=kind) for kind in (commands.Acquire, AcquireOwn, AcquireFenced, AcquireOwnFenced)],
+    ids=["a token made for it", "the caller's own token", "with a number", "the caller's own token, with a number"],
+)
+
+
+@pytest.mark.parametrize("neighbours", [False, True], ids=["alone", "with neighbours on the connection"])
+@_BY_EACH_ACQUIRE
+def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool) -> None:
+    assert next(_violations(machines, neighbours), None) is None
+
+
+@_BY_EACH_ACQUIRE
+@hypothesis.settings(max_examples=3000, database=None)
+@hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())
+def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
+    machines: Machines, schedule: bytes, neighbours: bool
+) -> None:
+    Simulation(Listed(schedule), machines, neighbours).run()
+
+
+class _AcquireBlindToItself(commands.Acquire):
+    """Takes its own token, left by a lost attempt, for another's."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result and reply != self.token
+        return finished
+
+
+class _AcquireThatTrustsALoss(commands.Acquire):
+    """Takes any holder, after a lost attempt, for itself."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result or (self.unsettled and type(reply) is bytes)
+        return finished
+
+
+class _AcquireThatForgetsLosses(commands.Acquire):
+    """Gives up without saying that an undo is due."""
+
+    def lost(self, sent: bool) -> None:
+        pass
+
+
+class _AcquireByForce(commands.Acquire):
+    """Sets the key whoever holds it."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        return tuple(word for word in super().request(dialect, now) if word != b"NX")
+
+
+class _AcquireThatCountsFromTheLastRequest(commands.Acquire):
+    """Believes that the lease began with the request that was answered."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        self.sent_at = now
+        return request
+
+
+class _AcquireOwnThatTrustsWhatItFinds(AcquireOwn):
+    """Believes that what holds its token has a whole ttl left."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = self.result or self._renewal is not None
+        return finished or self.result
+
+
+class _AcquireOwnThatLeavesTheTtl(AcquireOwn):
+    """Finds its token at a lock that expires, asks for one that does not, and leaves it as it is."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return (b"GET", self.key) if self.ttl_ms is None and b"IFEQ" in request else request
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        return super().feed(b"OK" if self._renewal is not None and type(reply) is bytes else reply, dialect)
+
+
+class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
+    """Does not look at the reply to its reacquire."""
+
+    def _renewed(self, renewal: commands.Reacquire, reply: Reply, dialect: Dialect) -> bool:
+        finished = super()._renewed(renewal, reply, dialect)
+        self.result = self.result or self._renewal is None
+        return finished or self.result
+
+
+class _AcquireOwnThatForgetsLosses(AcquireOwn):
+    """Takes every request for a reacquire, after which nothing is due to be undone."""
+
+    def lost(self, sent: bool) -> None:
+        pass
+
+
+class _AcquireOwnByForce(AcquireOwn):
+    """Renews the lease of whoever holds the lock."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return request[:3] + request[5:] if b"IFEQ" in request else request
+
+
+class _ReleaseBlindToItself(commands.Release):
+    """Takes the success of its own lost attempt for a loss of the lock."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = reply == 1
+        return finished
+
+
+class _ReleaseThatAlwaysSucceeds(commands.Release):
+    """Does not look at the reply."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = True
+        return finished
+
+
+class _ReleaseOfAnybodysLock(commands.Release):
+    """Deletes whatever token stands there."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        return tuple(b"rival" if word == self.token else word for word in super().request(dialect, now))
+
+
+class _ReleaseThatFreesMarkedLocksOfOthers(commands.Release):
+    """Takes any mark for its own."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return tuple(b"rival" if word == self.token + MARK else word for word in request)
+
+
+class _ReleaseBlindToMarks(commands.Release):
+    """Does not look at the queue where it finds its token unmarked nowhere."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        super().feed(reply, dialect)
+        self.result = reply == 1
+        return True
+
+
+class _ExtendWithoutTheCap(commands.Extend):
+    """Adds again whenever it is sent again."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        request = super().request(dialect, now)
+        return request[:-1] if len(request) == 8 else request
+
+
+class _ExtendThatBelievesTooMuch(commands.Extend):
+    """Counts the addition twice in what it believes."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        if finished and self.result and self.expires_at is not None:
+            self.expires_at += self._add_ms / 1000
+        return finished
+
+
+class _ReacquireThatCreates(commands.Reacquire):
+    """Sets the key even where it is gone."""
+
+    def request(self, dialect: Dialect, now: float) -> Args:
+        self.sent_at = now
+        self._native = True
+        assert self.ttl_ms is not None
+        return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
+
+
+class _ReacquireBlindToMarks(commands.Reacquire):
+    """Does not ask again for the marked token."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        return super().feed(reply, dialect) or reply is None
+
+
+class _ReacquireThatAlwaysSucceeds(commands.Reacquire):
+    """Does not look at the reply."""
+
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+        finished = super().feed(reply, dialect)
+        self.result = True
+        return finished
+
+
+@pytest.mark.parametrize(
+    ("machines", "violation"),
+    [
+        (Machines(acquire=_AcquireBlindToItself), "acquire ended False"),
+        (Machines(acquire=_AcquireThatTrustsALoss), "acquire ended True"),
+        (Machines(acquire=_AcquireThatForgetsLosses), "acquire (ended False|was given up, holds the lock)"),
+        (Machines(acquire=_AcquireByForce), "an acquire changed a key that was not free"),
+        (Machines(acquire=_AcquireThatCountsFromTheLastRequest), "believed until"),
+        (Machines(acquire=_AcquireOwnThatTrustsWhatItFinds), "believed until"),
+        (Machines(acquire=_AcquireOwnThatLeavesTheTtl), "believed until None"),
+        (Machines(acquire=_AcquireOwnThatTakesWhatIsGone), "acquire ended True"),
+        (Machines(acquire=_AcquireOwnThatForgetsLosses), "acquire (ended False|was given up, holds the lock)"),
+        (Machines(acquire=_AcquireOwnByForce), "a request changed a key that was not ours"),
+        (Machines(release=_ReleaseBlindToItself), "release ended False for a lock that it deleted itself"),
+        (Machines(release=_ReleaseThatAlwaysSucceeds), "release ended True for a lock that was not ours"),
+        (Machines(release=_ReleaseOfAnybodysLock), "(changed a key that was not ours|left the lock)"),
+        (Machines(release=_ReleaseBlindToMarks), "release ended False and left the lock"),
+        (Machines(release=_ReleaseThatFreesMarkedLocksOfOthers), "a request changed a key that was not ours"),
+        (Machines(reacquire=_ReacquireBlindToMarks), "reacquire ended False"),
+        (Machines(extend=_ExtendWithoutTheCap), "extend by .* raised the end"),
+        (Machines(extend=_ExtendThatBelievesTooMuch), "believed until"),
+        (Machines(reacquire=_ReacquireThatCreates), "changed a key that was not ours"),
+        (Machines(reacquire=_ReacquireThatAlwaysSucceeds), "reacquire ended True"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str) -> None:
+    assert any(re.search(violation, found) for found in _violations(machines))
+
+
+def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.one_lock.Leave", lambda *_: commands.Look(KEY))
+    assert any("the undo left the lock behind" in found for found in _violations(Machines()))
+
+
+def test_a_quiet_schedule_takes_and_releases() -> None:
+    simulation = Simulation(Listed(b""), Machines())
+    simulation.run()
+    assert [request[0] for request in simulation.requests] == [b"SET", b"DELIFEQ"]
+    assert all(TOKEN in request for request in simulation.requests)

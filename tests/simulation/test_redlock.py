@@ -1,0 +1,359 @@
+"""Contenders for a Redlock against model servers: thousands of schedules of slow, lost and late requests.
+
+The steps are those of the locks themselves, and of their renewal, driven by a clock set by hand. Servers freeze, forget
+nothing, and execute what they are sent in the order of each connection, however late. All clocks run at rates of their
+own.
+
+Rules: no two leases that their holders believe in may overlap; no loss is told twice; a schedule is told by its seed.
+Planted bugs must be found.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import LockError, RedisError
+
+from redislock_fast._lease import tenure
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._lease.quorum import QuorumEntry
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._pipe.base import Args
+from redislock_fast._procedures import keeper, redlock_keeping, redlock_renewal, renewal
+from redislock_fast._procedures import redlock as redlock_procedure
+from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.renewal import Loss, Record, Schedule, due_at, late_entries
+from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._protocol import majority
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast._protocol.majority import ReacquireRound, Round
+from redislock_fast._protocol.queue import undo_requests
+from redislock_fast._util.errors import LossReason
+from tests.simulation.model import SERVERS, Model
+
+COUNT = 5
+LIMIT_S = 0.05
+TTL_S = 0.5
+RATE = 0.004
+"""How far a clock's rate may be off: two clocks together stay within the 1 % that a lease allows for."""
+
+
+class _Server:
+    """One server with its clock, and when it is frozen."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.model = Model(dice.choice(list(SERVERS.values())))
+        self.dialect = Dialect(self.model.execute(PROBE), self.model.execute(HELLO))
+        self.rate = 1 + dice.uniform(-RATE, RATE)
+        self.thaws_at = 0.0
+
+
+class _Lock(KeepingRedlockBase):
+    """A Redlock whose servers are looked after by the simulation."""
+
+    contender: _Contender
+
+    def _renewer(self) -> _Contender:
+        return self.contender
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        self.contender.learn(tenure, reason)
+
+    @staticmethod
+    def _transport_of(client: Any) -> Any:
+        return _Keys()
+
+    @staticmethod
+    def _quorum_of(transports: list[Any]) -> Any:
+        return None
+
+    def _new_holding(self) -> Any:
+        return SharedHolding()
+
+
+class _Keys:
+    def key_of(self, name: str) -> bytes:
+        return name.encode()
+
+
+class _Contender:
+    """One process that wants the lock, again and again; it is its lock's renewer, too.
+
+    Attributes:
+        held: how often it has had the lock.
+        outlived: how often for longer than the ttl.
+    """
+
+    def __init__(self, world: _World, number: int) -> None:
+        self.world = world
+        self.rate = 1 + world.dice.uniform(-RATE, RATE)
+        self.behind = [0.0] * COUNT  # until when its connection to each server is busy
+        clients = [redis.Redis(port=port) for port in range(1, COUNT + 1)]
+        settings: dict[str, Any] = {"timeout": TTL_S, "sleep": 0.02, "thread_local": False, "limit": LIMIT_S}
+        self.lock = _Lock(clients, "name", auto_renew=number == 0, **settings)
+        self.lock.contender = self
+        self.lock._quorum = self
+        self.releases = True  # or holds nothing
+        self.held = 0
+        self.outlived = 0
+        self._schedule = Schedule()
+        self._told: list[Tenure] = []
+
+    def live(self) -> Steps:
+        """Acquire, hold, perhaps prolong, release: the steps of each, and pauses."""
+        dice, lock = self.world.dice, self.lock
+        local = lock._mine()
+        while True:
+            try:
+                if not (yield from lock._acquiring_on_terms(local, None, True, dice.uniform(0, 0.5), [])):
+                    continue
+                self.held += 1
+                self.releases = False
+                self.world.check()
+                began = self.world.now
+                yield Sleep(dice.uniform(0, (1.5 if lock._terms is None else 4) * TTL_S))
+                while dice.random() < 0.4 and lock.valid:
+                    yield from lock._extending(local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
+                    self.world.check()
+                    yield Sleep(dice.uniform(0, TTL_S))
+                self.outlived += lock.valid and self.world.now > began + 2 * TTL_S
+                self.releases = True
+                yield from lock._releasing(local)
+            except (LockError, RedisError):
+                self.releases = True
+            yield Sleep(dice.uniform(0, 0.05))
+
+    def renew(self) -> Steps:
+        """As a renewer does, again and again."""
+        while True:
+            due = self._schedule.take(self.world.clock())
+            losses: list[Loss] = []
+            yield from redlock_renewal.renewing(due, losses)  # type: ignore[arg-type]  # all of them are by quorum
+            self.world.check()
+            self.undo(late_entries(losses))
+            for lost, reason in losses:
+                self.learn(lost, reason)
+            for renewed in due:
+                self.keep(renewed)
+            yield Sleep(0.005)
+
+    def keep(self, tenure: Tenure) -> None:
+        """As a renewer does."""
+        if tenure.record is None:
+            tenure.record = Record(tenure, lambda _: None)
+        if not tenure.record.is_over:
+            self._schedule.add(tenure.record, due_at(tenure, self.world.clock()), TTL_S / 3)
+
+    def let_go(self, tenure: Tenure) -> None:
+        """As a renewer does."""
+        if tenure.record is not None:
+            tenure.record.is_over = True
+            self._schedule.remove(tenure.record)
+
+    def undo(self, entries: list[QuorumEntry]) -> None:
+        """As a quorum does."""
+        for entry in entries:
+            for index, key in enumerate(entry.keys):
+                self.world.undo(self, index, (key, entry.token))
+
+    def learn(self, tenure: Tenure, reason: LossReason) -> None:
+        """The loss is told."""
+        assert tenure not in self._told, f"told again: {reason}"
+        self._told.append(tenure)
+
+
+class _World:
+    """The clock, the servers, the network."""
+
+    def __init__(self, seed: int, contenders: int = 3) -> None:
+        self.dice = random.Random(seed)
+        self.now = 1.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.servers = [_Server(self.dice) for _ in range(COUNT)]
+        self.acting: _Contender | None = None
+        self.contenders = [_Contender(self, number) for number in range(contenders)]
+
+    def clock(self) -> float:
+        """The time as whoever acts has it."""
+        return self.now * (1.0 if self.acting is None else self.acting.rate)
+
+    def check(self) -> None:
+        """Somebody believes in a lease, as long as that says; nobody else may."""
+        acting = self.acting
+        believers = 0
+        for contender in self.contenders:
+            self.acting = contender  # whose clock says how long his lease lasts
+            believers += contender.lock.valid and not contender.releases
+        self.acting = acting
+        assert believers <= 1, "two hold it"
+
+    def run(self, seconds: float) -> None:
+        """Let them contend."""
+        for contender in self.contenders:
+            for life in (contender.live(), contender.renew()):
+                self._at(self.now, partial(self._step, contender, life))
+        end = self.now + seconds
+        while self._events[0][0] < end:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), event))
+
+    def undo(self, contender: _Contender, index: int, entry: tuple[bytes, bytes]) -> None:
+        """Have it undone at a server, behind what was sent before."""
+        for request in undo_requests(self.servers[index].dialect, [entry]):
+            self._send(contender, index, request, None)
+
+    def _step(self, contender: _Contender, life: Steps) -> None:
+        self.acting = contender
+        step = next(life)
+        self.acting = None
+        go_on = partial(self._step, contender, life)
+        if type(step) is Sleep:
+            self._at(self.now + step.seconds, go_on)
+        elif type(step) is AskAll:
+            missing = len(step.rounds)
+
+            def end_one() -> None:
+                nonlocal missing
+                missing -= 1
+                if not missing:
+                    go_on()
+
+            for round_ in step.rounds:
+                self._ask(contender, round_, end_one)
+        else:
+            assert type(step) is Ask
+            self._ask(contender, step.round, go_on)
+
+    def _ask(self, contender: _Contender, round_: Round, go_on: Callable[[], None]) -> None:
+        round_.began = self.now * contender.rate
+        over = False
+
+        def finish() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                round_.close(self.now * contender.rate)
+                for index, entry in round_.to_undo().items():
+                    self.undo(contender, index, entry)
+                go_on()
+
+        def post(index: int) -> None:
+            dialect = self.servers[index].dialect
+
+            def answer(reply: Any) -> None:
+                if not round_.take(index, reply, dialect):
+                    post(index)
+                elif round_.decided:
+                    finish()
+
+            self._send(contender, index, round_.request(index, dialect), answer)
+
+        for index in range(COUNT):
+            if round_.awaits(index):
+                post(index)
+        self._at(self.now + round_.limit_s, finish)
+
+    def _send(self, contender: _Contender, index: int, request: Args, answer: Callable[[Any], None] | None) -> None:
+        """Have a request executed behind those that were sent before on the same connection."""
+        server, dice = self.servers[index], self.dice
+        if dice.random() < 0.02:
+            server.thaws_at = max(server.thaws_at, self.now + dice.uniform(0, TTL_S))
+        delay_s = dice.uniform(0, 2 * LIMIT_S) if dice.random() < 0.1 else dice.uniform(0, LIMIT_S / 10)
+        when = max(self.now + delay_s, server.thaws_at, contender.behind[index])
+        contender.behind[index] = when
+
+        def execute() -> None:
+            server.model.now_us = int(self.now * server.rate * 1e6)
+            reply = server.model.execute(request)
+            if answer is not None:
+                self._at(self.now + self.dice.uniform(0, LIMIT_S / 10), lambda: answer(reply))
+
+        self._at(when, execute)
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
+    world = _World(seed)
+    for module in (keeper, redlock_procedure, redlock_keeping, redlock_renewal, renewal, tenure):
+        monkeypatch.setattr(module, "clock", world.clock)
+    for module in (redlock_procedure, renewal):
+        monkeypatch.setattr(module, "_dice", world.dice)
+    world.run(20)
+    return world
+
+
+def _run_all(monkeypatch: pytest.MonkeyPatch, seeds: int) -> None:
+    for seed in range(seeds):
+        _run(monkeypatch, seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_leases_never_overlap(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    assert sum(contender.held for contender in _run(monkeypatch, seed).contenders) > 10
+
+
+def test_renewed_leases_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(_run(monkeypatch, seed).contenders[0].outlived for seed in range(20)) > 10
+
+
+def _too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quorum that is no majority."""
+    init = Round.__init__
+
+    def smaller(self: Round, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        self._quorum = COUNT // 2
+
+    monkeypatch.setattr(Round, "__init__", smaller)
+
+
+def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that counts from the replies."""
+    close = majority.AcquireRound.close
+
+    def late(self: majority.AcquireRound, now: float) -> None:
+        close(self, now)
+        self.began = now
+
+    monkeypatch.setattr(majority.AcquireRound, "close", late)
+
+
+def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extend that counts without a quorum."""
+    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.votes))
+
+
+def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal that counts whatever its holder has set meanwhile."""
+
+    def renewed(self: Tenure, expires_at: float, certainly: bool) -> None:
+        self.expires_at = expires_at
+
+    monkeypatch.setattr(redlock_renewal.QuorumTenure, "renewed", renewed)
+
+
+def _too_hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal that counts although no majority has answered."""
+    verdict = redlock_renewal._verdict
+
+    def hopeful(round_: ReacquireRound) -> Any:
+        return verdict(round_)._replace(held=not round_.refused)
+
+    monkeypatch.setattr(redlock_renewal, "_verdict", hopeful)
+
+
+@pytest.mark.parametrize("plant", [_too_few, _too_late, _too_sure, _too_stubborn, _too_hopeful])
+def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="two hold it"):
+        _run_all(monkeypatch, 200)

@@ -1,0 +1,212 @@
+"""Thousands of stories of waiters in a lossy world. Each invariant must be able to fail, as the planted faults show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures import waiters, waiting
+from redislock_fast._procedures.steps import Steps
+from redislock_fast._procedures.waiters import Grant, Room, Seat
+from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._protocol.queue import Wait
+from redislock_fast._protocol.scripts import RELEASE
+from tests.simulation import process as waiting_process
+from tests.simulation.model import Model
+from tests.simulation.seeds import violation_of
+from tests.simulation.waiting import Simulation
+
+pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
+
+_SEEDS = range(3000)
+_SEEDS_FOR_FAULTS = range(5000)
+
+
+def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
+    for seed in _SEEDS_FOR_FAULTS:
+        violation = violation_of(Simulation, seed, model=model, kind=kind)
+        if violation is not None:
+            yield violation
+
+
+def test_no_story_breaks_an_invariant() -> None:
+    assert next((f"seed {seed}: {what}" for seed in _SEEDS if (what := violation_of(Simulation, seed))), None) is None
+
+
+def test_a_seed_is_always_the_same_story() -> None:
+    stories = []
+    for _ in range(2):
+        simulation = Simulation(1, tells=True)
+        simulation.run()
+        stories.append(simulation.world.story)
+    assert stories[0] == stories[1]
+
+
+# ---- faults of the scripts ----
+
+
+class _HandsOverToTheDead(Model):
+    """A hand-over does not count who hears of it."""
+
+    def _is_heard(self, publish: bytes, channel: bytes) -> bool:
+        return True
+
+
+class _LeavesWithoutPassingOn(Model):
+    """Who gives up keeps what he was granted at the same moment."""
+
+    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *what: Any) -> Reply:
+        return super()._leave(value if what[0] == b"keep" else None, lock, queue, waiters, token, *what)
+
+
+class _QueuesWithoutMarking(Model):
+    """The holder is not told that somebody waits."""
+
+    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+        reply = super()._wait(value, lock, queue, waiters, token, *words)
+        if isinstance(reply, list) and reply[0] == 0 and value is not None and value[-1:] != b"+":
+            self.put(lock, value, None if reply[2] == -1 else reply[2])  # type: ignore[arg-type]
+        return reply
+
+
+class _LastComeFirstServed(Model):
+    """The queue is a stack."""
+
+    def _hand_over(self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None) -> bytes | None:
+        waiting = self._items(queue)
+        for token in waiting:
+            waiting[token] = -waiting[token]
+        return super()._hand_over(lock, queue, waiters, asking)
+
+
+class _LosesItsPlace(Model):
+    """Who asks again goes to the end of the queue."""
+
+    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+        self._remove_item(queue, token)
+        return super()._wait(value, lock, queue, waiters, token, *words)
+
+
+class _DeletesInsteadOfHandingOver(Model):
+    """A release of a marked lock tells nobody."""
+
+    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
+        return self._run_on_one(RELEASE.sha, lock, self.entry(lock), token, ())
+
+
+class _PassesOverNobody(Model):
+    """Sleepers stay in front."""
+
+    def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
+        pass
+
+
+class _ReleasesAnybodysLock(Model):
+    """A hand-over does not look whose the lock is."""
+
+    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
+        return 1 if self._hand_over(lock, queue, waiters) is None else 2
+
+
+# ---- faults of the machines ----
+
+
+def _hear_for_anybody(self: Room, push: list[Reply]) -> None:
+    """Everybody takes a grant for his own."""
+    for line in self._lines.values():
+        for seat in list(line.seats.values()):
+            seat.mailbox.tell(Grant(seat.token + b"+", seat.since, b"1"))
+
+
+def _take_and_count_from_now(self: Waiting, seat: Seat, message: object) -> Grant | None:
+    """The lease counts from the moment at which the message is read."""
+    return message._replace(since=vars(waiting)["clock"]()) if isinstance(message, Grant) else None
+
+
+def _take_as_it_is(self: Waiting, seat: Seat, grant: Grant) -> Steps:
+    """However long it has lain there, a grant is good."""
+    yield from ()
+    return grant
+
+
+def _take_whatever_comes(self: Waiting, seat: Seat, message: object) -> Grant | None:
+    """The first message is believed, however long it has lain there."""
+    return message if isinstance(message, Grant) else None
+
+
+def _never_due(self: Seat) -> None:
+    """Nobody looks whether all is well."""
+
+
+def _undo_nothing(self: Wait, failed: bool) -> list[tuple[bytes, bytes]]:
+    """A doubtful place in the queue stays."""
+    return []
+
+
+def _give_up_at_once(self: Waiting, seat: Seat, limit_s: float | None) -> Steps:
+    """Who runs out of time goes without leaving the queue."""
+    yield from ()
+
+
+def _leave_without_heir(self: Room, seat: Seat) -> None:
+    """Who looks for all goes, and nobody does it after him."""
+    with self._mutex:
+        seat.line.seats.pop(seat.token, None)
+
+
+def _undo_no_more(self: Any, entries: Any) -> None:
+    """What was given up is not undone."""
+
+
+_real_note = Seat.note
+
+
+def _note_by_the_clock(self: Seat, word: bytes, asked_at: float, left_ms: int) -> None:
+    """The server's answer counts from its arrival."""
+    _real_note(self, word, vars(waiters)["clock"](), left_ms)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "violation"),
+    [
+        (_HandsOverToTheDead, "rough", "whose connection is gone"),
+        (_LeavesWithoutPassingOn, "rough", "left with"),
+        (_QueuesWithoutMarking, "calm", "is free, and somebody stands in the queue"),
+        (_LastComeFirstServed, "calm", "had the first place"),
+        (_LosesItsPlace, "calm", "had the first place"),
+        (_DeletesInsteadOfHandingOver, "calm", "is free, and somebody stands in the queue"),
+        (_PassesOverNobody, "rough", "stands in front and sleeps"),
+        (_ReleasesAnybodysLock, "rough", "the key does not say so|holds, and so does"),
+    ],
+)
+def test_the_simulation_finds_a_planted_fault_of_the_scripts(
+    model: type[Model], kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner somebody counts as asleep, the sooner faults are found
+    assert any(re.search(violation, found) for found in _violations(kind, model))
+
+
+@pytest.mark.parametrize(
+    ("machine", "method", "broken", "kind", "violation"),
+    [
+        (Room, "hear", _hear_for_anybody, "calm", "never was|later than it was granted"),
+        (Waiting, "granted", _take_and_count_from_now, "calm", "believes"),
+        (Waiting, "_if_fresh", _take_as_it_is, "rough", "not been renewed"),
+        (Waiting, "granted", _take_whatever_comes, "rough", "not been renewed"),
+        (Seat, "due_at", _never_due, "rough", "wait too long"),
+        (Seat, "note", _note_by_the_clock, "calm", "believes"),
+        (Wait, "to_undo", _undo_nothing, "rough", "left with"),
+        (Waiting, "_leave", _give_up_at_once, "rough", "left with"),
+        (Room, "leave", _leave_without_heir, "rough", "wait too long"),
+        (waiting_process.Process, "undo", _undo_no_more, "rough", "left with"),
+    ],
+)
+def test_the_simulation_finds_a_planted_fault_of_the_machines(
+    machine: Any, method: str, broken: Any, kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, method, broken)
+    assert any(re.search(violation, found) for found in _violations(kind))

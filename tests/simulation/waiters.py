@@ -1,0 +1,184 @@
+"""Those who wait in the simulation: each acquires, holds and releases, by the very machines of the library."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import TIME_UP, Waiting
+from redislock_fast._protocol.commands import Acquire, Reacquire, Release
+from redislock_fast._util.times import Limit
+from tests.simulation.process import Cancelled, Process, Task, Trouble
+
+if TYPE_CHECKING:
+    from tests.simulation.waiting import Simulation
+
+KEY = b"name"
+
+
+@dataclass(eq=False)
+class Hold:
+    """What one waiter believes to hold.
+
+    Attributes:
+        ends_us: when its lease ends; None where it does not.
+    """
+
+    who: str
+    token: bytes
+    granted_us: int
+    ends_us: int | None
+
+
+class Waiter:
+    """One who acquires, holds and releases."""
+
+    def __init__(self, simulation: Simulation, process: Process, number: int) -> None:
+        dice = simulation.dice
+        self.simulation = simulation
+        self.process = process
+        self.name = f"{process.name} waiter {number}"
+        self._own_number = number
+        self.token = b""
+        self.waiting: Waiting | None = None
+        self.state = "idle"
+        self.rounds = 1 + int(3 * dice.random())
+        self.custom = not simulation.calm and dice.random() < 0.12
+        self.patience_s = 0.2 * dice.random() if not simulation.calm and dice.random() < 0.3 else None
+        self.task: Task = process.start(self.name, self.live())
+        self.task.owner = self
+
+    def live(self) -> Steps:
+        """All rounds."""
+        simulation, dice = self.simulation, self.simulation.dice
+        yield Sleep(simulation.think_s * dice.random())
+        while self.rounds:
+            self.rounds -= 1
+            self.token = b"own:%032x" % (0xC000 + self._own_number) if self.custom else simulation.new_token()
+            simulation.owners[self.token] = self
+            self.state = "acquiring"
+            try:
+                yield from self._round()
+            except (Trouble, Cancelled) as error:
+                simulation.world.tell(self.name, "gave up:", type(error).__name__, str(error))
+                self._own_number += 0x10  # a token must be free of what was given up before it is used again
+                simulation.let_go(self)
+            self.state, self.waiting = "idle", None
+            yield Sleep(simulation.think_s * dice.random())
+
+    def wants(self, token: bytes) -> bool:
+        """Whether he does something for a lock with this token."""
+        return self.state != "idle" and (
+            token == self.token or (self.waiting is not None and token == self.waiting.token)
+        )
+
+    def _round(self) -> Steps:
+        simulation, dice, world = self.simulation, self.simulation.dice, self.simulation.world
+        ttl_ms = simulation.ttl_ms
+        deadline = None if self.patience_s is None else world.clock() + self.patience_s
+        since, queued = yield from self._acquire(self.token, ttl_ms, deadline)
+        if since is None:
+            return
+        if self.waiting is not None:
+            self.token, self.waiting = self.waiting.token, None
+        hold = simulation.take(self, since, queued)
+        if ttl_ms is not None and not simulation.calm and dice.random() < 0.1:
+            yield Sleep(ttl_ms / 1000 * dice.random())
+            reacquire = Reacquire(KEY, self.token, ttl_ms, queued)
+            with contextlib.suppress(Trouble):
+                yield Execute(reacquire)
+                simulation.note_reacquire(hold, reacquire)
+        yield Sleep(simulation.hold_s * dice.random() ** 3)
+        if ttl_ms is not None and not simulation.calm and dice.random() < 0.05:
+            self.state = "lost"  # never releases
+            yield Sleep(ttl_ms / 1000 * 1.5)
+            simulation.let_go(self)
+            return
+        yield from self._release(hold, queued)
+
+    def _acquire(self, token: bytes, ttl_ms: int | None, deadline: float | None) -> Steps:
+        """What `Lock.acquire` does. Returns since when the lease counts, or None, and whether somebody waits."""
+        simulation, world = self.simulation, self.simulation.world
+        local = SharedHolding()
+        queues = not self.custom and self.process.is_contended(KEY, deadline is None)
+        by_push = True
+        while True:
+            left_s = None if deadline is None else max(deadline - world.clock(), 0.0)
+            if not queues:
+                attempt = Acquire(KEY, token, ttl_ms)
+                yield Execute(attempt, left_s)
+                if attempt.result:
+                    return attempt.sent_at, False
+                if attempt.unsettled and not self.custom:
+                    self.token = token = simulation.new_token()  # that one is being undone
+            if by_push:
+                self.state = "waiting"
+                self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, Limit(left_s), not self.custom)
+                try:
+                    outcome = yield from self._wait(self.waiting)
+                except BaseException:
+                    self.process.undo([(KEY, self.waiting.token)])
+                    raise
+                world.tell(self.name, "waited:", outcome)
+                if isinstance(outcome, Grant):
+                    outcome.note(local, self.waiting.token, ttl_ms)
+                    return outcome.since, local.queued is not None
+                self.token, self.waiting = self.waiting.token, None
+                token = self.token
+                if outcome == TIME_UP:
+                    return None, False
+                by_push = queues = False
+            if deadline is not None and world.clock() + simulation.interval_s > deadline:
+                return None, False
+            yield Sleep(simulation.interval_s)
+
+    @staticmethod
+    def _wait(waiting: Waiting) -> Steps:
+        """What `wait` of the transports does."""
+        seat = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+        heard: object = ENTERED
+        try:
+            if seat is not None:
+                timeout_s = waiting.join(seat)
+                if timeout_s is not None:
+                    heard = yield Listen(seat, timeout_s)
+                    grant = waiting.granted(seat, heard)
+                    if grant is not None:
+                        seat.room.leave(seat)
+                        return grant
+        except BaseException as error:
+            heard = error
+        return (yield from waiting.steps((seat, heard)))
+
+    def _release(self, hold: Hold, queued: bool) -> Steps:
+        simulation = self.simulation
+        self.state = "releasing"
+        simulation.let_go(self)
+        try:
+            release = yield from self._released(hold, queued)
+        except Cancelled:
+            self.process.undo([(KEY, self.token)])
+            raise
+        simulation.note_release(hold, release)
+
+    def _released(self, hold: Hold, queued: bool) -> Steps:
+        """Release until that has a verdict. Returns the operation."""
+        expires_at = None if hold.ends_us is None else hold.ends_us / 1e6
+        releasing = False
+        while True:
+            release = Release(KEY, self.token, expires_at, releasing, queued)
+            try:
+                yield Execute(release)
+            except Trouble as trouble:
+                releasing = release.unsettled and release.valid
+                if str(trouble).startswith(("NOPERM", "ERR")):
+                    raise
+                yield Sleep(0.02)
+            else:
+                if release.handed_over is not None:
+                    self.process.note_hand_over(KEY, release.handed_over)
+                return release

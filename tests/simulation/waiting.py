@@ -1,0 +1,344 @@
+"""A simulation of waiting: a few waiters in a few processes, a lossy world between them and the server.
+
+Each waiter acquires, holds and releases, some rounds long, by the very machines of the library; a seed decides how many
+they are, what each does and what goes wrong. Rules: after every event the invariants at `Simulation` are checked, and a
+`Violation` names the one that broke and tells the story. Time is simulated, so nothing waits for anything.
+
+    python -m tests.simulation.waiting --seeds 100000 --jobs 2
+    python -m tests.simulation.waiting --seed 4711 -v
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._procedures import waiters, waiting
+from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import REACQUIRE, WAIT
+from redislock_fast._util import times
+from redislock_fast._util.tokens import MARK, is_held_with
+from tests.simulation.faults import Faults
+from tests.simulation.model import SERVERS, Model
+from tests.simulation.process import Process
+from tests.simulation.seeds import Violation, main
+from tests.simulation.waiters import KEY, Hold, Waiter
+from tests.simulation.world import SERVER_STARTED_US, World
+
+_QUEUE, _WAITERS = queue_keys(KEY)
+
+_KINDS = ("calm", "faults", "faults", "faults", "rough")
+_MAX_EVENTS = 30_000
+
+
+class Simulation:
+    """One seed's story.
+
+    Invariants:
+        - Exclusion: no two hold within their leases at once, from the moment at which they are told until their
+          release leaves. (Not where an operator deleted the key after the lock was granted.)
+        - The truth: who holds within his lease finds his token at the key. (Likewise.)
+        - Nobody believes in more of a lease than the server grants.
+        - No lock is left with nobody: the key never holds the token of one who neither wants it, holds it, nor has it
+          undone, unless his process is dead, was forbidden to run scripts, or he does not release on purpose.
+        - The lock is never handed to one whose connection is gone, and after a look nobody stands in front who sleeps.
+        - Nobody is forgotten: after the last fault, everybody gets his lock within a bound.
+        - Who waits in the queue is given a lease of which three quarters are left, or that has just been renewed.
+        - In a calm world the lock is granted in the order in which the waiters took their places, is never free while
+          somebody has one, and takes three requests per acquisition and one look per interval and connection.
+
+    Args:
+        seed: what decides everything.
+        tells: whether to write the story down.
+        model: the server.
+        kind: of `_KINDS`; by default the seed decides.
+        late_us: for how long at most the server reads on from a connection that its client has given up.
+    """
+
+    def __init__(
+        self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
+    ) -> None:
+        self.dice = dice = random.Random(seed)
+        self.kind = kind or dice.choice(_KINDS)
+        self.calm = self.kind == "calm"
+        has = dice.choice(tuple(SERVERS.values()))
+        cluster = "LMPOP" in has and dice.random() < 0.15
+        self.world = world = World(dice, model(has, cluster=cluster), tells)
+        self.model = world.model
+        self.ttl_ms = dice.choice((None, 10_000) if self.calm else (None, None, 40, 150, 1000, 10_000))
+        self.interval_s = dice.choice((0.05, 0.1) if self.calm else (0.01, 0.03, 0.1))
+        if self.ttl_ms == 10_000:
+            self.interval_s *= 5
+        self.hold_s = dice.choice((0.002, 0.02) if self.calm else (0.001, 0.01, 0.1))
+        self.think_s = dice.choice((0.0, 0.002, 0.03))
+        world.latency_us = dice.choice((100, 500, 3000))
+        if not self.calm:
+            world.lazy = dice.choice((0.0, 0.0, 0.05, 0.3))
+            world.slow = dice.choice((0.0, 0.01, 0.1))
+            world.slow_us = dice.choice((5000, 50_000, 300_000))
+            world.late_us = late_us
+        world.served = self._served
+        self._tokens = 0
+        self.owners: dict[bytes, Waiter] = {}
+        self.holds: dict[Waiter, Hold] = {}
+        self.rival: Hold | None = None
+        self._faults = Faults(self)
+        self._owner: bytes | None = None
+        self._granted_us: dict[bytes, int] = {}
+        self._confirmed_us: dict[bytes, int] = {}
+        self._places: dict[bytes, None] = {}
+        self._grants = 0
+        self._requests = 0
+        self._looks = 0
+        self._beginnings = 0
+        self.processes = [self._process(f"P{number}") for number in range(1 + int(3 * dice.random()))]
+        self.waiters = [
+            Waiter(self, dice.choice(self.processes), number) for number in range(2 + int(5 * dice.random()))
+        ]
+        if not self.calm:
+            self._faults.plan(8 if self.kind == "rough" else 3)
+
+    def _process(self, name: str) -> Process:
+        dice = self.dice
+        process = Process(self.world, name)
+        process.blocking = dice.random() < 0.5
+        if not self.calm:
+            process.retries = dice.choice((1, 3, 10))
+            process.patience_s = dice.choice((None, None, 0.1, 1.0))
+            if dice.random() < 0.1:
+                process.denied = self._faults.denial()
+        return process
+
+    # ---- what is noted ----
+
+    def _served(self, process: Process, args: Args, reply: Reply) -> None:
+        """A request has been executed."""
+        if self.calm:
+            self._count(args, reply)
+        self.look()
+        if args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]:
+            self._check_who_stands_in_front(args[6])
+        if self._owner is not None and reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args):
+            self._confirmed_us[self._owner] = self.model.now_us
+
+    def _check_who_stands_in_front(self, asking: object) -> None:
+        waiting = self.model._items(_QUEUE)
+        if waiting:
+            first = min(waiting, key=lambda token: (waiting[token], token))
+            fields = self.model._items(_WAITERS)
+            _, _, channel = fields[b"t" + first]
+            if first != asking and fields[b"c" + channel] < self.model.now_ms:
+                self.fail(f"{first!r} stands in front and sleeps, though somebody has just looked")
+
+    def _count(self, args: Args, reply: Reply) -> None:
+        if args[0] not in (b"SET", b"EVALSHA", b"EVAL", b"DELIFEQ", b"DELEX"):
+            return
+        if str(reply).startswith("NOSCRIPT"):
+            return
+        self._requests += 1
+        if args[1] in WAIT and isinstance(reply, list):
+            token = args[6]
+            assert isinstance(token, bytes)
+            self._looks += args[12] != b""
+            if reply[0] != 1 and token not in self._places:
+                self._beginnings += not self._places
+                self._places[token] = None
+
+    def look(self) -> None:
+        """Whose is the lock now?"""
+        entry = self.model.entry(KEY)
+        word = None if entry is None else entry.value
+        token = None if word is None else (word[:-1] if word[-1:] == MARK else word)
+        if token == self._owner:
+            return
+        self._owner = token
+        if token is None:
+            if self.calm and self.model._items(_QUEUE):
+                self.fail("the lock is free, and somebody stands in the queue")
+            return
+        self._granted_us[token] = self._confirmed_us[token] = self.model.now_us
+        if token in self.owners and not self.owners[token].process.links:
+            self.fail(f"granted to {token!r}, whose connection is gone")
+        if self.calm:
+            self._grants += 1
+            if token in self._places:
+                first = next(iter(self._places))
+                if first != token:
+                    self.fail(f"granted to {token!r}, while {first!r} had the first place")
+                del self._places[token]
+
+    def new_token(self) -> bytes:
+        """In place of `_util.tokens.new_token`."""
+        self._tokens += 1
+        token = b"rlf:%032x" % self._tokens
+        running = self.world.running
+        if running is not None and isinstance(running.owner, Waiter):
+            self.owners[token] = running.owner
+        return token
+
+    def take(self, waiter: Waiter, since: float, queued: bool) -> Hold:
+        """A waiter has been told that the lock is his."""
+        waiter.state = "holding"
+        token, ttl_ms = waiter.token, self.ttl_ms
+        since_us = round(since * 1e6)
+        granted_us = self._granted_us.get(token)
+        if granted_us is None:
+            self.fail(f"{waiter.name} was told that the lock is his, and it never was")
+        assert granted_us is not None
+        hold = Hold(waiter.name, token, granted_us, None if ttl_ms is None else since_us + ttl_ms * 1000)
+        self._check_lease(hold)
+        is_as_granted = self._confirmed_us[token] == granted_us
+        if queued and is_as_granted and ttl_ms is not None and self.world.now_us - since_us > ttl_ms * 250:
+            self.fail(f"{waiter.name} was given a lease that had not been renewed for long")
+        if since_us + SERVER_STARTED_US > self._confirmed_us[token]:
+            self.fail(f"{waiter.name} believes to have it since {since}, which is later than it was granted")
+        self.check_exclusion(hold)
+        self.holds[waiter] = hold
+        return hold
+
+    def note_reacquire(self, hold: Hold, reacquire: Reacquire) -> None:
+        """A holder has set his ttl anew."""
+        if reacquire.result:
+            assert reacquire.ttl_ms is not None
+            hold.ends_us = round(reacquire.sent_at * 1e6) + reacquire.ttl_ms * 1000
+            self._check_lease(hold)
+        elif self._is_valid(hold):
+            self.fail(f"{hold.who} could not reacquire what he holds")
+
+    def note_release(self, hold: Hold, release: Release) -> None:
+        """A release has ended."""
+        entry = self.model.entry(KEY)
+        if entry is not None and is_held_with(entry.value, hold.token) and not self._is_retaken(hold):
+            self.fail(f"the release of {hold.who} ended {release.result} and left the lock")
+        if hold.ends_us is None and not release.result and hold.granted_us > self._faults.deleted_us:
+            self.fail(f"the release of {hold.who} says that he did not hold")
+
+    def _is_retaken(self, hold: Hold) -> bool:
+        return self._granted_us.get(hold.token) != hold.granted_us
+
+    def let_go(self, waiter: Waiter) -> None:
+        """A waiter holds no more."""
+        self.holds.pop(waiter, None)
+
+    # ---- the invariants ----
+
+    def fail(self, what: str) -> None:
+        """An invariant does not hold."""
+        entry = self.model.entries.get(KEY)
+        raise Violation("\n".join([what, *self.world.story, f"{self.world.now_us / 1000:10.3f} the key holds {entry}"]))
+
+    def _is_valid(self, hold: Hold) -> bool:
+        """Whether he must hold it now."""
+        in_time = hold.ends_us is None or self.world.now_us < hold.ends_us
+        return in_time and hold.granted_us > self._faults.deleted_us
+
+    def check_exclusion(self, new: Hold) -> None:
+        """Somebody has just begun to hold."""
+        others = [*self.holds.values(), *([self.rival] if self.rival and self.rival is not new else [])]
+        for other in others:
+            if self._is_valid(other) and self._is_valid(new):
+                self.fail(f"{new.who} holds, and so does {other.who}")
+
+    def _check_lease(self, hold: Hold) -> None:
+        entry = self.model.entry(KEY)
+        if entry is None or not is_held_with(entry.value, hold.token) or not self._is_valid(hold):
+            return
+        ends_us = None if entry.ends_at_ms is None else entry.ends_at_ms * 1000 + 1000 - SERVER_STARTED_US
+        if ends_us is not None and (hold.ends_us is None or hold.ends_us > ends_us):
+            self.fail(f"{hold.who} believes in a lease until {hold.ends_us}, and it ends at {ends_us}")
+
+    def _check(self) -> None:
+        """After every event that changed something."""
+        self.world.set_server_clock()
+        entry = self.model.entry(KEY)
+        word = None if entry is None else entry.value
+        for hold in self.holds.values():
+            if not is_held_with(word, hold.token) and self._is_valid(hold):
+                self.fail(f"{hold.who} holds, and the key does not say so")
+        if word is None:
+            self._owner = None
+            return
+        token = word[:-1] if word[-1:] == MARK else word
+        owner = self.owners.get(token)
+        if owner is None or owner.process.dead or owner.process.was_barred:
+            return
+        if not (owner.wants(token) or token in self.world.doubtful or owner.process.undoes(KEY, token)):
+            self.fail(f"the lock is left with {token!r}, which nobody wants")
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        """Play it.
+
+        Raises:
+            Violation: an invariant does not hold.
+        """
+        with self._simulated():
+            world, events = self.world, 0
+            while world.step():
+                if world.changed:
+                    world.changed = False
+                    self._check()
+                    if self._is_over():
+                        break
+                    if self.ttl_ms is None and world.now_us > self._faults.end_us:
+                        self._tidy_up_after_the_dead()
+                events += 1
+                if not events % 64 and (events > _MAX_EVENTS or world.now_us > self._patience_us()):
+                    self.fail("some wait too long")
+            if self.calm:
+                self._check_thrift()
+
+    @contextlib.contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Put the world's clock and tokens in place of the real ones."""
+        simulated = {"clock": self.world.clock, "new_token": self.new_token}
+        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, waiters, times)]
+        places.append((waiting, "new_token"))
+        real = [getattr(module, name) for module, name in places]
+        for module, name in places:
+            setattr(module, name, simulated[name])
+        try:
+            yield
+        finally:
+            for (module, name), value in zip(places, real, strict=True):
+                setattr(module, name, value)
+
+    def _is_over(self) -> bool:
+        return all(waiter.task.done or waiter.process.dead for waiter in self.waiters)
+
+    def _patience_us(self) -> int:
+        """Until when everybody must have had the lock."""
+        rounds = sum(1 + waiter.rounds for waiter in self.waiters) + 3
+        each_s = (self.ttl_ms or 0) / 1000 + self.hold_s + 10 * self.interval_s + 5 * self.world.slow_us / 1e6 + 0.5
+        return self._faults.end_us + int(1e6 * rounds * each_s) + 5_000_000
+
+    def _tidy_up_after_the_dead(self) -> None:
+        """What an operator does with a lock that does not expire and whose holder is dead."""
+        token = self._owner or b""
+        owner = self.owners.get(token)
+        if owner is not None and (owner.process.dead or not owner.wants(token) or self._is_barred(owner)):
+            self.world.tell("the operator deletes a lock that nobody wants")
+            self._faults.operate("delete")
+
+    @staticmethod
+    def _is_barred(owner: Waiter) -> bool:
+        """Whether he may stand in the queue without having been able to leave it."""
+        return owner.process.was_barred and owner.state == "waiting"
+
+    def _check_thrift(self) -> None:
+        intervals = len(self.processes) * (1 + self.world.now_us / (1e6 * self.interval_s))
+        looks = intervals + self._grants / 2  # who looks for his line may be granted the lock, and another begins
+        if self._looks > looks:
+            self.fail(f"{self._looks} looks, and {looks} would have done")
+        allowed = 3 * self._grants + self._beginnings + intervals
+        if self._requests > allowed:
+            self.fail(f"{self._requests} requests for {self._grants} acquisitions, and {allowed} would have done")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Simulation, __doc__))

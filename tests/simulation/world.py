@@ -1,0 +1,348 @@
+"""A simulated world for who waits: a clock, a network and the model server, in one order of events.
+
+Everything takes a random time; what travels on one connection stays in order.
+
+Rules: no event happens but from the heap, and no chance but from the seed's dice, so a seed is always the same story.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from redislock_fast._pipe.base import Args, Lost, OnReply, Reply
+from redislock_fast._procedures.waiters import BROKEN, Room
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Dialect, ending
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from tests.simulation.model import Connection, Model
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Caller, Execution, Process, Task
+
+SERVER_STARTED_US = 1_700_000_000_000_000
+
+_NAMES: dict[object, str] = {
+    word: name
+    for name, script in (
+        ("acquire fenced", ACQUIRE_FENCED),
+        ("release", RELEASE),
+        ("extend", EXTEND),
+        ("reacquire", REACQUIRE),
+        ("wait", WAIT),
+        ("pass on", PASS_ON),
+        ("leave", LEAVE),
+    )
+    for word in script
+}
+
+
+def in_words(value: object) -> str:
+    """A request or reply, to be read."""
+    if isinstance(value, (list, tuple)):
+        return "(" + " ".join(map(in_words, value)) + ")"
+    if isinstance(value, bytes):
+        text = _NAMES.get(value) or value.decode()
+        return text.replace("rlf:" + "0" * 24, "rlf:").replace("0" * 24, "")
+    return str(value)
+
+
+class World:
+    """The clock, the events to come, and the server.
+
+    Args:
+        dice: all chance.
+        model: the server.
+        tells: whether to write down what happens.
+
+    Attributes:
+        now_us: the time.
+        processes: who may hear of something.
+        latency_us: how long things usually take; `slow` says how often much longer.
+        served: called after each request that the server has executed.
+        story: what happened.
+        doubtful: tokens of those who had the lock by the second of two requests, and may not end the connection of the
+            first: that may yet be executed, after the release, and nobody can undo it in time.
+        changed: whether somebody has got on since that was last looked at.
+    """
+
+    def __init__(self, dice: random.Random, model: Model, tells: bool) -> None:
+        self.dice = dice
+        self.model = model
+        self.now_us = 1000
+        self.latency_us = 300
+        self.slow = 0.0
+        self.slow_us = 20_000
+        self.lazy = 0.0  # how often a caller goes on only some time after he could
+        self.served: Callable[[Process, Args, Reply], None] = lambda *_: None
+        self.tells = tells
+        self.story: list[str] = []
+        self.changed = True
+        self.running: Task | None = None
+        self.doubtful: set[bytes] = set()
+        self.numbers = 0
+        self.processes: list[Process] = []
+        self.server_is_down = False
+        self.late_us = 0  # how long the server may still read from a connection that its client has given up
+        self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def clock(self) -> float:
+        """In place of `_util.times.clock`."""
+        return self.now_us / 1e6
+
+    def tell(self, *words: object) -> None:
+        """Write down what happens."""
+        if self.tells:
+            self.story.append(f"{self.now_us / 1000:10.3f} " + " ".join(map(in_words, words)))
+
+    def at(self, at_us: int, process: Process | None, do: Callable[..., None], *args: Any) -> None:
+        """Let something happen to a process, or to the server."""
+        self._count += 1
+        heapq.heappush(self._events, (at_us, self._count, process, do, args))
+
+    def after(self, delay_us: int, process: Process | None, do: Callable[..., None], *args: Any) -> None:
+        """The same, some time from now."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now_us + delay_us, self._count, process, do, args))
+
+    def step(self) -> bool:
+        """Let the next event happen. Returns False when there is none."""
+        if not self._events:
+            return False
+        at_us, _, process, do, args = heapq.heappop(self._events)
+        if process is not None:
+            if process.dead:
+                return True
+            if process.frozen_until_us > at_us:
+                self.at(process.frozen_until_us, process, do, *args)
+                return True
+        self.now_us = max(self.now_us, at_us)
+        do(*args)
+        del do, args  # as asyncio does: an error keeps this frame, and one of them may keep the error
+        return True
+
+    def delay_us(self) -> int:
+        """How long something takes on its way."""
+        random_ = self.dice.random
+        delay_us = 20 + int(self.latency_us * random_())
+        return delay_us + int(self.slow_us * random_()) if random_() < self.slow else delay_us
+
+    def pause_us(self) -> int:
+        """How long a caller who could go on does not."""
+        random_ = self.dice.random
+        return int(self.slow_us * random_()) if self.lazy and random_() < self.lazy else 0
+
+    def serve(self, process: Process, args: Args, connection: Connection | None) -> Reply:
+        """The server executes a request: at a microsecond of its own."""
+        self.changed = True
+        self.set_server_clock()
+        reply = self.model.execute(args, connection)
+        if self.tells:
+            self.tell("   server:", process.name, args, "->", reply)
+        self.served(process, args, reply)
+        return reply
+
+    def set_server_clock(self) -> None:
+        """Let the server look at the time."""
+        self.model.now_us = max(self.model.now_us + 1, SERVER_STARTED_US + self.now_us)
+
+
+class Call:
+    """One or more requests under way together."""
+
+    __slots__ = ("execution", "link", "missing", "open", "replies")
+
+    def __init__(self, execution: Execution, link: Link, missing: int) -> None:
+        self.execution = execution
+        self.link = link
+        self.missing = missing
+        self.replies: list[Reply] = []
+        self.open = True
+
+
+class Link:
+    """A process's connection."""
+
+    def __init__(self, process: Process) -> None:
+        world = process.world
+        self._process = process
+        self._world = world
+        self.broken = False
+        self.gone = False  # the server has noticed
+        self.connection = world.model.connect(process.denied)
+        self.connection.deaf = process.deaf
+        probed = world.serve(process, PROBE, self.connection)
+        self.dialect = Dialect(probed, world.serve(process, HELLO, self.connection))
+        self.ending = ending(world.serve(process, CLIENT_INFO, self.connection))
+        self.room: Room | None = None
+        if self.dialect.push:
+            self.room = Room(self.dialect)
+            world.numbers += 1
+            self.room._listener = b"%032x" % world.numbers
+            self.room._channel = self.room._channel and b"rlf:" + self.room._listener
+        self.undoing: list[Args] = []
+        self._calls: deque[Call | OnReply | None] = deque()
+        self._under_way: deque[tuple[bool, Any]] = deque()
+        self._arrives_us = 0
+        self._returns_us = 0
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        """What `Pipe.post` does."""
+        if self.broken or self._process.loses_unsent(self):
+            self.break_()
+            raise Lost(False, "broken")
+        self._world.tell(self._process.name, "posts", args)
+        if on_reply is None:
+            self.undo([args])
+        else:
+            self.send([args], on_reply)
+
+    def send(self, requests: list[Args], call: Call | OnReply | None) -> None:
+        """Let requests leave together."""
+        world = self._world
+        self._arrives_us = max(self._arrives_us, world.now_us + world.delay_us())
+        for request in requests:
+            self._calls.append(call)
+            world.at(self._arrives_us, None, self._serve, request)
+
+    def undo(self, requests: list[Args]) -> None:
+        """Let requests leave that undo what went before; nobody waits for their replies."""
+        self.undoing += requests
+        self.send(requests, None)
+
+    def _serve(self, request: Args) -> None:
+        if self.gone:
+            return
+        if request in self.undoing:
+            self.undoing.remove(request)
+        world = self._world
+        reply = world.serve(self._process, request, self.connection)
+        if request[:2] == (b"CLIENT", b"KILL"):
+            self._end_killed()
+        own_pushes_first = world.dice.random() < 0.5
+        if not own_pushes_first:
+            self._return(False, reply)
+        for process in world.processes:
+            for link in process.links:
+                if link.connection.inbox:
+                    for push in link.connection.inbox:
+                        link._return(True, push)
+                    link.connection.inbox.clear()
+        if own_pushes_first:
+            self._return(False, reply)
+
+    def _end_killed(self) -> None:
+        world = self._world
+        for link in list(self._process.links):
+            if link.connection not in world.model.connections:
+                link.vanish()
+                world.after(world.delay_us(), self._process, link.break_)
+
+    def _return(self, is_push: bool, item: Any) -> None:
+        world = self._world
+        self._returns_us = max(self._returns_us, world.now_us + world.delay_us())
+        self._under_way.append((is_push, item))
+        world.at(self._returns_us, self._process, self._receive)
+
+    def _receive(self) -> None:
+        is_push, item = self._under_way.popleft()
+        if self.broken:
+            return
+        if is_push:
+            if self._world.tells:
+                self._world.tell(self._process.name, "hears", item)
+            if self.room is not None:
+                self.room.hear(item)
+            return
+        call = self._calls.popleft()
+        if not isinstance(call, Call):
+            if call is not None:
+                call(item)
+            return
+        if not call.open:
+            return
+        call.replies.append(item)
+        call.missing -= 1
+        if not call.missing:
+            call.open = False
+            call.execution.answered(call)
+
+    def vanish(self) -> None:
+        """The server notices that the connection is gone, and forgets what it has not read."""
+        if not self.gone:
+            self.gone = True
+            self._world.model.disconnect(self.connection)
+            self._process.links.remove(self)
+
+    def vanish_sometime(self) -> None:
+        """The server notices at once, or it reads on, to the end of what has been sent."""
+        world = self._world
+        if world.late_us:
+            at_us = max(world.now_us + int(world.late_us * world.dice.random()), self._arrives_us + 1)
+            world.at(at_us, None, self.vanish)
+        else:
+            self.vanish()
+
+    def break_(self) -> None:
+        """The process notices."""
+        if self.broken:
+            return
+        self.broken = True
+        self._world.tell(self._process.name, "has lost its connection")
+        if self.room is not None:
+            if not self._process.blocking:
+                self.room.tell_all(BROKEN)
+            for line in self.room._lines.values():
+                for seat in line.seats.values():
+                    seat.mailbox.wake()  # type: ignore[attr-defined]
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            if isinstance(call, Call) and call.open:
+                call.open = False
+                call.execution.lost(call)
+
+
+class Mailbox:
+    """How one waiter is told."""
+
+    def __init__(self, process: Process, link: Link) -> None:
+        self._process = process
+        self._link = link
+        self._messages: deque[object] = deque()
+        self._listener: Caller | None = None
+        self._epoch = 0
+
+    def tell(self, message: object) -> None:
+        """Leave a message."""
+        self._messages.append(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let who listens look."""
+        if self._listener is not None:
+            self._process.world.after(self._process.world.pause_us(), self._process, self._end, self._epoch)
+
+    def listen(self, task: Caller, timeout_s: float) -> None:
+        """Give the task the next message, None at the end of the time, BROKEN when none can come."""
+        if self._messages or timeout_s <= 0 or (self._link.broken and self._process.blocking):
+            task.go_on(task.epoch, self._next())
+            return
+        self._listener = task
+        self._epoch = task.epoch
+        if timeout_s < math.inf:
+            self._process.world.after(math.ceil(timeout_s * 1e6), self._process, self._end, task.epoch)
+
+    def _end(self, epoch: int) -> None:
+        task = self._listener
+        if task is not None and self._epoch == epoch and task.epoch == epoch:
+            self._listener = None
+            task.go_on(epoch, self._next())
+
+    def _next(self) -> object:
+        if self._messages:
+            return self._messages.popleft()
+        return BROKEN if self._link.broken and self._process.blocking else None

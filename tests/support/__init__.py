@@ -1,0 +1,1 @@
+"""Helpers of the tests: proxies, clusters, callers, clocks; fixtures stand in `tests/conftest.py`."""

@@ -1,0 +1,206 @@
+"""What the test modules share: waiting on conditions, other threads, children and scripts, a fake clock.
+
+Rules: nothing here asserts what a lock should do, and nothing waits longer than it must: every wait is on a condition,
+with a limit that only a failing test reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+import redis.lock
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.retry import Retry
+
+import redislock_fast
+import redislock_fast.lock
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast.server import Server
+
+Result = TypeVar("Result")
+LockClass = type[redis.lock.Lock]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 10.0
+"""How long a condition may take before its test fails; a passing test never waits this long."""
+
+MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
+"""The module whose `mod_time` each class reads its clock from."""
+
+CLASSES: dict[str, LockClass] = {"redis-py": redis.lock.Lock, "ours": redislock_fast.Lock}
+
+RELEASE_COMMANDS = ("DELIFEQ", "DELEX", "EVALSHA", "EVAL")
+"""Whatever a release may be sent as."""
+
+EXTEND_COMMANDS = ("SET", "EVALSHA", "EVAL")
+"""Whatever an extend or a reacquire may be sent as."""
+
+
+class FakeTime:
+    """Stands where a lock module has `mod_time`: sleeping moves the clock and takes no time.
+
+    Attributes:
+        sleeps_s: every sleep asked for, in order.
+        at_most: a further sleep than this many raises AssertionError: the caller would wait for ever.
+    """
+
+    def __init__(self, at_most: int = 1000) -> None:
+        self.sleeps_s: list[float] = []
+        self.at_most = at_most
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        """The fake clock."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock."""
+        if len(self.sleeps_s) >= self.at_most:
+            raise AssertionError("waits for ever")
+        self.sleeps_s.append(seconds)
+        self.now_s += seconds
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Return once the condition is true.
+
+    Raises:
+        AssertionError: when it does not come true.
+    """
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"did not happen: {what}")
+        time.sleep(0.002)
+
+
+def dialect_of(server: Server) -> Dialect:
+    """What a server understands, whatever its version."""
+    with redis.Redis(port=server.port) as client:
+        connection: Any = client.connection_pool.get_connection()
+        replies = []
+        for request in (PROBE, HELLO):
+            connection.send_command(*request)
+            replies.append(connection.read_response())
+    return Dialect(*replies)
+
+
+def settings_of(lock: Any) -> tuple[Any, ...]:
+    """What the constructor was given, but the client."""
+    return (
+        lock.name,
+        lock.timeout,
+        lock.sleep,
+        lock.blocking,
+        lock.blocking_timeout,
+        lock.thread_local,
+        lock.raise_on_release_error,
+    )
+
+
+def start(work: Callable[[], Result]) -> Future[Result]:
+    """Run in a thread of its own, which never keeps the interpreter alive."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def in_thread(work: Callable[[], Result]) -> Result:
+    """What the work returns or raises in another thread."""
+    return start(work).result(PATIENCE_S)
+
+
+def in_fork(work: Callable[[], str]) -> str:
+    """What the work returns in a forked child; its traceback where it raises."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        # Newer interpreters warn of forking beside threads, which is the very thing under test.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            answer = work()
+        except BaseException:
+            answer = traceback.format_exc()
+        os.write(write_end, answer.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        answers, _, _ = select.select([pipe], [], [], PATIENCE_S)
+        if not answers:
+            os.kill(pid, signal.SIGABRT)  # pytest's fault handler prints where it hangs
+        answer = pipe.read().decode() if answers else "the child hangs"
+    os.waitpid(pid, 0)
+    return answer
+
+
+def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a Python script in a new interpreter that imports what this one imports."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Send the main thread one SIGUSR1 after the other, each once the one before it was handled."""
+    main = threading.main_thread().ident
+    assert main is not None
+    handled = threading.Event()
+    finished = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        handler(number, frame)
+        handled.set()
+
+    def send() -> None:
+        while not finished.is_set():
+            handled.clear()
+            signal.pthread_kill(main, signal.SIGUSR1)
+            handled.wait(1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    sender = start(send)
+    try:
+        yield
+    finally:
+        finished.set()
+        sender.result(PATIENCE_S)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def once() -> Retry:
+    """A retry policy without retries."""
+    return Retry(NoBackoff(), 0)
+
+
+def few() -> Retry:
+    """A retry policy that soon gives up."""
+    return Retry(ConstantBackoff(0.01), 3)

@@ -1,0 +1,80 @@
+"""What the tests of Redlock share: the clients of five servers, and a look at the servers from outside.
+
+Rules: as in helpers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import redis
+
+from redislock_fast import Redlock
+from redislock_fast.server import Server
+from tests.support.helpers import wait_until
+
+LIMIT_S = 60.0
+"""Longer than a test lasts: who waits for a silent server for so long, fails."""
+
+SHORT_S = 0.8
+"""A limit that is to be reached; not so short that a server which answers does not."""
+
+
+def clients_of(fleet: Iterable[Server], **options: Any) -> list[redis.Redis]:
+    """A client of each server."""
+    return [redis.Redis(port=server.port, **options) for server in fleet]
+
+
+def make(fleet: Iterable[Server], **settings: Any) -> Redlock:
+    """A lock on clients of its own, as another process has it."""
+    return Redlock(clients_of(fleet), "name", **{"timeout": 30, "limit": LIMIT_S, **settings})
+
+
+def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
+    """What stands at the key, by server."""
+    found = []
+    for server in fleet:
+        with redis.Redis(port=server.port) as client:
+            found.append(client.get(name))
+    return found
+
+
+def wait_until_free(fleet: Iterable[Server]) -> None:
+    """Return once no server has the key: a majority is enough for an operation to end."""
+    servers = list(fleet)
+    wait_until(lambda: not any(values(servers)), "the key is gone everywhere")
+
+
+def wait_until_held(fleet: Iterable[Server]) -> None:
+    """Return once all servers have the key."""
+    servers = list(fleet)
+    wait_until(lambda: all(values(servers)), "the key is there everywhere")
+
+
+@contextlib.contextmanager
+def freezing(*servers: Server) -> Iterator[None]:
+    """The servers do nothing meanwhile."""
+    for server in servers:
+        server.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.signal(signal.SIGCONT)
+
+
+def take(servers: Iterable[Server]) -> None:
+    """Have the lock held by somebody else at these servers."""
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.set("name", "another's")
+
+
+def delete(servers: Iterable[Server]) -> None:
+    """Have the lock deleted at these servers."""
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.delete("name")

@@ -1,0 +1,1 @@
+"""Tests without a server, in the folders of `src`: requests and replies, leases, procedures, routing."""

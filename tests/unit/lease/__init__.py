@@ -1,0 +1,1 @@
+"""What is held and until when, without a server."""

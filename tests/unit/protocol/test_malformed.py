@@ -1,0 +1,188 @@
+"""Replies and pushes of a type or shape that no server gives: none of them is a verdict, and none an error of Python's.
+
+Rules: no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+import pytest
+
+from redislock_fast._pipe.base import Lost, Malformed, Reply
+from redislock_fast._procedures.waiters import Room
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.commands import Acquire, Extend, Look, Reacquire, Release
+from redislock_fast._protocol.fenced import AcquireFenced, Fence
+from redislock_fast._protocol.majority import AcquireRound
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.pipeline import AcquireMany, ReleaseMany
+from redislock_fast._protocol.queue import Leave, Subscribe, Wait, Watch
+from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._util.tokens import new_token
+from tests.simulation.model import SERVERS
+from tests.unit.procedures.test_waiters import KEY, take
+from tests.unit.protocol.test_commands import dialect_of
+
+TOKEN = new_token()
+OK = b"OK"
+
+ANYTHING: list[Any] = [
+    None, True, False, 1.5, b"", OK, b"QUEUED", b"subscribe", 0, 1, 2, 3, -1, -3, 1 << 40, [], {}, {b"a": 1}, [None],
+    [[]], [1], [0, b"x"], [1, b"x"], [1, 1], [2, b"x", 1], [1, None, 1], [1, None, b"1"], [0, b"x", 1, 1],
+    [3, b"x", 1, 1, 1], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1], [1, b"x", 1, 1, 1], [0, 1, 1, 1, 1],
+    [b"subscribe", b"c", 1],
+]  # fmt: skip
+
+OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Dialect], bool]]] = {
+    "acquire": (
+        lambda: Acquire(KEY, TOKEN, 1000),
+        lambda reply, dialect: reply is None or (type(reply) is bytes if dialect.set_get else reply == OK),
+    ),
+    "acquire own": (
+        lambda: AcquireOwn(KEY, TOKEN, 1000),
+        lambda reply, dialect: reply is None or (type(reply) is bytes if dialect.set_get else reply == OK),
+    ),
+    "acquire fenced": (
+        lambda: AcquireFenced(KEY, TOKEN, 1000),
+        lambda reply, _: reply in ([0, b"x"], [2, b"x", 1], [1, None, 1]),
+    ),
+    "fence": (lambda: Fence(KEY, TOKEN), lambda reply, _: reply in ([0, b"x"], [2, b"x", 1], [1, None, 1])),
+    "release": (lambda: Release(KEY, TOKEN, None), lambda reply, _: type(reply) is int and 0 <= reply <= 2),
+    "hand over": (
+        lambda: Release(KEY, TOKEN, None, queued=True),
+        lambda reply, _: type(reply) is int and 0 <= reply <= 2,
+    ),
+    "reacquire": (
+        lambda: Reacquire(KEY, TOKEN, 1000),
+        lambda reply, dialect: (
+            reply is None or reply == OK if dialect.set_ifeq else type(reply) is int and reply in (0, 1)
+        ),
+    ),
+    "extend": (
+        lambda: Extend(KEY, TOKEN, 1000, False, 9.0),
+        lambda reply, _: type(reply) is int and reply in (0, 1),
+    ),
+    "extend for an unknown time": (
+        lambda: Extend(KEY, TOKEN, 1000, False, None),
+        lambda reply, _: type(reply) is int,
+    ),
+    "look": (lambda: Look(KEY), lambda reply, _: reply is None or type(reply) is bytes),
+    "wait": (
+        lambda: Wait(KEY, TOKEN, 1000, b"publish", b"c", 5000, 60_000, b""),
+        lambda reply, _: reply in ([1, b"x"], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1]),
+    ),
+    "leave": (lambda: Leave(KEY, TOKEN), lambda reply, _: reply is None or type(reply) is bytes),
+    "subscribe": (
+        lambda: Subscribe(KEY, b"SUBSCRIBE", b"c"),
+        lambda reply, dialect: reply is None or type(reply) is bytes or reply == [b"subscribe", b"c", 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_reply_that_no_server_gives_is_no_verdict(name: str, server: str) -> None:
+    make, is_right = OPERATIONS[name]
+    for reply in ANYTHING:
+        operation, dialect = make(), dialect_of(server)
+        operation.request(dialect, 1.0)
+        if is_right(reply, dialect):
+            operation.feed(reply, dialect)
+            continue
+        with pytest.raises(Malformed):
+            operation.feed(reply, dialect)
+        assert not operation.result
+
+
+@pytest.mark.parametrize("replies", [[1, OK, b"x"], [OK, None, b"x"], [OK, OK, 1], [OK, OK, [b"x"]], [None, OK, None]])
+def test_watch_takes_no_other_replies(replies: list[Reply]) -> None:
+    with pytest.raises(Malformed):
+        Watch(KEY).feed(replies, Dialect())
+
+
+@pytest.mark.parametrize("replies", [[OK, b"1"], [OK, None], [[], 1]])
+def test_replicate_takes_no_other_replies(replies: list[Reply]) -> None:
+    operation = Replicate(KEY, TOKEN, 1000, False, 1, 100)
+    operation.request(dialect_of("Valkey 9"), 1.0)
+    with pytest.raises(Malformed):
+        operation.feed(replies, dialect_of("Valkey 9"))
+    assert not operation.result
+
+
+@pytest.mark.parametrize("odd", [7, -1, 1.5, [], {}])
+@pytest.mark.parametrize("kind", [AcquireMany, ReleaseMany])
+def test_no_reply_of_a_batch_counts_where_one_is_malformed(kind: type[AcquireMany | ReleaseMany], odd: Reply) -> None:
+    keys = [b"a", b"b", b"c", b"d"]
+    operation, dialect = kind(keys, TOKEN, 1000), dialect_of("Valkey 9")
+    operation.request(dialect, 1.0)
+    won: Reply = None if kind is AcquireMany else 1
+    with pytest.raises(Malformed):
+        operation.feed([won, hiredis.ReplyError("ERR no"), odd, won], dialect)
+    assert ([False] * 4, [0, 1, 2, 3]) == (operation.results, operation.unfinished)
+    operation.lost(True)
+    asked = operation.request(dialect, 2.0)
+    assert isinstance(asked, list)
+    assert [key in words for words, key in zip(asked, keys, strict=True)] == [True] * 4
+    assert operation.feed([TOKEN] * 4 if kind is AcquireMany else [1] * 4, dialect)
+    assert [True] * 4 == operation.results
+
+
+def test_vote_of_a_malformed_reply_is_none() -> None:
+    round_ = AcquireRound([KEY], TOKEN, 1000, 1.0)
+    round_.request(0, dialect_of("Valkey 9"))
+    with pytest.raises(Malformed):
+        round_.take(0, 7, dialect_of("Valkey 9"))
+    assert ([None], [None], False) == (round_.votes, round_.errors, round_.decided)
+
+
+@pytest.fixture
+def room() -> Room:
+    room = Room(Dialect())
+    room.note_subscription(room.channel_for(KEY), allowed=True)
+    return room
+
+
+@pytest.mark.parametrize(
+    "push",
+    [
+        [], [None], [1], [[b"message"]], [b"message"], [b"message", b"c"], [b"message", b"c", None],
+        [b"message", b"c", 1], [b"message", b"c", b"x", b"x"], [b"smessage", b"c", [b"x"]], [b"invalidate"],
+        [b"invalidate", 1],
+        [b"invalidate", b"k"], [b"invalidate", [b"k"], 1], [b"sunsubscribe"], [b"sunsubscribe", b"c"],
+        [b"sunsubscribe", [b"c"], 1],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], room: Room) -> None:
+    take(room)
+    with pytest.raises(hiredis.ProtocolError):
+        room.hear(push)
+
+
+@pytest.mark.parametrize(
+    "push",
+    [
+        [b"message", b"c", b""], [b"smessage", b"c", b"x"], [b"invalidate", None], [b"invalidate", [b"k"]],
+        [b"invalidate", []], [b"sunsubscribe", b"c", 0], [b"pong", b"x"], [b"new"],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_other_pushes_are_heard(push: list[Reply], room: Room) -> None:
+    take(room)
+    room.hear(push)
+
+
+@pytest.mark.parametrize("reply", [reply for reply in ANYTHING if type(reply) is not list], ids=repr)
+def test_answer_to_a_posted_wait_that_no_server_gives_is_a_protocol_error(reply: Reply, room: Room) -> None:
+    seat = take(room)
+    with pytest.raises(hiredis.ProtocolError):
+        seat.answer(reply)
+
+
+def test_a_malformed_reply_counts_as_sent() -> None:
+    error = Malformed([b"a secret"])
+    assert (True, True) == (isinstance(error, Lost), error.sent)
+    assert "secret" not in str(error)

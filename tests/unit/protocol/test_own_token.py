@@ -1,0 +1,361 @@
+"""Acquiring by the caller's own token: driven with a pen, and on real servers.
+
+Rules: the first part feeds replies of the model, or as hiredis parses them, as `test_commands.py` does; the second part
+drives the operation over the transport.
+"""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Acquire, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.own_token import AcquireOwn, has_taken
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import MARK
+from redislock_fast.server import Server
+from tests.conftest import Connect, MakeUser
+from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.support.helpers import EXTEND_COMMANDS, once
+from tests.support.proxy import Proxy
+
+KEY = b"name"
+TOKEN = b"job-17"
+OURS = b"rlf:" + b"1" * 32
+VALUES = pytest.mark.parametrize(
+    ("token", "value"), [(TOKEN, TOKEN), (OURS, OURS), (OURS, OURS + MARK)], ids=["brought", "ours", "marked"]
+)
+TTLS_MS = pytest.mark.parametrize("ttl_ms", [None, 60_000])
+EACH_SERVER = pytest.mark.parametrize("server", SERVERS)
+
+NOPERM = hiredis.ReplyError("NOPERM User u has no permissions to run the command")
+
+
+class _Pen:
+    """An operation whose requests are sent one at a time, one second after another."""
+
+    def __init__(self, server: str, token: bytes = TOKEN, ttl_ms: int | None = 60_000) -> None:
+        self.model = Model(SERVERS[server])
+        self.dialect = Dialect(self.model.execute(PROBE))
+        self.operation = AcquireOwn(KEY, token, ttl_ms)
+        self.now = 4.0
+
+    def send(self) -> Reply:
+        """Let the server execute the next request. Returns its reply."""
+        self.now += 1.0
+        self.model.now_ms = int(self.now * 1000)
+        return self.model.execute(self.operation.request(self.dialect, self.now))
+
+    def step(self) -> bool:
+        """Send the next request and feed its reply."""
+        return self.operation.feed(self.send(), self.dialect)
+
+    def step_until_found(self) -> None:
+        """Go on until the next request is the reacquire."""
+        finished = self.step()
+        if not self.dialect.set_get:
+            finished = self.step()
+        assert not finished
+
+    def forbid_to_reacquire(self) -> None:
+        """From now on, the server refuses every form of it."""
+        self.model._nobody.denied = frozenset({"SET IFEQ", "EVAL", "EVALSHA"})
+
+    def finish(self) -> None:
+        """Go on to the end."""
+        while not self.step():
+            pass
+
+
+# ---- driven with a pen ----
+
+
+@TTLS_MS
+@EACH_SERVER
+def test_free_lock_is_taken_as_any_other(server: str, ttl_ms: int | None) -> None:
+    pen = _Pen(server, ttl_ms=ttl_ms)
+    assert pen.operation.request(pen.dialect, 1.0) == Acquire(KEY, TOKEN, ttl_ms).request(pen.dialect, 1.0)
+    assert pen.step()
+    assert (pen.operation.result, pen.operation.holder, pen.operation.sent_at) == (True, None, 1.0)
+    assert pen.model.entry(KEY) == Entry(TOKEN, None if ttl_ms is None else 5000 + ttl_ms)
+
+
+@VALUES
+@TTLS_MS
+@EACH_SERVER
+def test_lock_that_is_held_with_the_token_has_its_lease_anew(
+    server: str, ttl_ms: int | None, token: bytes, value: bytes
+) -> None:
+    pen = _Pen(server, token, ttl_ms)
+    pen.model.put(KEY, value, 30_000)
+    pen.step_until_found()
+    found_at = pen.now
+    pen.finish()
+    assert pen.operation.result
+    assert pen.operation.sent_at == found_at + 1.0
+    assert pen.model.entry(KEY) == Entry(value, None if ttl_ms is None else int(pen.now * 1000) + ttl_ms)
+
+
+@pytest.mark.parametrize(("value", "token"), [(b"job+", b"job"), (b"job", b"job+"), (OURS, TOKEN)], ids=str)
+@pytest.mark.parametrize("lost", [False, True], ids=["", "after a loss"])
+@EACH_SERVER
+def test_token_of_another_is_not_taken_for_a_marked_one(server: str, lost: bool, value: bytes, token: bytes) -> None:
+    pen = _Pen(server, token)
+    pen.model.put(KEY, value, 30_000)
+    if lost:
+        pen.send()
+        pen.operation.lost(True)
+    pen.finish()
+    assert (pen.operation.result, pen.operation.holder) == (False, value)
+    assert pen.model.entry(KEY) == Entry(value, 30_000)
+
+
+@EACH_SERVER
+def test_lease_after_a_lost_reply_counts_from_the_reacquire(server: str) -> None:
+    pen = _Pen(server)
+    pen.send()
+    pen.operation.lost(True)
+    pen.step_until_found()
+    found_at = pen.now
+    pen.finish()
+    assert (pen.operation.result, pen.operation.sent_at) == (True, found_at + 1.0)
+
+
+@EACH_SERVER
+def test_lock_that_ends_before_its_reacquire_is_taken(server: str) -> None:
+    pen = _Pen(server)
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.step_until_found()
+    pen.model.remove(KEY)
+    pen.finish()
+    assert (pen.operation.result, pen.operation.holder, pen.operation.sent_at) == (True, None, 5.0)
+    assert pen.model.entry(KEY) == Entry(TOKEN, int(pen.now * 1000) + 60_000)
+
+
+@EACH_SERVER
+def test_lock_that_ends_before_each_reacquire_is_given_up(server: str) -> None:
+    pen = _Pen(server)
+    for _ in range(3):
+        pen.model.put(KEY, TOKEN, 30_000)
+        pen.step_until_found()
+        pen.model.remove(KEY)
+        while pen.operation._renewal is not None:
+            finished = pen.step()
+    assert finished
+    assert (pen.operation.result, pen.operation.holder) == (False, None)
+
+
+@EACH_SERVER
+def test_reacquire_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> None:
+    pen = _Pen(server)
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.step_until_found()
+    pen.send()
+    pen.operation.lost(True)
+    assert pen.operation.to_undo(failed=True) == []
+
+
+def test_look_of_unknown_outcome_leaves_the_earlier_lock_alone() -> None:
+    pen = _Pen("Redis 6.2")
+    pen.model.put(KEY, TOKEN, 30_000)
+    assert not pen.step()
+    pen.send()
+    pen.operation.lost(True)
+    assert pen.operation.to_undo(failed=True) == []
+
+
+@EACH_SERVER
+def test_set_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> None:
+    pen = _Pen(server)
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.send()
+    pen.operation.lost(True)
+    pen.step_until_found()
+    assert pen.operation.to_undo(failed=True) == []
+
+
+@EACH_SERVER
+def test_attempt_took_what_was_free_and_not_what_it_found(server: str) -> None:
+    free, found = _Pen(server), _Pen(server)
+    found.model.put(KEY, TOKEN, 30_000)
+    for pen in (free, found):
+        pen.finish()
+        assert pen.operation.result
+    assert (free.operation.took, found.operation.took) == (True, False)
+
+
+@EACH_SERVER
+def test_reply_says_whether_its_request_took_the_key(server: str) -> None:
+    pen = _Pen(server)
+    request = pen.operation.request(pen.dialect, pen.now)
+    assert has_taken(request, pen.model.execute(request))
+    assert not has_taken(request, pen.model.execute(request))
+    assert not has_taken(request, NOPERM)
+    reacquire: Args = (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", 60_000)
+    for reply in (b"OK", None):
+        assert not has_taken(reacquire, reply)
+
+
+@EACH_SERVER
+def test_lock_that_may_not_be_reacquired_counts_as_anothers(server: str) -> None:
+    pen = _Pen(server)
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.step_until_found()
+    pen.forbid_to_reacquire()
+    pen.finish()
+    assert (pen.operation.result, pen.operation.holder) == (False, TOKEN)
+    assert pen.model.entry(KEY) == Entry(TOKEN, 30_000)
+
+
+@EACH_SERVER
+def test_lock_that_may_be_its_own_and_may_not_be_reacquired_is_an_error(server: str) -> None:
+    pen = _Pen(server)
+    pen.send()
+    pen.operation.lost(True)
+    pen.step_until_found()
+    pen.forbid_to_reacquire()
+    with pytest.raises(Refused, match="NOPERM"):
+        pen.finish()
+    assert pen.operation.to_undo(failed=True) == []
+
+
+def test_lock_that_may_not_be_read_counts_as_anothers() -> None:
+    pen = _Pen("Redis 6.2")
+    pen.model.put(KEY, TOKEN, 30_000)
+    assert not pen.step()
+    assert pen.operation.feed(NOPERM, pen.dialect)
+    assert (pen.operation.result, pen.operation.holder) == (False, None)
+
+
+@EACH_SERVER
+def test_errors_that_mean_later_or_elsewhere_repeat_the_reacquire(server: str) -> None:
+    pen = _Pen(server)
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.step_until_found()
+    before = pen.operation.request(pen.dialect, pen.now)
+    for text, error in (("LOADING Redis is loading", NotExecuted), ("MOVED 5798 127.0.0.1:7001", Redirected)):
+        with pytest.raises(error):
+            pen.operation.feed(hiredis.ReplyError(text), pen.dialect)
+        assert before == pen.operation.request(pen.dialect, pen.now)
+
+
+def test_what_is_no_string_any_more_is_refused() -> None:
+    pen = _Pen("Valkey 9")
+    pen.model.put(KEY, TOKEN, 30_000)
+    pen.step_until_found()
+    pen.model.put(KEY, None)
+    with pytest.raises(Refused, match=WRONGTYPE):
+        pen.finish()
+
+
+@EACH_SERVER
+def test_no_plain_reply_means_anothers(server: str) -> None:
+    pen = _Pen(server)
+    pen.operation.request(pen.dialect, 1.0)
+    assert pen.operation.plain_replies() == (b"OK" if server == "Redis 6.2" else None, None)
+
+
+# ---- on real servers ----
+
+
+def acquire(client: redis.Redis, token: bytes = TOKEN, ttl_ms: int | None = 60_000) -> AcquireOwn:
+    """The operation, driven to its end."""
+    operation = AcquireOwn(KEY, token, ttl_ms)
+    transport_of(client).execute(operation)
+    return operation
+
+
+def channel_of(client: redis.Redis) -> ThreadChannel:
+    channel = transport_of(client)
+    assert isinstance(channel, ThreadChannel)
+    return channel
+
+
+@VALUES
+@TTLS_MS
+def test_found_lock_has_its_lease_anew(client: redis.Redis, token: bytes, value: bytes, ttl_ms: int | None) -> None:
+    client.set(KEY, value, px=30_000)
+    before = clock()
+    operation = acquire(client, token, ttl_ms)
+    assert operation.result
+    assert before <= operation.sent_at <= clock()
+    left_ms = client.pttl(KEY)
+    assert left_ms == -1 if ttl_ms is None else 30_000 < left_ms <= ttl_ms
+    assert client.get(KEY) == value
+
+
+def test_acquired_again_and_again_under_one_token(client: redis.Redis) -> None:
+    assert all(acquire(client).result for _ in range(3))
+    assert not acquire(client, b"job-18").result
+    assert client.get(KEY) == TOKEN
+
+
+def test_lock_of_another_token_is_left_as_it_is(client: redis.Redis) -> None:
+    client.set(KEY, b"job-18", px=30_000)
+    operation = acquire(client)
+    assert (operation.result, operation.holder) == (False, b"job-18")
+    assert client.get(KEY) == b"job-18"
+    assert 0 < client.pttl(KEY) <= 30_000
+
+
+def test_key_that_is_no_string_is_an_error(client: redis.Redis) -> None:
+    client.rpush(KEY, "item")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        acquire(client)
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["of the set", "of the reacquire"])
+def test_lost_reply(proxy: Proxy, connect: Connect, nth: int) -> None:
+    client = connect(proxy.port)
+    client.set(KEY, TOKEN, px=30_000)
+    proxy.drop_reply(*EXTEND_COMMANDS, nth=nth)
+    operation = acquire(client)
+    assert proxy.dropped.is_set()
+    assert operation.result
+    assert 30_000 < client.pttl(KEY) <= 60_000
+
+
+def test_failed_reacquire_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect) -> None:
+    client = connect(proxy.port, retry=once())
+    acquire(client)
+    proxy.drop_reply(*EXTEND_COMMANDS, nth=2)
+    proxy.refuse()
+    with pytest.raises(redis.ConnectionError):
+        acquire(client)
+    assert channel_of(client).idle
+    proxy.accept()
+    assert client.get(KEY) == TOKEN
+
+
+def test_failed_set_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect) -> None:
+    client = connect(proxy.port, retry=once())
+    acquire(client)
+    proxy.drop_reply("SET")
+    proxy.refuse()
+    with pytest.raises(redis.ConnectionError):
+        acquire(client)
+    assert channel_of(client).idle
+    proxy.accept()
+    assert client.get(KEY) == TOKEN
+
+
+@pytest.mark.parametrize("rules", [("-delifeq",), ("-eval", "-evalsha"), ("-get",)], ids=str)
+def test_found_lock_where_valkey_does_not_allow_everything(
+    valkey: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+) -> None:
+    client = connect(valkey.port, **acl_user(valkey, *rules).options())
+    assert all(acquire(client).result for _ in range(2))
+
+
+@pytest.mark.parametrize("rules", [("-eval", "-evalsha"), ("-get",)], ids=str)
+def test_found_lock_where_scripts_can_do_nothing_counts_as_anothers(
+    scripts_only: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+) -> None:
+    client = connect(scripts_only.port, **acl_user(scripts_only, *rules).options())
+    assert [acquire(client).result for _ in range(2)] == [True, False]
