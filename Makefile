@@ -16,18 +16,26 @@ IN_PARALLEL := --parallel-threads=16 tests/integration/lock/test_parallel.py tes
 # that it starts.
 AT_A_TIME := -n 4 --dist loadfile
 
-.PHONY: help bench alternatives test simulate coverage lint format wheel test-all clean
+# Only the pipes differ between the implementations, and tests/pipe runs on both pipes whichever is chosen. So the twin is
+# tested by what redis-py's locks do, too, and in test-all by whatever uses a pipe.
+PARITY := tests/compat/test_parity.py tests/compat/test_asyncio_parity.py -k "not redis-py"
+USES_A_PIPE := tests/compat tests/integration
+ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
+ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
+
+.PHONY: help bench alternatives test test-all test-versions simulate coverage lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
 	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
-	@echo "make test         the whole suite, on the compiled core and on its pure-Python twin"
-	@echo "make simulate     100,000 stories of waiters and as many of holders (the suite plays 4,000)"
+	@echo "make test         in 3 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
+	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
+	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
+	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 40,000)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make lint         ruff, mypy --strict, import-linter, cython-lint"
 	@echo "make format       ruff format"
-	@echo "make wheel        build a wheel, install it into a clean environment, run the suite against it"
-	@echo "make test-all     the suite on every interpreter at hand, 3.10 to 3.14"
+	@echo "make wheel        build a wheel, install it into a clean environment, run the tests of make test against it"
 	@echo "make clean        remove whatever the other targets made"
 
 # pip 25.1 brought dependency groups.
@@ -50,10 +58,21 @@ alternatives: $(VENV)/installed
 	$(BIN)/python -m bench alternatives
 
 test: $(VENV)/installed
-	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest $(AT_A_TIME)
-	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q $(IN_PARALLEL)
-	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q $(AT_A_TIME)
-	REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q $(IN_PARALLEL)
+	$(ON_CORE) $(AT_A_TIME)
+	$(ON_CORE) $(IN_PARALLEL)
+	$(ON_TWIN) $(PARITY)
+
+# What `test` has just run is not run again.
+test-all: test
+	$(ON_CORE) --rest $(AT_A_TIME)
+	$(ON_CORE) --rest $(IN_PARALLEL)
+	$(ON_TWIN) $(AT_A_TIME) $(USES_A_PIPE)
+	$(ON_TWIN) --all $(IN_PARALLEL)
+
+# pyenv's interpreters are on the PATH as shims only, behind which tox does not look.
+test-versions: $(VENV)/installed
+	PATH="$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1*/bin 2>/dev/null | paste -sd: -):$$PATH" \
+		$(BIN)/tox run --skip-missing-interpreters
 
 simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
@@ -69,9 +88,9 @@ coverage: $(VENV)/installed
 	rm -f build/coverage/src/redislock_fast/_pipe/*.so build/coverage/src/redislock_fast/_pipe/*.c
 	cd build/coverage && REDISLOCK_FAST_COVERAGE=1 ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd build/coverage && PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=compiled \
-		../../$(BIN)/python -m coverage run -m pytest -q -k "not signal and not interrupt and not subinterpreter" tests
+		../../$(BIN)/python -m coverage run -m pytest -q --all -k "not signal and not interrupt and not subinterpreter" tests
 	cd build/coverage && PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=python \
-		../../$(BIN)/python -m coverage run -m pytest -q -k "not subinterpreter and not signal_handler" tests
+		../../$(BIN)/python -m coverage run -m pytest -q --all -k "not subinterpreter and not signal_handler" tests
 	cd build/coverage && ../../$(BIN)/python -m coverage combine -q
 	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.pyx"
 	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.py" --fail-under 95
@@ -94,11 +113,6 @@ wheel: $(VENV)/installed
 	build/wheel/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
 	build/wheel/bin/python -m pip install -q --disable-pip-version-check --group test dist/*.whl
 	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/pytest $(AT_A_TIME)
-
-# pyenv's interpreters are on the PATH as shims only, behind which tox does not look.
-test-all: $(VENV)/installed
-	PATH="$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1*/bin 2>/dev/null | paste -sd: -):$$PATH" \
-		$(BIN)/tox run --skip-missing-interpreters
 
 clean:
 	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks

@@ -46,7 +46,12 @@ from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockCl
 from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, Peer
 from tests.support.proxy import Proxy
-from tests.support.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401  # pytest finds hooks by name
+from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+)
+from tests.support.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401
 from tests.support.waiting import CALLERS, Callers
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"

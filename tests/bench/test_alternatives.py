@@ -89,6 +89,7 @@ def test_who_waits_gets_the_lock_that_is_given_back(alternatives: list[Alternati
         assert with_lock.is_set(), alternative.name
 
 
+@pytest.mark.slow
 def test_a_row_whose_lease_has_ended_is_taken_over(cluster: postgresql.Cluster) -> None:
     session = cluster.session()
     holder, heir = (postgresql.TableLock(of_each, "expired") for of_each in (session, cluster.session()))
@@ -99,6 +100,7 @@ def test_a_row_whose_lease_has_ended_is_taken_over(cluster: postgresql.Cluster) 
         holder.release()
 
 
+@pytest.mark.slow
 def test_a_lock_that_does_not_exclude_is_found_out(cluster: postgresql.Cluster) -> None:
     session = cluster.session()
     # A session may take its advisory lock twice.
@@ -111,6 +113,7 @@ def test_a_program_that_is_missing_is_named_with_its_package() -> None:
         places.program("no-such-program", "no-such-package")
 
 
+@pytest.mark.slow
 def test_what_is_not_installed_is_left_out_and_the_rest_is_measured(
     no_programs: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_only_plain_tcp_is_delayed(program: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "one"), [("threads", "1 thread"), ("tasks", "1 task")])
 def test_command_prints_and_saves(kind: str, one: str, program: Path, valkey: Server, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()

@@ -63,6 +63,7 @@ def test_contestants_lock_is_one(name: str, running: _Fleet) -> None:
     wait_until(lambda: _keys(running) == [0] * 5, "no server has it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [REDIS_PY, OURS])
 def test_frozen_server_is_no_failure(name: str, running: _Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redlock, "_LATER", 2)
@@ -78,6 +79,7 @@ def test_lock_that_cannot_be_had_fails_the_check(running: _Fleet) -> None:
         redlock._check(_MAKERS[OURS](running, "name"))
 
 
+@pytest.mark.slow
 def test_command_prints_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redlock, "_LATER", 1)
     monkeypatch.setattr(redlock, "_MAKERS", {name: _MAKERS[name] for name in (REDIS_PY, OURS)})

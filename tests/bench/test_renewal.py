@@ -47,6 +47,7 @@ def run(valkey: Server) -> Callable[..., int]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeper", KEEPERS)
 def test_keeper_holds_its_locks_beyond_their_ttl_and_gives_them_back(keeper: tuple[str, str], scene: Scene) -> None:
     names = [f"{scene.prefix}:{number}" for number in range(3)]
@@ -67,6 +68,7 @@ def test_keeper_ends_with_a_measurement_that_fails(keeper: tuple[str, str], scen
     assert scene.witness.keys() == []
 
 
+@pytest.mark.slow
 def test_figures_are_of_what_was_done(scene: Scene) -> None:
     figures = keeping.measure(KEEPERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
     assert 0 < figures["least_left_percent"] <= 100
@@ -92,12 +94,14 @@ def test_stall_of_three_ttls_loses_the_lock_and_that_is_told(kind: str, scene: S
     assert figures["told_max_ms"] > 0
 
 
+@pytest.mark.slow
 def test_terms_leave_nothing_behind(scene: Scene) -> None:
     with rounds.open_scene(scene.url, 10) as opened:
         rounds.race([terms.entrant(name, opened) for name in terms.NAMES], 1, 0.01)
     assert scene.witness.keys() == []
 
 
+@pytest.mark.slow
 def test_command_prints_and_saves_every_table(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_relay_passes_everything_on_and_the_end_too() -> None:
                 assert far.recv(1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", DELAYS_S)
 def test_a_batch_is_measured_on_every_node(nodes: list[Any], delay_s: float) -> None:
     with ExitStack() as closing:

@@ -293,6 +293,7 @@ def cluster(spare_server: StartServer, async_connect: AsyncClients) -> Any:
     return async_connect.keep(redis.asyncio.RedisCluster(host="127.0.0.1", port=server.port))
 
 
+@pytest.mark.slow
 @in_loop
 async def test_cluster(async_lock_class: AsyncLockClass, cluster: Any) -> None:
     lock = cluster.lock("name", 10, 0.2, False, 3, async_lock_class, False, False)

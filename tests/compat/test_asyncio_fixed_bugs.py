@@ -240,6 +240,7 @@ async def test_cancelled_release_can_be_repeated_though_the_server_has_released(
 # Frozen servers
 
 
+@pytest.mark.slow
 @in_loop
 async def test_blocking_timeout_bounds_the_wait_for_a_frozen_server(
     async_lock_class: AsyncLockClass, spare_server: Callable[..., Server], async_connect: AsyncClients

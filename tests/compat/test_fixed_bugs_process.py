@@ -40,6 +40,7 @@ def lock_class_id(request: pytest.FixtureRequest) -> str:
 # Frozen servers
 
 
+@pytest.mark.slow
 def test_blocking_timeout_bounds_the_wait_for_a_frozen_server(
     lock_class: LockClass, spare_server: Callable[..., Server], connect: Connect
 ) -> None:

@@ -60,6 +60,7 @@ def cluster(spare_server: Callable[..., Server]) -> Iterator[redis.RedisCluster]
         yield client
 
 
+@pytest.mark.slow
 def test_cluster(lock_class: LockClass, cluster: redis.RedisCluster) -> None:
     lock = cluster.lock("name", 10, 0.2, False, 3, lock_class, False, False)
     assert type(lock) is lock_class
@@ -80,6 +81,7 @@ def test_cluster(lock_class: LockClass, cluster: redis.RedisCluster) -> None:
         lock.release()
 
 
+@pytest.mark.slow
 def test_cluster_pipeline_as_the_client_is_refused(cluster: redis.RedisCluster) -> None:
     with pytest.raises(TypeError, match=r"(?i)pipeline"):
         redislock_fast.Lock(cluster.pipeline(), "name")  # type: ignore[no-untyped-call]

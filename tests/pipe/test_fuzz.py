@@ -384,6 +384,7 @@ def _client_options(port: int) -> dict[str, Any]:
     return {"port": port, "socket_timeout": 0.3, "retry": Retry(NoBackoff(), 1)}
 
 
+@pytest.mark.slow
 @PATIENT
 @given(replies=st.lists(st.sampled_from(ODD), min_size=1, max_size=6))
 def test_locks_of_threads_raise_errors_of_redis_alone(replies: list[bytes]) -> None:
@@ -403,6 +404,7 @@ def test_locks_of_threads_raise_errors_of_redis_alone(replies: list[bytes]) -> N
         server.close()
 
 
+@pytest.mark.slow
 @PATIENT
 @given(replies=st.lists(st.sampled_from(ODD), min_size=1, max_size=6))
 def test_locks_of_tasks_raise_errors_of_redis_alone(replies: list[bytes]) -> None:

@@ -97,6 +97,7 @@ async def test_malformed_reply_that_on_reply_refuses_breaks_the_pipe_and_nothing
     assert told == []
 
 
+@pytest.mark.slow
 def test_queue_of_a_frozen_server_is_bounded() -> None:
     async def play() -> None:
         async with contextlib.AsyncExitStack() as closing:

@@ -131,6 +131,7 @@ def _tell(pipe: Pipe) -> None:
     pipe.mailbox().tell(b"interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [_call, _post, _close, _listen, _tell])
 @pytest.mark.parametrize("listens", [False, True], ids=["alone", "beside a listener"])
 def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(

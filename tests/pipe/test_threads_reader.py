@@ -95,6 +95,7 @@ def test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply(
     assert fastest_s < SLICE_S / 2
 
 
+@pytest.mark.slow
 def test_many_callers_of_a_far_server_each_get_their_own_replies(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_subscription_to_another_channel_breaks_the_pipe(
     assert isinstance(subscribing.exception(timeout=20), Lost)
 
 
+@pytest.mark.slow
 def test_a_silent_server_on_which_too_much_waits_is_left(pair: tuple[Pipe, Peer]) -> None:
     pipe, _ = pair
     large = b"x" * 1_000_000

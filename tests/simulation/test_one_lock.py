@@ -20,12 +20,13 @@ from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util.tokens import MARK
 from tests.simulation.one_lock import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
+from tests.support.selection import in_two_runs
 
 _SEEDS = range(20_000)
 
 
-def _violations(machines: Machines, neighbours: bool = False) -> Iterator[str]:
-    for seed in _SEEDS:
+def _violations(machines: Machines, neighbours: bool = False, seeds: range = _SEEDS) -> Iterator[str]:
+    for seed in seeds:
         try:
             Simulation(Seeded(seed), machines, neighbours).run()
         except Violation as violation:
@@ -41,10 +42,12 @@ _BY_EACH_ACQUIRE = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("neighbours", [False, True], ids=["alone", "with neighbours on the connection"])
 @_BY_EACH_ACQUIRE
-def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool) -> None:
-    assert next(_violations(machines, neighbours), None) is None
+@in_two_runs(_SEEDS, 2_000)
+def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool, seeds: range) -> None:
+    assert next(_violations(machines, neighbours, seeds), None) is None
 
 
+@pytest.mark.slow
 @_BY_EACH_ACQUIRE
 @hypothesis.settings(max_examples=3000, database=None)
 @hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())

@@ -19,10 +19,10 @@ from tests.simulation import process as waiting_process
 from tests.simulation.model import Model
 from tests.simulation.seeds import violation_of
 from tests.simulation.waiting import Simulation
+from tests.support.selection import in_two_runs
 
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
 
-_SEEDS = range(3000)
 _SEEDS_FOR_FAULTS = range(5000)
 
 
@@ -33,8 +33,9 @@ def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
             yield violation
 
 
-def test_no_story_breaks_an_invariant() -> None:
-    assert next((f"seed {seed}: {what}" for seed in _SEEDS if (what := violation_of(Simulation, seed))), None) is None
+@in_two_runs(range(20_000), 500)
+def test_no_story_breaks_an_invariant(seeds: range) -> None:
+    assert next((f"seed {seed}: {what}" for seed in seeds if (what := violation_of(Simulation, seed))), None) is None
 
 
 def test_a_seed_is_always_the_same_story() -> None:

@@ -71,6 +71,7 @@ class Outcome:
         self.summary = done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [(), ("-p", "xdist", "-n", "1"), ("-p", "pytest_run_parallel.plugin", "--parallel-threads=2")],
@@ -91,11 +92,13 @@ def test(count):
     assert (2, True) == (outcome.runs, "1 passed, 1 rerun" in outcome.summary), outcome.output
 
 
+@pytest.mark.slow
 def test_failure_during_a_stall_is_one_where_the_second_run_fails(tmp_path: Path) -> None:
     outcome = Outcome(tmp_path, "def test(request):\n    assert run(request.config) == 3\n")
     assert (2, True) == (outcome.runs, "1 failed, 1 rerun" in outcome.summary), outcome.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -109,6 +112,7 @@ def test_failure_without_a_stall_is_one_at_once(tmp_path: Path, body: str) -> No
     assert (1, True) == (outcome.runs, "1 failed in" in outcome.summary), outcome.output
 
 
+@pytest.mark.slow
 def test_stall_before_the_test_does_not_count(tmp_path: Path) -> None:
     test = """
 def test_before(request):
@@ -127,6 +131,7 @@ def test_test_that_passes_is_run_once_whatever_the_machine_does(tmp_path: Path) 
     assert (1, True) == (outcome.runs, "1 passed in" in outcome.summary), outcome.output
 
 
+@pytest.mark.slow
 def test_fixture_that_fails_during_a_stall_is_made_again(tmp_path: Path) -> None:
     test = """
 @pytest.fixture(scope="module")
@@ -141,6 +146,7 @@ def test(made):
     assert (2, True) == (outcome.runs, "1 passed, 1 rerun" in outcome.summary), outcome.output
 
 
+@pytest.mark.slow
 def test_time_limit_begins_anew_for_the_second_run(tmp_path: Path) -> None:
     test = """
 def test(request):

@@ -119,6 +119,7 @@ def test_the_order_is_that_of_the_keys_whatever_their_names(locker: Any, client:
     assert dict.fromkeys([b"\xff", "é", b"z"], True) == waiting.result(PATIENCE_S).release()
 
 
+@pytest.mark.slow
 def test_leases_are_prolonged_while_it_waits(make_locker: MakeLocker, valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
     client.set("c", "other", px=1500)
@@ -210,6 +211,7 @@ print(trespasses)
 """
 
 
+@pytest.mark.slow
 def test_processes_with_overlapping_batches_exclude_each_other_and_all_finish(valkey: Server) -> None:
     processes = [
         subprocess.Popen(

@@ -203,6 +203,7 @@ async def test_acquire_cancelled_at_any_iteration_leaves_nothing(
     assert dict.fromkeys(_MANY, True) == await finished[0].release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("awaits", [1, 2, 3, 4])
 @pytest.mark.parametrize("all_or_nothing", [False, True])
 @in_loop

@@ -385,6 +385,7 @@ def test_a_batch_waits_no_longer_than_it_was_told(locker: Any, client: redis.Red
             assert (["a"], ["b"]) == (batch.acquired, batch.missed)
 
 
+@pytest.mark.slow
 def test_leases_stay_fresh_while_a_batch_waits(valkey_locker: Any, valkey_client: redis.Redis) -> None:
     valkey_client.set("b", "other", px=1500)
     batch = valkey_locker.acquire_many(["a", "b", "c"], 1, None, sleep=0.02)  # waits for one and a half leases

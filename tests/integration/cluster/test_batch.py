@@ -167,6 +167,7 @@ def frozen(cluster: Cluster, number: int) -> Iterator[None]:
         cluster.nodes[number].signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_each_lock_is_asked_for_once_and_at_its_own_node(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names = [cluster.name() for _ in range(300)]
     call(callers, acquire_many(callers, fast, names), "release")  # connects
@@ -241,6 +242,7 @@ def test_batches_of_many_callers_of_one_client_exclude_each_other(
     assert holders.trespasses == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callers", ["threads"], indirect=True)
 def test_a_signal_handler_may_take_a_batch_of_the_same_client(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names, of_handler = (joined(names_at(cluster, 3)) for _ in range(2))
@@ -280,6 +282,7 @@ def test_batches_are_taken_and_given_back_while_slots_move(callers: Callers, fas
 # ---- a node that fails ----
 
 
+@pytest.mark.slow
 def test_a_frozen_node_fails_the_acquire_and_keeps_nobody_from_the_others(
     callers: Callers, fast: Any, cluster: Cluster
 ) -> None:
@@ -295,6 +298,7 @@ def test_a_frozen_node_fails_the_acquire_and_keeps_nobody_from_the_others(
     assert call(callers, acquire_many(callers, fast, joined(names)), "release") == dict.fromkeys(joined(names), True)
 
 
+@pytest.mark.slow
 def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
     callers: Callers, fast: Any, cluster: Cluster
 ) -> None:
@@ -311,6 +315,7 @@ def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
     wait_until(lambda: not left(cluster, names, first), "and here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_frozen_node_costs_the_others_no_verdict(callers: Callers, cluster: Cluster, verb: str) -> None:
     names = names_at(cluster, 3)
@@ -469,6 +474,7 @@ def test_cancelled_while_one_node_is_frozen_it_leaves_nothing(
         assert (again, again.keys() >= set(names[first])) == (dict.fromkeys(again, True), True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
 @pytest.mark.parametrize("callers", ["threads"], indirect=True)
 @one_kind

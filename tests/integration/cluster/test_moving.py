@@ -127,6 +127,7 @@ def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, clu
     serve(waiters, [early, late, last])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_who_gives_up_while_the_slot_moves_leaves_nothing_behind(
     callers: Callers, cluster: Cluster, place: Place

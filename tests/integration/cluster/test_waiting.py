@@ -36,6 +36,7 @@ def queue_up(contender: Contender, cluster: Cluster, admin: redis.RedisCluster) 
     return answer
 
 
+@pytest.mark.slow
 def test_a_lock_is_handed_over(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:

@@ -322,6 +322,7 @@ async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
         assert (losses.reasons, lock.valid) == ([LossReason.EXPIRED], True)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_renewal_survives_a_cancel_of_all_other_tasks(
     valkey: Server, valkey_client: redis.Redis, async_connect: AsyncClients, losses: Losses
@@ -411,6 +412,7 @@ def test_lock_that_is_acquired_outside_of_a_task(valkey: Server, valkey_client: 
     assert not valkey_client.exists("name")
 
 
+@pytest.mark.slow
 def test_two_loops_hold_side_by_side(valkey: Server, valkey_client: redis.Redis, loop_kind: str) -> None:
     async def scenario(name: str) -> tuple[list[LossReason], bool]:
         losses = Losses()

@@ -59,6 +59,7 @@ def until_refused(admin: redis.Redis, code: str, count: int) -> None:
 # The server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_server_that_is_gone_until_the_lease_ends(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect, comes_back: bool
@@ -74,6 +75,7 @@ def test_server_that_is_gone_until_the_lease_ends(
         assert connect(server.port).keys("name") == []
 
 
+@pytest.mark.slow
 def test_server_that_comes_back_in_time_without_its_data(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -85,6 +87,7 @@ def test_server_that_comes_back_in_time_without_its_data(
     assert connect(server.port).keys("name") == []
 
 
+@pytest.mark.slow
 def test_server_that_comes_back_in_time_with_its_data(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -96,6 +99,7 @@ def test_server_that_comes_back_in_time_with_its_data(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_server_frozen_until_the_lease_ends(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -113,6 +117,7 @@ def test_server_frozen_until_the_lease_ends(
     assert_lost(holder, losses, LossReason.SERVER_GONE)
 
 
+@pytest.mark.slow
 def test_server_frozen_for_less_than_the_lease(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -128,6 +133,7 @@ def test_server_frozen_for_less_than_the_lease(
         holder.release()
 
 
+@pytest.mark.slow
 def test_one_frozen_server_holds_up_no_other(
     spare_server: Callable[..., Server], holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:
@@ -143,6 +149,7 @@ def test_one_frozen_server_holds_up_no_other(
     frozen.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_primary_that_is_a_replica_for_a_while(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -156,6 +163,7 @@ def test_primary_that_is_a_replica_for_a_while(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_primary_that_has_become_a_replica(
     spare_server: Callable[..., Server], holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -166,6 +174,7 @@ def test_primary_that_has_become_a_replica(
     assert_lost(holder, losses, LossReason.SERVER_GONE)
 
 
+@pytest.mark.slow
 def test_scripts_that_are_flushed_all_the_time(
     holders: Holders, server: Server, losses: Losses, connect: Connect
 ) -> None:
@@ -176,6 +185,7 @@ def test_scripts_that_are_flushed_all_the_time(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_server_without_memory_renews_and_releases(
     spare_server: Callable[..., Server], scripts_only: Server, holders: Holders, losses: Losses, connect: Connect
 ) -> None:
@@ -199,6 +209,7 @@ def passing_without_memory(admin: redis.Redis) -> Callable[[], bool]:
 # The user's rights
 
 
+@pytest.mark.slow
 def test_renewal_that_is_forbidden_for_a_while(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, acl_user: MakeUser, callers: Any, losses: Losses
 ) -> None:
@@ -215,6 +226,7 @@ def test_renewal_that_is_forbidden_for_a_while(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_renewal_that_is_forbidden_until_the_lease_ends(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, acl_user: MakeUser, callers: Any, losses: Losses
 ) -> None:
@@ -228,6 +240,7 @@ def test_renewal_that_is_forbidden_until_the_lease_ends(
 # The connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", ["drop_reply", "drop_request"])
 def test_renewal_that_is_lost_is_sent_again(
     proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses, loses: str
@@ -240,6 +253,7 @@ def test_renewal_that_is_lost_is_sent_again(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_renewal_without_an_answer_is_not_believed(
     proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -253,6 +267,7 @@ def test_renewal_without_an_answer_is_not_believed(
     assert_lost(holder, losses, LossReason.SERVER_GONE)
 
 
+@pytest.mark.slow
 def test_connection_that_is_killed_again_and_again(
     holders: Holders, callers: Any, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -293,6 +308,7 @@ def test_call_that_meets_a_renewal_under_way(
         assert_believes_no_more_than_is_true(holder.lock, valkey_client)
 
 
+@pytest.mark.slow
 def test_loss_that_is_found_twice_at_once_is_told_once(
     proxy: Proxy, holders: Holders, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -310,6 +326,7 @@ def test_loss_that_is_found_twice_at_once_is_told_once(
     assert losses.reasons == [LossReason.DELETED]
 
 
+@pytest.mark.slow
 def test_holder_who_prolongs_all_the_time_is_never_believed_to_hold_longer_than_he_does(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -340,6 +357,7 @@ def test_lock_that_is_lost_while_its_release_is_under_way(
     assert (caught.value.reason, losses.reasons, holder.lock.local.token) == (reason, [reason], None)
 
 
+@pytest.mark.slow
 def test_release_that_failed_leaves_nothing_to_be_sure_of(proxy: Proxy, holders: Holders, callers: Any) -> None:
     holder = holders.on(callers.client(proxy.port, socket_timeout=0.1), timeout=FAR_S, auto_renew=True)
     holder.call("acquire")
@@ -356,6 +374,7 @@ def test_release_that_failed_leaves_nothing_to_be_sure_of(proxy: Proxy, holders:
 # on_lost
 
 
+@pytest.mark.slow
 def test_callback_may_acquire_the_lock_again(
     holders: Holders, callers: Any, valkey: Server, valkey_client: redis.Redis
 ) -> None:

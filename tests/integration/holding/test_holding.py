@@ -56,6 +56,7 @@ def renewers() -> set[threading.Thread]:
 # Renewal
 
 
+@pytest.mark.slow
 def test_renewed_lock_outlives_its_ttl(holders: Holders, server: Server, connect: Connect) -> None:
     holder = holders.hold(server.port, **RENEWED)
     until_passed(connect(server.port), LONG_S)
@@ -65,6 +66,7 @@ def test_renewed_lock_outlives_its_ttl(holders: Holders, server: Server, connect
     assert not connect(server.port).exists("name")
 
 
+@pytest.mark.slow
 def test_renewed_lock_that_is_waited_for_is_kept_and_handed_over(
     holders: Holders, server: Server, connect: Connect
 ) -> None:
@@ -80,6 +82,7 @@ def test_renewed_lock_that_is_waited_for_is_kept_and_handed_over(
     assert answer.result(PATIENCE_S) is True
 
 
+@pytest.mark.slow
 def test_lock_that_was_waited_for_is_renewed(holders: Holders, server: Server, connect: Connect) -> None:
     admin = connect(server.port)
     holder = holders.hold(server.port, timeout=FAR_S)
@@ -92,6 +95,7 @@ def test_lock_that_was_waited_for_is_renewed(holders: Holders, server: Server, c
     assert (waiter.lock.valid, waiter.call("owned")) == (True, True)
 
 
+@pytest.mark.slow
 def test_no_renewal_follows_a_release(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
     with Proxy(valkey.port) as proxy:
         holder = holders.make(proxy.port, **RENEWED)
@@ -103,6 +107,7 @@ def test_no_renewal_follows_a_release(holders: Holders, valkey: Server, valkey_c
         assert proxy.requests["SET"] == sent
 
 
+@pytest.mark.slow
 def test_each_holding_of_a_lock_is_renewed(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
     holder = holders.hold(valkey.port, **RENEWED)
     holder.release()
@@ -111,6 +116,7 @@ def test_each_holding_of_a_lock_is_renewed(holders: Holders, valkey: Server, val
     assert holder.call("owned")
 
 
+@pytest.mark.slow
 def test_lock_is_renewed_until_max_hold(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -122,6 +128,7 @@ def test_lock_is_renewed_until_max_hold(
     assert not valkey_client.exists("name")
 
 
+@pytest.mark.slow
 def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
     holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:
@@ -132,6 +139,7 @@ def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
     assert holder.lock.remaining() > FAR_S / 2
 
 
+@pytest.mark.slow
 def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
     holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:
@@ -141,6 +149,7 @@ def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
     assert (holder.lock.valid, holder.call("owned")) == (True, True)
 
 
+@pytest.mark.slow
 def test_locks_of_one_server_are_renewed_together(
     callers: Callers, holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:
@@ -156,6 +165,7 @@ def test_locks_of_one_server_are_renewed_together(
     wait_until(lambda: not renewers() - others, "the renewing thread ends")
 
 
+@pytest.mark.slow
 def test_short_and_long_leases_are_renewed_side_by_side(
     callers: Callers, holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:
@@ -175,6 +185,7 @@ def test_lock_that_never_ends_by_itself_is_not_waited_for_by_its_holder(valkey_c
         assert lock.owned()
 
 
+@pytest.mark.slow
 def test_thread_that_cannot_be_started_fails_one_acquire_only(
     spare_server: Callable[..., Server], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +213,7 @@ class _Own(Lock):
         return bool(self.redis.set(self.name, token, nx=True, px=60_000))
 
 
+@pytest.mark.slow
 def test_lock_of_a_class_with_its_own_acquire_is_renewed(valkey_client: redis.Redis) -> None:
     with _Own(valkey_client, "name", **RENEWED) as lock:
         assert_believes_no_more_than_is_true(lock, valkey_client)
@@ -224,6 +236,7 @@ def test_dropped_lock_is_released_with_a_warning(holders: Holders, valkey: Serve
         drop(holders, lambda: not valkey_client.exists("name"), "the lock is released")
 
 
+@pytest.mark.slow
 def test_dropped_lock_is_released_where_warnings_are_errors(valkey: Server) -> None:
     script = """if True:
         import sys, time, warnings
@@ -287,6 +300,7 @@ def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(
     assert losses.reasons == [LossReason.EXPIRED]
 
 
+@pytest.mark.slow
 @OPERATIONS
 def test_loss_is_told_once_with_its_reason_and_is_for_good(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses, operate: Operate, reason: LossReason
@@ -356,6 +370,7 @@ def test_loss_is_told_apart_where_nobody_watches(
     assert caught.value.reason == LossReason.TAKEN
 
 
+@pytest.mark.slow
 def test_lock_is_acquired_anew_after_a_loss(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
     losses = Losses()
     holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)
@@ -387,6 +402,7 @@ def test_callback_that_raises_is_logged_and_keeps_no_other_from_its_own(
     wait_until(lambda: said in [record.getMessage() for record in caplog.records], "it is logged")
 
 
+@pytest.mark.slow
 def test_slow_callback_holds_up_no_renewal(valkey: Server, valkey_client: redis.Redis) -> None:
     over = threading.Event()
     slow = Losses(lambda _lock: over.wait(PATIENCE_S))

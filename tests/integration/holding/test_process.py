@@ -94,6 +94,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_lock_that_the_holder_slept_through_is_not_believed(
     valkey: Server, valkey_client: redis.Redis, kind: str
 ) -> None:
@@ -109,6 +110,7 @@ def test_lock_that_the_holder_slept_through_is_not_believed(
     assert valkey_client.get("name") == b"another's"
 
 
+@pytest.mark.slow
 def test_process_that_is_killed_is_waited_for_no_longer_than_its_ttl(
     valkey: Server, valkey_client: redis.Redis, kind: str
 ) -> None:
@@ -122,6 +124,7 @@ def test_process_that_is_killed_is_waited_for_no_longer_than_its_ttl(
         assert answer.result(PATIENCE_S) is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORKS)
 def test_forked_child_keeps_nothing_of_its_parents_alive(valkey: Server, kind: str) -> None:
     """The parent is killed; the child, which renews a lock of its own, lets the parent's end."""
@@ -129,6 +132,7 @@ def test_forked_child_keeps_nothing_of_its_parents_alive(valkey: Server, kind: s
     assert (done.stdout, done.stderr) == ("(False, None)\nended\n", "")
 
 
+@pytest.mark.slow
 def test_fork_takes_nothing_from_the_parent(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -151,6 +155,7 @@ def test_lock_is_lost_and_told_where_the_gil_is_held_for_longer_than_its_ttl(
     assert_lost(holder, losses, LossReason.EXPIRED)
 
 
+@pytest.mark.slow
 def test_lock_is_kept_where_the_gil_is_held_for_less_than_its_renewals_need(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:

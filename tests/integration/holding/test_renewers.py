@@ -74,6 +74,7 @@ def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
 # The thread
 
 
+@pytest.mark.slow
 def test_a_thread_that_cannot_start_is_started_by_the_next_lock(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_thread_that_cannot_start_is_started_by_the_next_lock(
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_thread_that_ends_while_a_lock_comes_leaves_none_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_loss_is_told_where_no_thread_can_be_started(client: redis.Redis, monk
 # The loop
 
 
+@pytest.mark.slow
 @in_loop
 async def test_who_cancels_all_tasks_of_the_loop_ends_no_renewal(valkey: Server) -> None:
     async with redis.asyncio.Redis(port=valkey.port) as client:
@@ -143,6 +146,7 @@ async def test_who_cancels_all_tasks_of_the_loop_ends_no_renewal(valkey: Server)
         await lock.release()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_loss_that_nobody_has_noticed_is_told_by_who_takes_the_lock_again(valkey: Server) -> None:
     told: list[LossReason] = []
@@ -171,6 +175,7 @@ def test_a_dropped_lock_is_released_where_warnings_are_errors(client: redis.Redi
         wait_until(lambda: not client.exists("name"), "the lock is released")
 
 
+@pytest.mark.slow
 def test_a_lock_dropped_after_an_extend_that_could_not_connect_is_gone_at_once(
     spare_server: Callable[..., Server], connect: Connect
 ) -> None:
@@ -200,6 +205,7 @@ def _garbage_collected_all_the_time() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_locks_may_be_dropped_at_any_moment(client: redis.Redis) -> None:
     def drop() -> int:
@@ -228,6 +234,7 @@ class _ReleasesInItsFinalizer:
         self.release()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_finalizer_may_release_at_any_moment(client: redis.Redis) -> None:
     def work() -> list[Lock]:
@@ -268,6 +275,7 @@ def test_a_signal_handler_may_hold_renewed_locks(client: redis.Redis) -> None:
     kept.release()
 
 
+@pytest.mark.slow
 def test_a_child_forked_at_any_moment_neither_renews_nor_releases_nor_warns(client: redis.Redis) -> None:
     lock = _renewed(client, "held")
     finished = threading.Event()
@@ -302,6 +310,7 @@ def test_a_child_forked_at_any_moment_neither_renews_nor_releases_nor_warns(clie
     lock.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["held", "dropped", "in a thread", "by a task"])
 def test_the_interpreter_ends_with_a_renewed_lock_without_a_word(valkey: Server, where: str) -> None:
     if where == "in a thread" and sys.version_info[:2] == (3, 12):
@@ -340,6 +349,7 @@ else:
     assert (0, "", "") == (finished.returncode, finished.stderr, finished.stdout)
 
 
+@pytest.mark.slow
 def test_many_locks_are_renewed_together(client: redis.Redis) -> None:
     locks = [_renewed(client, f"many {number}", timeout=6) for number in range(2000)]
     tenures: list[Any] = [lock.local.tenure for lock in locks]

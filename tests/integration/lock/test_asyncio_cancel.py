@@ -413,6 +413,7 @@ async def _slow_to_close() -> AsyncIterator[None]:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["acquire", "release"])
 @pytest.mark.parametrize("cancels", [True, False])
 def test_program_that_ends_with_a_cancel_leaves_no_key(

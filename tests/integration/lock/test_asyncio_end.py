@@ -184,6 +184,7 @@ def left_by(program: Callable[[set[bytes]], object], *servers: redis.Redis) -> s
     return left - acquired
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("connected", "pause"),
     [(True, at_once), (True, after_one_iteration), (True, when_sent), (True, cancelled_before), (False, when_sent)],
@@ -210,6 +211,7 @@ def test_loop_that_ends_leaves_no_key_of_a_cancelled_acquire(
         client.flushdb()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [when_sent, cancelled_before])
 @pytest.mark.usefixtures("quiet")
 def test_loop_that_ends_leaves_no_key_in_a_cluster(cluster: Cluster, loop_kind: str, pause: Pause) -> None:
@@ -270,6 +272,7 @@ def test_loop_that_ends_with_nothing_under_way_sends_nothing(
     assert run_in_loop(loop_kind, program()) == len(proxy.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_what_was_sent_on_the_connection_of_a_collected_client_is_executed(
     frozen: Server, connect: Connect, loop_kind: str
@@ -295,6 +298,7 @@ def test_what_was_sent_on_the_connection_of_a_collected_client_is_executed(
         assert client.getdel("count") == b"%d" % SENT
 
 
+@pytest.mark.slow
 def test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled(
     at_work: tuple[Server, Trouble, int], connect: Connect, loop_kind: str
 ) -> None:

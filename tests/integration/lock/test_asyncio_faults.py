@@ -388,6 +388,7 @@ async def test_server_that_is_down_at_first_and_comes_up_later(
     assert await Lock(locks, "other").acquire()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
     spare_server: StartServer, connect: Connect, async_connect: AsyncClients
@@ -413,6 +414,7 @@ async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
         await eventually(lambda: not client.keys(), "the attempt is undone")
 
 
+@pytest.mark.slow
 @in_loop
 async def test_half_open_connection_is_left_for_a_new_one(
     proxy: Proxy, client: redis.Redis, async_connect: AsyncClients

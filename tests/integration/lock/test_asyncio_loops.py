@@ -82,6 +82,7 @@ async def use(lock: Lock) -> None:
 # One loop after the other
 
 
+@pytest.mark.slow
 def test_many_loops_on_one_client_leave_nothing_behind(
     valkey: Server, connect: Connect, loop_kind: str, quiet: None
 ) -> None:
@@ -139,6 +140,7 @@ def test_loop_closed_without_shutdown_of_generators_raises_nothing(
     assert [] == caplog.messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["acquire", "release"])
 def test_loop_closed_over_a_waiting_task_raises_nothing(
     spare_server: Callable[..., Server], loop_kind: str, caplog: pytest.LogCaptureFixture, method: str
@@ -166,6 +168,7 @@ def test_loop_closed_over_a_waiting_task_raises_nothing(
     assert all("Task was destroyed" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.Runner came with Python 3.11")
 def test_runner_as_test_frameworks_use_it(valkey: Server, connect: Connect, loop_kind: str, quiet: None) -> None:
     client = connect(valkey.port)
@@ -180,6 +183,7 @@ def test_runner_as_test_frameworks_use_it(valkey: Server, connect: Connect, loop
         wait_until(lambda: not connections(client), "it is closed")
 
 
+@pytest.mark.slow
 def test_debug_mode_finds_nothing(valkey: Server, loop_kind: str, quiet: None) -> None:
     async def program() -> None:
         asyncio.get_running_loop().set_debug(True)
@@ -228,6 +232,7 @@ def test_program_in_an_interpreter_that_tolerates_no_warning(
 # Loops side by side
 
 
+@pytest.mark.slow
 def test_two_loops_in_two_threads_use_one_client_and_one_lock(
     valkey: Server, connect: Connect, loop_kind: str, quiet: None
 ) -> None:
@@ -274,6 +279,7 @@ async def test_one_connection_per_pool_and_loop(valkey: Server, connect: Connect
     assert len(connections(client)) == 2
 
 
+@pytest.mark.slow
 @in_loop
 async def test_connection_of_a_collected_client_is_closed(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
@@ -287,6 +293,7 @@ async def test_connection_of_a_collected_client_is_closed(valkey: Server, connec
     await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()}, "who closed it has ended")
 
 
+@pytest.mark.slow
 def test_client_collected_as_the_loop_ends(valkey: Server, connect: Connect, loop_kind: str, quiet: None) -> None:
     client = connect(valkey.port)
 
@@ -299,6 +306,7 @@ def test_client_collected_as_the_loop_ends(valkey: Server, connect: Connect, loo
         wait_until(lambda: not connections(client), "it is closed")
 
 
+@pytest.mark.slow
 def test_client_collected_in_another_thread(valkey: Server, connect: Connect, loop_kind: str, quiet: None) -> None:
     client = connect(valkey.port)
     kept: list[Any] = []

@@ -65,6 +65,7 @@ def test_server_that_is_gone_opens_the_circuit(dying: Dying, breaker: pybreaker.
     assert (breaker.fail_counter, breaker.current_state) == (3, OPEN)
 
 
+@pytest.mark.slow
 def test_server_that_is_silent_opens_the_circuit(
     valkey: Server, connect: Connect, callers: Callers, breaker: pybreaker.CircuitBreaker
 ) -> None:

@@ -42,6 +42,7 @@ TOKENS = pytest.mark.parametrize("token", [CANARY, CANARY.encode()], ids=["str",
 # acquire(token=...)
 
 
+@pytest.mark.slow
 @TOKENS
 def test_acquire_by_the_token_that_holds_is_the_holders(
     holders: Holders, server: Server, connect: Connect, token: str | bytes
@@ -69,6 +70,7 @@ def test_token_of_another_waits(holders: Holders, valkey: Server) -> None:
     assert answer.result(PATIENCE_S) is True
 
 
+@pytest.mark.slow
 def test_holding_acquired_again_by_its_token_is_one_holding(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -206,6 +208,7 @@ def carried(handle: Handle) -> Handle:
     return Handle.from_dict(json.loads(json.dumps(handle.to_dict())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carry", [lambda handle: pickle.loads(pickle.dumps(handle)), carried], ids=["pickle", "JSON"])
 @pytest.mark.parametrize("name", ["name", b"\xff\x00"], ids=repr)
 def test_detached_lock_is_held_by_who_attaches_it(
@@ -245,6 +248,7 @@ def test_handle_is_attached_in_another_process(holders: Holders, valkey: Server,
     assert not valkey_client.exists("name")
 
 
+@pytest.mark.slow
 def test_nothing_is_renewed_between_detach_and_attach(
     holders: Holders, valkey: Server, valkey_client: redis.Redis
 ) -> None:

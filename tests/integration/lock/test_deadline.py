@@ -64,6 +64,7 @@ def until_free(client: redis.Redis) -> None:
 # ---- a server far away ----
 
 
+@pytest.mark.slow
 def test_lock_of_another_is_refused_over_a_network_slower_than_the_grace(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
@@ -76,6 +77,7 @@ def test_lock_of_another_is_refused_over_a_network_slower_than_the_grace(
     until_free(client)
 
 
+@pytest.mark.slow
 def test_refusal_over_a_slow_network_is_no_failure_to_a_breaker(
     callers: Callers, proxy: Proxy, holder: redislock_fast.Lock
 ) -> None:
@@ -87,6 +89,7 @@ def test_refusal_over_a_slow_network_is_no_failure_to_a_breaker(
     assert holder.owned()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", ["push", "poll"])
 def test_server_that_falls_silent_after_its_verdict_has_refused(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock, wait: str
@@ -104,6 +107,7 @@ def test_server_that_falls_silent_after_its_verdict_has_refused(
     until_free(client)
 
 
+@pytest.mark.slow
 def test_lock_that_is_granted_while_its_waiter_gives_up_unheard_is_passed_on(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
@@ -178,6 +182,7 @@ def test_second_request_of_an_acquire_has_the_rest_of_its_time(
     assert b"mine" == client.get("name")
 
 
+@pytest.mark.slow
 def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_their_deadline(
     callers: Callers, spare_server: Callable[..., Server]
 ) -> None:
@@ -195,6 +200,7 @@ def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_t
         server.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_number_of_a_lock_that_was_handed_over_is_waited_for_until_the_deadline(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
@@ -302,6 +308,7 @@ def test_shortest_interval_among_the_waiters_of_a_process_counts(
     assert answers[1].result(PATIENCE_S) is True
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
@@ -318,6 +325,7 @@ def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
@@ -333,6 +341,7 @@ def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadline_of_another(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
@@ -350,6 +359,7 @@ def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadli
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_queue_of_a_lock_whose_key_is_no_string_is_left_at_the_deadline(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock

@@ -314,6 +314,7 @@ def test_out_of_memory_raises_and_still_releases(
     assert not client.exists("name")
 
 
+@pytest.mark.slow
 def test_frozen_server_times_out_by_the_clients_socket_timeout(
     lock_class: LockClass, spare_server: StartServer, connect: Connect
 ) -> None:
@@ -351,6 +352,7 @@ def test_caller_whose_time_is_up_disturbs_no_other(spare_server: StartServer, co
     wait_until(lambda: not client.exists("hasty"), "the attempt is undone")
 
 
+@pytest.mark.slow
 def test_failed_acquire_is_undone(spare_server: StartServer, connect: Connect) -> None:
     server = spare_server()
     client = connect(server.port, socket_timeout=0.5, retry=once())

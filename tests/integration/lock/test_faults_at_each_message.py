@@ -104,6 +104,7 @@ def test_waiters_get_the_lock(callers: Callers, server: Server, client: redis.Re
                 return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["mixed"], indirect=True)
 def test_redlock_with_a_fault_at_each_server(callers: Callers, fleet: list[Server], fault: Fault) -> None:
     servers = fleet[:3]

@@ -230,6 +230,7 @@ def test_interrupt_just_behind_the_noting_of_a_redlock(world: World) -> None:
     world.until_free()
 
 
+@pytest.mark.slow
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -248,6 +249,7 @@ def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any])
             return
 
 
+@pytest.mark.slow
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -285,6 +287,7 @@ def test_waiting_acquire_interrupted_at_any_line(
                 return
 
 
+@pytest.mark.slow
 @untraced
 def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -> None:
     with contextlib.closing(ThreadWorld(fleet[:1])) as world, contextlib.closing(ThreadWorld(fleet[:1])) as other:
@@ -303,6 +306,7 @@ def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -
                 return
 
 
+@pytest.mark.slow
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -324,6 +328,7 @@ def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings:
             return
 
 
+@pytest.mark.slow
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -349,6 +354,7 @@ def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: 
                 return
 
 
+@pytest.mark.slow
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -404,6 +410,7 @@ def test_interrupt_while_connecting_leaves_nothing_to_undo(fleet: list[Server]) 
         assert channel.idle
 
 
+@pytest.mark.slow
 @untraced
 def test_connecting_acquire_interrupted_at_any_line(fleet: list[Server]) -> None:
     for number in range(1, 1000):

@@ -405,6 +405,7 @@ print(order)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("library", PATCHED)
 def test_green_threads_share_a_client(library: str, lock_class_id: str, spare_server: Callable[..., Server]) -> None:

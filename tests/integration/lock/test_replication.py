@@ -199,6 +199,7 @@ def test_who_waits_is_given_what_could_not_be_replicated(group: Group, callers: 
     assert answers[1].result(PATIENCE_S) is True
 
 
+@pytest.mark.slow
 def test_replicas_may_be_slower_than_the_clients_patience(group: Group, callers: Callers) -> None:
     group.freeze()
     client = callers.client(group.primary.port, socket_timeout=0.5)
@@ -280,6 +281,7 @@ def test_connection_lost_while_waiting_is_made_again(group: Group, callers: Call
     contender.release()
 
 
+@pytest.mark.slow
 def test_lock_outlives_the_primary_where_it_was_replicated(
     servers: Servers, connect: Connect, callers: Callers
 ) -> None:
@@ -294,6 +296,7 @@ def test_lock_outlives_the_primary_where_it_was_replicated(
             assert promoted.get("name") == contender.lock.local.token
 
 
+@pytest.mark.slow
 def test_primary_that_dies_meanwhile_raises_what_the_client_does(servers: Servers, callers: Callers) -> None:
     with group_of(servers, "valkey") as group:
         contender = callers.contender(callers.client(group.primary.port), **LONG)
@@ -376,6 +379,7 @@ async def test_task_that_is_cancelled_while_it_waits_disturbs_nobody(group: Grou
     assert isinstance(answers[1], asyncio.CancelledError)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_dropped_at_any_point_leaves_no_lock(group: Group, async_connect: AsyncClients) -> None:
     client = async_connect(group.primary.port, client_name="dropped")

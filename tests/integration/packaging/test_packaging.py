@@ -219,6 +219,7 @@ def test_patch_leaves_a_lock_that_was_made_before_alone(restored: type, valkey_c
     assert type(before) is restored
 
 
+@pytest.mark.slow
 def test_patch_reaches_clusters(restored: type, valkey_node: redis.RedisCluster) -> None:
     assert type(valkey_node.lock("name")) is restored
     patch()

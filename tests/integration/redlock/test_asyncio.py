@@ -317,6 +317,7 @@ async def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, m
     assert await lock.owned() is True
 
 
+@pytest.mark.slow
 @in_loop
 async def test_release_without_answers_can_be_called_again(fleet: Fleet, make: _Make) -> None:
     lock = make(limit=SHORT_S)

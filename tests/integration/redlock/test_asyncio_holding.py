@@ -127,6 +127,7 @@ async def test_task_that_finds_the_loss_itself_is_not_cancelled_as_well(fleet: F
     assert await in_task(work) == "not cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["extend", "reacquire"])
 @in_loop
 async def test_cancelled_prolonging_keeps_the_lock(
@@ -145,6 +146,7 @@ async def test_cancelled_prolonging_keeps_the_lock(
         assert (losses.reasons, lock.valid, await lock.owned()) == ([], True, True)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_cancelled_release_ends_the_renewal(
     fleet: Fleet, make: Make, valkey_client: redis.Redis, losses: Losses
@@ -194,6 +196,7 @@ async def test_blocked_loop_loses_the_lock_and_is_told(fleet: Fleet, make: Make,
     await until_free(fleet)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_renewal_survives_a_cancel_of_all_other_tasks(
     fleet: Fleet, make: Make, valkey_client: redis.Redis, losses: Losses
@@ -210,6 +213,7 @@ async def test_renewal_survives_a_cancel_of_all_other_tasks(
         assert (losses.reasons, lock.valid, await lock.owned()) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_program_that_ends_while_it_holds(fleet: Fleet, loop_kind: str) -> None:
     async def scenario() -> None:
         lock = Redlock(
@@ -230,6 +234,7 @@ def test_program_that_ends_while_it_holds(fleet: Fleet, loop_kind: str) -> None:
     assert list(quorums) == []
 
 
+@pytest.mark.slow
 def test_two_loops_hold_side_by_side(fleet: Fleet, valkey_client: redis.Redis, loop_kind: str) -> None:
     async def scenario(name: str) -> tuple[list[LossReason], bool]:
         losses = Losses()

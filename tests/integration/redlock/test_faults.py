@@ -79,6 +79,7 @@ def test_frozen_minority_is_not_waited_for(fleet: Fleet) -> None:
     wait_until_free(fleet)
 
 
+@pytest.mark.slow
 def test_minority_frozen_from_the_start_is_waited_for_once(fleet: Fleet) -> None:
     with freezing(*fleet[:2]):
         clients = clients_of(fleet)
@@ -98,6 +99,7 @@ def test_dead_minority_is_no_failure(fleet: Fleet) -> None:
     wait_until(lambda: _takes_part(fleet[0], lock), "it is asked again")
 
 
+@pytest.mark.slow
 def test_minority_out_of_reach_is_waited_for_once(fleet: Fleet) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -238,6 +240,7 @@ def test_shorter_lease_without_answers_is_believed(fleet: Fleet) -> None:
     lock.release()
 
 
+@pytest.mark.slow
 def test_release_without_answers_can_be_called_again(fleet: Fleet) -> None:
     lock = make(fleet, limit=SHORT_S)
     lock.acquire()
@@ -252,6 +255,7 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet) -> None:
     assert lock.votes.count(True) >= 3
 
 
+@pytest.mark.slow
 def test_release_while_a_majority_is_dead_can_be_called_again(fleet: Fleet) -> None:
     lock = make(fleet, limit=SHORT_S)
     lock.acquire()
@@ -353,6 +357,7 @@ def test_release_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
         wait_until_free(fleet)
 
 
+@pytest.mark.slow
 def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fleet: Fleet) -> None:
     def somebody_looks() -> bool:
         return any(thread.name == "redislock_fast-look" for thread in threading.enumerate())

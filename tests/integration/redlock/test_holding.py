@@ -89,6 +89,7 @@ def renewing_in_vain(holder: Contender, fleet: Fleet) -> Iterator[None]:
 # Renewal
 
 
+@pytest.mark.slow
 def test_renewed_lock_outlives_its_ttl(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
 ) -> None:
@@ -101,6 +102,7 @@ def test_renewed_lock_outlives_its_ttl(
     wait_until_free(fleet)
 
 
+@pytest.mark.slow
 def test_no_renewal_follows_a_release(hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis) -> None:
     holder = hold(**RENEWED)
     until_passed(valkey_client, KEPT_S)
@@ -113,6 +115,7 @@ def test_no_renewal_follows_a_release(hold: Callable[..., Contender], fleet: Fle
         assert not {"cmdstat_set", "cmdstat_eval", "cmdstat_evalsha"} & set(client.info("commandstats"))
 
 
+@pytest.mark.slow
 def test_each_holding_of_a_lock_is_renewed(
     hold: Callable[..., Contender], valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -123,6 +126,7 @@ def test_each_holding_of_a_lock_is_renewed(
     assert (losses.reasons, holder.call("owned")) == ([], True)
 
 
+@pytest.mark.slow
 def test_lock_is_renewed_until_max_hold(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -133,6 +137,7 @@ def test_lock_is_renewed_until_max_hold(
     wait_until_free(fleet)
 
 
+@pytest.mark.slow
 def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
 ) -> None:
@@ -145,6 +150,7 @@ def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
     assert believes_no_more_than_is_true(holder.lock, fleet)
 
 
+@pytest.mark.slow
 def test_extend_adds_to_the_lease_that_was_renewed(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
 ) -> None:
@@ -154,6 +160,7 @@ def test_extend_adds_to_the_lease_that_was_renewed(
     assert believes_no_more_than_is_true(holder.lock, fleet)
 
 
+@pytest.mark.slow
 def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
     hold: Callable[..., Contender], valkey_client: redis.Redis
 ) -> None:
@@ -163,6 +170,7 @@ def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
     assert (holder.lock.valid, holder.call("owned")) == (True, True)
 
 
+@pytest.mark.slow
 def test_locks_on_the_same_clients_are_renewed_together_while_a_minority_is_frozen(
     holders: Holders, fleet: Fleet, valkey_client: redis.Redis
 ) -> None:
@@ -184,6 +192,7 @@ def test_locks_on_the_same_clients_are_renewed_together_while_a_minority_is_froz
 # Faults
 
 
+@pytest.mark.slow
 def test_lock_is_kept_while_a_minority_is_frozen_and_another_dead(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -195,6 +204,7 @@ def test_lock_is_kept_while_a_minority_is_frozen_and_another_dead(
         assert believes_no_more_than_is_true(holder.lock, fleet[2:])
 
 
+@pytest.mark.slow
 def test_lock_is_lost_where_a_majority_is_frozen_until_the_lease_ends(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -208,6 +218,7 @@ def test_lock_is_lost_where_a_majority_is_frozen_until_the_lease_ends(
     assert_lost(holder, losses, LossReason.SERVER_GONE)
 
 
+@pytest.mark.slow
 def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(
     hold: Callable[..., Contender], fleet: Fleet, losses: Losses
 ) -> None:
@@ -219,6 +230,7 @@ def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(
     wait_until_free(fleet[3:])
 
 
+@pytest.mark.slow
 def test_lock_is_kept_where_a_majority_is_frozen_for_less_than_the_lease(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -230,6 +242,7 @@ def test_lock_is_kept_where_a_majority_is_frozen_for_less_than_the_lease(
     assert believes_no_more_than_is_true(holder.lock, fleet)
 
 
+@pytest.mark.slow
 @OPERATIONS
 def test_lock_is_kept_where_a_minority_has_lost_it(
     hold: Callable[..., Contender],
@@ -248,6 +261,7 @@ def test_lock_is_kept_where_a_minority_has_lost_it(
 # Loss
 
 
+@pytest.mark.slow
 @OPERATIONS
 def test_loss_is_told_once_with_its_reason_and_its_rest_is_given_back(
     hold: Callable[..., Contender],
@@ -296,6 +310,7 @@ def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(hold: Callable[...
     assert_lost(holder, losses, LossReason.EXPIRED)
 
 
+@pytest.mark.slow
 def test_lock_is_acquired_anew_after_a_loss(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -322,6 +337,7 @@ def test_loss_that_nobody_has_noticed_is_told_by_who_takes_the_lock_again(
 # What the holder does while a renewal is under way
 
 
+@pytest.mark.slow
 def test_release_while_a_renewal_is_under_way(
     hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -336,6 +352,7 @@ def test_release_while_a_renewal_is_under_way(
     assert (values(fleet), losses.reasons) == ([None] * 5, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("extend", (FAR_S,)), ("extend", (SLOW_S / 2, True)), ("reacquire", ())], ids=str
 )

@@ -16,6 +16,7 @@ Fleet = list[Server]
 pytestmark = pytest.mark.parametrize("fleet", ["mixed"], indirect=True)
 
 
+@pytest.mark.slow
 def test_fork_takes_nothing_from_the_parent(
     holders: Holders, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -60,6 +61,7 @@ asyncio.run(hold())
 """Hold a lock, by a process of its own."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _HOLDERS)
 def test_interpreter_that_ends_while_it_holds_says_nothing(fleet: Fleet, kind: str) -> None:
     finished = run_script(_HOLDERS[kind], *(server.port for server in fleet))
@@ -83,6 +85,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_forked_child_renews_and_releases_nothing_of_its_parents(fleet: Fleet) -> None:
     """The parent is killed; the child, which renews a lock of its own, lets the parent's end."""
     finished = run_script(_HOLDERS["threads"] + _CHILD, *(server.port for server in fleet))

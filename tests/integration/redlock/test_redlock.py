@@ -334,6 +334,7 @@ def test_lock_of_a_client_with_credentials_refuses_to_be_pickled() -> None:
 # Several at once
 
 
+@pytest.mark.slow
 def test_contenders_never_hold_it_together(fleet: Fleet) -> None:
     holders: list[int] = []
     turns = 0

@@ -143,6 +143,7 @@ channel.undo([(b"name", lock.local.token)])
     assert (0, "", []) == (finished.returncode, finished.stderr, client.keys())
 
 
+@pytest.mark.slow
 def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartServer) -> None:
     script = """
 import sys

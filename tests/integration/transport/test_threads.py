@@ -160,6 +160,7 @@ def test_the_pipe_is_the_one_for_the_socket(pipe: type, valkey: Server, connect:
     assert type(channel.link.pipe) is pipe
 
 
+@pytest.mark.slow
 def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: Server) -> None:
     def use() -> weakref.ref[ThreadChannel]:
         client = redis.Redis(port=server.port, client_name=name)
@@ -178,6 +179,7 @@ def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: 
     wait_until(lambda: not connections(server, name), "the server sees them closed")
 
 
+@pytest.mark.slow
 def test_a_channel_goes_with_the_pool_though_an_undo_is_pending(valkey_proxy: Proxy) -> None:
     def use() -> weakref.ref[ThreadChannel]:
         with redis.Redis(port=valkey_proxy.port) as client:
@@ -214,6 +216,7 @@ def test_a_callers_own_limit_leaves_the_connection_to_the_others(
     assert connections(valkey, name) == before
 
 
+@pytest.mark.slow
 def test_silence_for_the_socket_timeout_leaves_the_connection(
     pipe: type, valkey: Server, valkey_proxy: Proxy, connect: Connect
 ) -> None:

@@ -222,6 +222,7 @@ async def test_another_looks_for_one_that_is_dropped(
     assert isinstance(watchman.exception(), RuntimeError)  # there is nothing left to cancel
 
 
+@pytest.mark.slow
 @in_loop
 async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
     server: Server,

@@ -65,6 +65,7 @@ def test_who_gives_up_leaves_the_queue(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_who_gives_up_frees_the_place_for_the_next(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
@@ -82,6 +83,7 @@ def test_who_gives_up_frees_the_place_for_the_next(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_the_next_looks_when_the_first_has_given_up(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
@@ -163,6 +165,7 @@ def test_time_that_is_up_with_the_grant_on_its_way(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_time_that_is_up_with_the_grant_lost(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
@@ -179,6 +182,7 @@ def test_time_that_is_up_with_the_grant_lost(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_time_that_is_up_while_the_server_is_frozen_at_the_grant(
     callers: Callers, spare_server: Callable[..., Server], connect: Connect
 ) -> None:

@@ -77,6 +77,7 @@ def patient(kind: str) -> Any:
 # Processes
 
 
+@pytest.mark.slow
 def test_killed_holders_lock_moves_on_when_its_ttl_ends(
     kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -112,6 +113,7 @@ def test_waiter_killed_in_the_queue_is_passed_over(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_waiter_killed_after_its_grant_keeps_the_lock_for_its_ttl_at_most(
     kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -152,6 +154,7 @@ def test_waiter_frozen_for_a_moment_gets_the_lock(
             assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_waiter_frozen_for_long_is_passed_over_and_comes_back(
     kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -176,6 +179,7 @@ def test_waiter_frozen_for_long_is_passed_over_and_comes_back(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_waiter_who_slept_through_his_lease_does_not_hold(
     kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -310,6 +314,7 @@ def test_lock_deleted_by_an_operator(callers: Callers, server: Server, client: r
     assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_lock_deleted_by_an_operator_is_free_for_others_when_the_old_lease_ends(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -546,6 +551,7 @@ def test_paused_server(callers: Callers, mortal_server: Server, connect: Connect
     assert client.keys() == []
 
 
+@pytest.mark.slow
 def test_server_paused_for_longer_than_a_lease(callers: Callers, mortal_server: Server, connect: Connect) -> None:
     client = connect(mortal_server.port)
     holder = callers.contender(callers.client(mortal_server.port), timeout=1.0)

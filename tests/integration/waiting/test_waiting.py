@@ -226,6 +226,7 @@ def test_waiters_share_a_connection_and_one_look_an_interval(
     wait_until(lambda: not client.exists("name"), "the last one has released")
 
 
+@pytest.mark.slow
 def test_who_is_back_after_a_long_wait_puts_his_look_off_for_as_long(
     callers: Callers, server: Server, client: redis.Redis, holder: Lock
 ) -> None:
@@ -476,6 +477,7 @@ def test_a_holder_whose_ttl_has_ended_takes_nothing_from_the_next(
     assert client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_who_holds_a_lock_himself_waits_for_its_end(callers: Callers, server: Server, client: redis.Redis) -> None:
     contender = callers.contender(callers.client(server.port), timeout=1.5, sleep=FAR_S)
