@@ -22,7 +22,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 _FILE = re.compile(r"`([\w./-]+\.(?:py|pyx|pxd|lua))`")
 
-_COMING = {"_procedures/lock.py"}
+_COMING = {"_procedures/lock.py", "_transport/cleanup.py", "_transport/quorum.py", "_transport/retries.py"}
 """Named already, and about to be made."""
 
 # Since the changelog tells of former versions, it may name what is gone.
