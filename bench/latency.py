@@ -26,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 import redis
 
 import redislock_fast
-from bench import arguments, contestants, report, rounds, servers, tasks, threads
+from bench import arguments, contestants, libraries, report, rounds, servers, tasks, threads
 from bench.compiling import compiled
 from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError
 from bench.rounds import Entrant, Sample, Scene
@@ -181,7 +181,7 @@ class _Cell:
     rtt_ms: float
 
     def __post_init__(self) -> None:
-        self._crew = _KINDS[self.kind](contestants.find(self.contestant), self.scene, self.count)
+        self._crew = _KINDS[self.kind](libraries.find(self.contestant), self.scene, self.count)
         self._taken: list[int] = []
         workload = f"{self.count} {self.kind if self.count > 1 else self.kind[:-1]}"
         self.entrant = Entrant(self.contestant, self.contestant, workload, self._measure, self._crew.check, self.count)

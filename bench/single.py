@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import redis
 
-from bench import contestants, floor
+from bench import contestants
 from bench.contestants import AnyLock, CheckFailedError, Contestant
 from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
@@ -34,7 +34,7 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
             workload,
             measure,
             lambda: contestants.check(key, holder(), rival, scene.witness),
-            limit=floor.BLOCKING,
+            limit=contestants.FLOOR,
         )
 
     return [

@@ -24,7 +24,7 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import contestants, report, rounds
+from bench import libraries, report, rounds
 from bench.contestants import LEASE_S, OURS, AnyBatch, CheckFailedError
 from bench.costs import server_cpu_s
 from bench.relay import open_relay
@@ -98,7 +98,7 @@ class _Crew:
     """
 
     def __init__(self, admins: list[Any], delay_s: float, closing: ExitStack) -> None:
-        contestant = contestants.find(OURS)
+        contestant = libraries.find(OURS)
         assert contestant.make_batch is not None
         ports = [admin.connection_pool.connection_kwargs["port"] for admin in admins]
         reached = closing.enter_context(open_relay(ports, delay_s)) if delay_s else dict(zip(ports, ports, strict=True))
