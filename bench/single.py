@@ -38,14 +38,22 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
         )
 
     return [
-        entrant(REUSED, lambda seconds: pairs_reused(reused, seconds), lambda: reused),
+        entrant(REUSED, lambda seconds: pairs_reused(reused.acquire, reused.release, seconds), lambda: reused),
         entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
     ]
 
 
-def pairs_reused(lock: AnyLock, seconds: float) -> Sample:
-    """Take and give back a lock, for so long."""
-    acquire, release = lock.acquire, lock.release
+def pairs_reused(acquire: Callable[[], bool], release: Callable[[], object], seconds: float) -> Sample:
+    """Acquire and release one lock again and again.
+
+    Args:
+        acquire: of the lock.
+        release: of the lock.
+        seconds: for how long.
+
+    Raises:
+        CheckFailedError: when the lock is not acquired.
+    """
     pairs = 0
     began = now = time.perf_counter()
     while now < began + seconds:
