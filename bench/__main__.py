@@ -14,6 +14,7 @@ from typing import Protocol
 from bench import latency, redlock, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
+from bench.guard import command as guard
 from bench.renewal import command as renewal
 
 
@@ -36,6 +37,7 @@ COMMANDS: Mapping[str, Command] = {
     "alternatives": alternatives,
     "renewal": renewal,
     "redlock": redlock,
+    "guard": guard,
 }
 
 

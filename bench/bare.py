@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from bench.commands import Commands
+from bench.packing import pack
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import PASS_ON, WAIT
 from redislock_fast._util.tokens import MARK, new_token
@@ -44,20 +45,15 @@ class _Words:
         ttl_ms = lease_s * 1000
         three_keys = (3, key, *queue_keys(key), token)
         waiting = (ttl_ms, "publish", channel, _KEPT_MS, _KEPT_MS, "")
-        self.acquire = _pack("SET", key, token, "NX", "PX", ttl_ms)
-        self.wait = _pack("EVALSHA", WAIT.sha, *three_keys, *waiting)
-        self.release = _pack("DELIFEQ", key, token)
-        self.pass_on = _pack("EVALSHA", PASS_ON.sha, *three_keys)
+        self.acquire = pack("SET", key, token, "NX", "PX", ttl_ms)
+        self.wait = pack("EVALSHA", WAIT.sha, *three_keys, *waiting)
+        self.release = pack("DELIFEQ", key, token)
+        self.pass_on = pack("EVALSHA", PASS_ON.sha, *three_keys)
 
 
 def _greeting(channel: str) -> bytes:
-    scripts = b"".join(_pack("SCRIPT", "LOAD", script.text) for script in (WAIT, PASS_ON))
-    return _pack("HELLO", 3) + scripts + _pack("SUBSCRIBE", channel)
-
-
-def _pack(*words: Any) -> bytes:
-    packed: bytes = hiredis.pack_command(words)
-    return packed
+    scripts = b"".join(pack("SCRIPT", "LOAD", script.text) for script in (WAIT, PASS_ON))
+    return pack("HELLO", 3) + scripts + pack("SUBSCRIBE", channel)
 
 
 def _connected(client: redis.Redis) -> socket.socket:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import redis
 
-from bench import server_limit
-from bench.contestants import LEASE_S, AbsentError, AnyBatch, CheckFailedError, Contestant
+from bench.contestants import LEASE_S, SERVER_LIMIT, AbsentError, AnyBatch, CheckFailedError, Contestant
 from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
 
@@ -31,9 +30,7 @@ def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = CO
     def entrant(count: int) -> Entrant:
         crew = _Crew(contestant, scene, count)
         workload = f"batch of {count:,}"
-        return Entrant(
-            contestant.name, contestant.name, workload, crew.measure, crew.check, count, limit=server_limit.NAME
-        )
+        return Entrant(contestant.name, contestant.name, workload, crew.measure, crew.check, count, limit=SERVER_LIMIT)
 
     return [entrant(count) for count in counts]
 

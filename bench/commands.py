@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import hiredis
 import redis
 
 from bench.contestants import LEASE_S, AbsentError, CheckFailedError
+from bench.packing import pack
 from redislock_fast._protocol.scripts import RELEASE
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Commands:
         """The acquire of a free lock and the release of the own."""
         acquired = b"$-1\r\n" if self._answers_with_holder else b"+OK\r\n"
         return (
-            Exchange(_pack(self.acquire(name, token)), acquired),
-            Exchange(_pack(self.release(name, token)), b":1\r\n"),
+            Exchange(pack(*self.acquire(name, token)), acquired),
+            Exchange(pack(*self.release(name, token)), b":1\r\n"),
         )
 
     def is_right(self, exchange: Exchange) -> bool:
@@ -132,11 +132,6 @@ class BareLock:
 def new_token() -> str:
     """A token as long as the package's."""
     return secrets.token_hex(_TOKEN_BYTES // 2)
-
-
-def _pack(words: tuple[str, ...]) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # stub: a tuple of one
-    return packed
 
 
 def _release_form(client: redis.Redis) -> tuple[tuple[str, ...], tuple[str, ...]]:

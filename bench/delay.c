@@ -1,12 +1,12 @@
 /*
  * A network between this machine and itself: every byte leaves so much later than it came, in both directions.
  *
- *     delay HOST PORT DELAY_US
+ *     delay DELAY_US HOST PORT...
  *
- * Prints the port on loopback where HOST:PORT is reached through it, and ends with its standard input. It forwards what
- * it receives unchanged, limits no bandwidth, and makes nothing wait for what is behind it. Connecting is not delayed.
+ * Prints a port on loopback for each PORT of HOST that is reached through it, and ends with its standard input. It
+ * forwards bytes unchanged, limits no bandwidth, and makes no byte wait for a later one. Connecting is not delayed.
  *
- * The delay is the same for all, so what is under way is one queue in the order of arrival, whatever the connection.
+ * The delay is the same for all, so the bytes under way are one queue in the order of arrival, whatever the connection.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,6 +25,7 @@
 
 #define PIECE_BYTES 65536
 #define EVENTS 256
+#define LISTENERS 64
 #define SPIN_NS 200000 /* waking takes 50 to 150 us: so long before it has work, and after, it stays awake */
 
 /* One side of a connection. It is never freed: an event of it may still be in hand. */
@@ -44,8 +45,14 @@ struct piece {
     char data[];
 };
 
+/* One server, and the port on loopback where it is reached. */
+struct listener {
+    int fd;
+    struct addrinfo *server;
+};
+
 static struct piece *under_way, *last_under_way;
-static struct addrinfo *server;
+static struct listener listeners[LISTENERS];
 static int64_t delay_ns;
 static int events_fd, timer_fd;
 
@@ -170,7 +177,7 @@ static struct end *new_end(int fd)
     return end;
 }
 
-static void join(int client_fd)
+static void join(int client_fd, const struct addrinfo *server)
 {
     int server_fd = socket(server->ai_family, server->ai_socktype, server->ai_protocol);
     if (server_fd < 0)
@@ -187,8 +194,9 @@ static void join(int client_fd)
     watch(server_fd, far, EPOLLIN | EPOLLOUT | EPOLLET);
 }
 
-static int open_listener(void)
+static void open_listener(struct listener *listener, const char *host, const char *port)
 {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -197,37 +205,37 @@ static int open_listener(void)
         die("listen");
     if (getsockname(fd, (struct sockaddr *)&address, &length) != 0)
         die("getsockname");
+    if (getaddrinfo(host, port, &hints, &listener->server) != 0) {
+        fprintf(stderr, "unknown host %s\n", host);
+        exit(1);
+    }
+    listener->fd = fd;
+    watch(fd, listener, EPOLLIN);
     printf("%d\n", ntohs(address.sin_port));
-    fflush(stdout);
-    return fd;
 }
 
 int main(int argc, char **argv)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct epoll_event events[EVENTS];
-    int listener_fd, input = 0; /* their addresses, and the timer's, stand for them in events */
+    int input = 0; /* its address, and the timer's, stand for them in events */
     uint64_t expirations;
     int64_t heard_ns = 0;
     char word[64];
 
-    if (argc != 4) {
+    if (argc < 4 || argc - 3 > LISTENERS) {
         fprintf(stderr, "see the head of delay.c\n");
         return 2;
     }
-    if (getaddrinfo(argv[1], argv[2], &hints, &server) != 0) {
-        fprintf(stderr, "unknown host %s\n", argv[1]);
-        return 1;
-    }
-    delay_ns = (int64_t)(atof(argv[3]) * 1e3);
+    delay_ns = (int64_t)(atof(argv[1]) * 1e3);
     events_fd = epoll_create1(0);
     timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     if (events_fd < 0 || timer_fd < 0)
         die("epoll_create1, timerfd_create");
-    listener_fd = open_listener();
     watch(STDIN_FILENO, &input, EPOLLIN);
-    watch(listener_fd, &listener_fd, EPOLLIN);
     watch(timer_fd, &timer_fd, EPOLLIN);
+    for (int i = 3; i < argc; i++)
+        open_listener(&listeners[i - 3], argv[2], argv[i]);
+    fflush(stdout);
     for (;;) {
         int64_t now = now_ns();
         int spins = now - heard_ns < SPIN_NS || (under_way != NULL && under_way->due_ns - now < SPIN_NS);
@@ -243,10 +251,11 @@ int main(int argc, char **argv)
             if (what == &input) {
                 if (read(STDIN_FILENO, word, sizeof word) <= 0)
                     return 0;
-            } else if (what == &listener_fd) {
-                int fd = accept(listener_fd, NULL, NULL);
+            } else if (what >= (void *)listeners && what < (void *)(listeners + LISTENERS)) {
+                struct listener *listener = what;
+                int fd = accept(listener->fd, NULL, NULL);
                 if (fd >= 0)
-                    join(fd);
+                    join(fd, listener->server);
             } else if (what == &timer_fd) {
                 if (read(timer_fd, &expirations, sizeof expirations) < 0 && errno != EAGAIN)
                     die("timerfd");

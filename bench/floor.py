@@ -11,11 +11,10 @@ from pathlib import Path
 from bench import contestants
 from bench.commands import BareLock, Commands, new_token
 from bench.compiling import compiled
-from bench.contestants import CheckFailedError
+from bench.contestants import FLOOR, CheckFailedError
 from bench.rounds import TWO_ROUND_TRIPS, Entrant, Sample, Scene
 
-BLOCKING = "floor"
-NAMES = {BLOCKING: "blocking", "floor-spinning": "spinning"}
+NAMES = {FLOOR: "blocking", "floor-spinning": "spinning"}
 """What `--only` calls the two floors, and how each waits for its reply."""
 
 _SOURCE = Path(__file__).with_name("floor.c")
@@ -41,7 +40,7 @@ def entrants_of(wanted: str, scene: Scene) -> list[Entrant]:
         TWO_ROUND_TRIPS,
         lambda seconds: Sample(_run(program, commands, scene.prefix, seconds, waiting)),
         lambda: contestants.check(scene.prefix, holder, rival, scene.witness),
-        limit=BLOCKING,
+        limit=FLOOR,
     )
     return [entrant]
 

@@ -15,20 +15,16 @@ import argparse
 import asyncio
 import math
 import statistics
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 
 import redislock_fast
-from bench import arguments, contestants, report, rounds, servers, tasks, threads
-from bench.compiling import compiled
+from bench import arguments, contestants, libraries, report, rounds, servers, tasks, threads
 from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError
+from bench.delay import delayed_url
 from bench.rounds import Entrant, Sample, Scene
 from bench.tables import LATENCY_COLUMNS, print_rows
 
@@ -39,7 +35,6 @@ _COUNTS = (1, 2, 8, 64)
 _TRIES = 3  # acquires with a time limit, for each caller and round
 _LIMIT_ROUND_TRIPS = 1.5
 _LEAST_ROUND_TRIPS = 10  # that a round lasts, however long they are
-_SOURCE = Path(__file__).with_name("delay.c")
 
 
 def _of_tasks(contestant: contestants.Contestant, scene: Scene, count: int) -> tasks.Crew:
@@ -106,11 +101,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
-    program = compiled(_SOURCE, scene.folder)
     rows: list[dict[str, Any]] = []
     for rtt_ms in options.rtt:
         seconds = max(options.seconds, _LEAST_ROUND_TRIPS * rtt_ms / 1000)
-        with open_delay(program, scene.url, rtt_ms) as url:
+        with delayed_url(scene.url, rtt_ms) as url:
             cells = [
                 _Cell(name, kind, count, replace(scene, url=url), rtt_ms)
                 for kind in options.kinds
@@ -134,34 +128,6 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
     }
 
 
-@contextmanager
-def open_delay(program: Path, url: str, rtt_ms: float) -> Iterator[str]:
-    """Put a server so far away.
-
-    Args:
-        program: `delay.c`, compiled.
-        url: the server's.
-        rtt_ms: the round trip that is added.
-
-    Yields:
-        The URL of the same server, so far away.
-
-    Raises:
-        AbsentError: where the server is not reached by TCP, or not by its address alone, as with TLS.
-    """
-    parts = urlsplit(url)
-    if parts.scheme != "redis":
-        raise AbsentError("only a server of plain TCP can be delayed")
-    command = [str(program), parts.hostname or "localhost", str(parts.port or 6379), str(1000 * rtt_ms / 2)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdin:
-            credentials, at, _ = parts.netloc.rpartition("@")
-            port = int(process.stdout.readline())
-            yield urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{port}"))
-
-
 @dataclass
 class _Cell:
     """A row of the table.
@@ -181,7 +147,7 @@ class _Cell:
     rtt_ms: float
 
     def __post_init__(self) -> None:
-        self._crew = _KINDS[self.kind](contestants.find(self.contestant), self.scene, self.count)
+        self._crew = _KINDS[self.kind](libraries.find(self.contestant), self.scene, self.count)
         self._taken: list[int] = []
         workload = f"{self.count} {self.kind if self.count > 1 else self.kind[:-1]}"
         self.entrant = Entrant(self.contestant, self.contestant, workload, self._measure, self._crew.check, self.count)

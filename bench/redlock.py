@@ -28,10 +28,11 @@ from redis.retry import Retry
 import redislock_fast
 from bench import arguments, report, rounds, servers
 from bench.contestants import LEASE_S, OURS, REDIS_PY, CheckFailedError
-from bench.rounds import REUSED, Entrant, Sample
+from bench.packing import pack
+from bench.rounds import REUSED, Entrant
+from bench.single import pairs_reused
 from bench.tables import REDLOCK_COLUMNS, print_rows
 from redislock_fast import Redlock
-from redislock_fast._pipe.threads_py import encode
 from redislock_fast.server import Server
 
 HELP = "one lock over independent servers: pairs per second, and what a frozen server costs"
@@ -82,8 +83,8 @@ class _Bare:
         native = running[0].kind == "valkey"
         self._sockets = [socket.create_connection(("127.0.0.1", server.port)) for server in running]
         token = b"t" * 32
-        self._set = encode((b"SET", name, token, b"NX", b"PX", LEASE_S * 1000, b"GET"))
-        self._delete = encode((b"DELIFEQ", name, token) if native else (b"DEL", name))
+        self._set = pack("SET", name, token, "NX", "PX", LEASE_S * 1000, "GET")
+        self._delete = pack("DELIFEQ", name, token) if native else pack("DEL", name)
         for connected in self._sockets:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -192,7 +193,7 @@ def _start(choice: str, count: int) -> Iterator[_Fleet]:
 
 def _run_on(fleet: _Fleet, options: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in _MAKERS if name != _POTTERY or find_spec(_POTTERY)]
-    entrants = [_entrant(name, _make(fleet, name)) for name in names]
+    entrants = [entrant(name, _make(fleet, name)) for name in names]
     rounds.race(entrants, options.rounds, options.seconds)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     about = f"{options.count} x {servers.CHOICES[options.server]}; {OURS} is {redislock_fast.implementation}"
@@ -211,25 +212,28 @@ def _make(fleet: _Fleet, contestant: str) -> _Lock:
     return _MAKERS[contestant](fleet, f"bench-{secrets.token_hex(4)}")
 
 
-def _entrant(name: str, lock: _Lock) -> Entrant:
+def entrant(name: str, lock: _Lock) -> Entrant:
+    """The row of a contestant.
+
+    Args:
+        name: the contestant's.
+        lock: its lock of a majority.
+    """
     title = f"{name}, one by one" if name == REDIS_PY else name
-    return Entrant(name, title, REUSED, lambda seconds: _pairs(lock, seconds), lambda: _check(lock), limit=_BARE)
+    return Entrant(
+        name,
+        title,
+        REUSED,
+        lambda seconds: pairs_reused(lock.acquire, lock.release, seconds),
+        lambda: _check(lock),
+        limit=_BARE,
+    )
 
 
 def _check(lock: _Lock) -> None:
     if not lock.acquire():
         raise CheckFailedError("a free lock was not acquired")
     lock.release()
-
-
-def _pairs(lock: _Lock, seconds: float) -> Sample:
-    pairs = 0
-    began = now = time.perf_counter()
-    while now < began + seconds:
-        _check(lock)
-        pairs += 1
-        now = time.perf_counter()
-    return Sample(pairs / (now - began))
 
 
 def _freeze(fleet: _Fleet, contestant: str) -> dict[str, float]:

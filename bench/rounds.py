@@ -131,22 +131,30 @@ def race(entrants: list[Entrant], rounds: int, seconds: float) -> None:
             stage = f"round {counted_round} of {rounds}" if counted_round else "warm-up"
             for entrant in entrants:
                 step(stage)
-                sample = _sample(entrant, seconds)
+                sampled = sample(entrant, seconds)
                 if counted_round:
-                    entrant.samples.append(sample)
+                    entrant.samples.append(sampled)
 
 
-def _sample(entrant: Entrant, seconds: float) -> Sample:
-    """One measurement between two checks; whatever a contestant raises is its failure."""
+def sample(entrant: Entrant, seconds: float) -> Sample:
+    """Measure once, between two checks.
+
+    Args:
+        entrant: the row.
+        seconds: for how long.
+
+    Raises:
+        CheckFailedError: for any error that the contestant raises.
+    """
     try:
         entrant.check()
-        gc.collect()  # nobody pays for another's garbage
-        sample = entrant.measure(seconds)
+        gc.collect()  # the garbage of one contestant costs no other
+        sampled = entrant.measure(seconds)
         entrant.check()
     except Exception as error:
         reason = str(error) if isinstance(error, CheckFailedError) else repr(error)
         raise CheckFailedError(f"{entrant.title}, {entrant.workload}: {reason}") from error
-    return sample
+    return sampled
 
 
 def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:

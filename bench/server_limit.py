@@ -13,12 +13,9 @@ from pathlib import Path
 
 from bench import contestants
 from bench.commands import BareLock, Commands, new_token
-from bench.contestants import AbsentError, CheckFailedError
+from bench.contestants import SERVER_LIMIT, AbsentError, CheckFailedError
 from bench.rounds import Entrant, Sample, Scene
 from redislock_fast.server import find_binary
-
-NAME = "redis-benchmark"
-"""What `--only` calls it."""
 
 _DEPTH = 64  # requests under way on each of its connections
 _CONNECTIONS = 50  # its default
@@ -39,13 +36,13 @@ def entrants_of(scene: Scene) -> list[Entrant]:
     scene.closing.callback(scene.witness.delete, name)
     holder, rival = BareLock(commands, name), BareLock(commands, name)
     entrant = Entrant(
-        NAME,
+        SERVER_LIMIT,
         f"{program.name} -P {_DEPTH}",
         "SET, then release",
         lambda seconds: _measure(program, commands, name, scene, seconds),
         lambda: contestants.check(name, holder, rival, scene.witness),
         _CONNECTIONS * _DEPTH,
-        limit=NAME,
+        limit=SERVER_LIMIT,
     )
     return [entrant]
 

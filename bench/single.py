@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import redis
 
-from bench import contestants, floor
+from bench import contestants
 from bench.contestants import AnyLock, CheckFailedError, Contestant
 from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
@@ -34,18 +34,26 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
             workload,
             measure,
             lambda: contestants.check(key, holder(), rival, scene.witness),
-            limit=floor.BLOCKING,
+            limit=contestants.FLOOR,
         )
 
     return [
-        entrant(REUSED, lambda seconds: pairs_reused(reused, seconds), lambda: reused),
+        entrant(REUSED, lambda seconds: pairs_reused(reused.acquire, reused.release, seconds), lambda: reused),
         entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
     ]
 
 
-def pairs_reused(lock: AnyLock, seconds: float) -> Sample:
-    """Take and give back a lock, for so long."""
-    acquire, release = lock.acquire, lock.release
+def pairs_reused(acquire: Callable[[], bool], release: Callable[[], object], seconds: float) -> Sample:
+    """Acquire and release one lock again and again.
+
+    Args:
+        acquire: of the lock.
+        release: of the lock.
+        seconds: for how long.
+
+    Raises:
+        CheckFailedError: when the lock is not acquired.
+    """
     pairs = 0
     began = now = time.perf_counter()
     while now < began + seconds:

@@ -24,6 +24,7 @@ from bench import (
     batches,
     contestants,
     floor,
+    libraries,
     report,
     rounds,
     server_limit,
@@ -34,7 +35,7 @@ from bench import (
     topology,
     wake_ups,
 )
-from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant
+from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFailedError, Contestant
 from bench.costs import bytes_per_lock
 from bench.import_cost import import_costs_ms
 from bench.rounds import ANEW, Entrant, Scene
@@ -47,7 +48,7 @@ _MOST_LOCKS = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
 _BOTH = (REDIS_PY, OURS)
 _YARDSTICKS: dict[str, Callable[[Scene], list[Entrant]]] = {
     **{name: partial(floor.entrants_of, name) for name in floor.NAMES},
-    server_limit.NAME: server_limit.entrants_of,
+    SERVER_LIMIT: server_limit.entrants_of,
     wake_ups.NAME: wake_ups.entrants_of,
 }
 
@@ -120,18 +121,18 @@ _MODES = {
     ),
     "batch": _Mode(
         f"batches of {', '.join(map(str, batches.COUNTS))} names",
-        (_Workload(batches.entrants_of, (server_limit.NAME,)),),
+        (_Workload(batches.entrants_of, (SERVER_LIMIT,)),),
         BATCH_COLUMNS,
         (contestants.BARE_SOCKETS,),
     ),
     "main": _Mode(
         "the main rows of all these",
         (
-            _Workload(single.entrants_of, (floor.BLOCKING,)),
+            _Workload(single.entrants_of, (contestants.FLOOR,)),
             _Workload(partial(threads.entrants_of, counts=(16,))),
             _Workload(partial(tasks.entrants_of, loop="asyncio", counts=(100,))),
             _Workload(partial(tasks.entrants_of, loop="uvloop", counts=(100,))),
-            _Workload(partial(batches.entrants_of, counts=(1000,)), (server_limit.NAME,)),
+            _Workload(partial(batches.entrants_of, counts=(1000,)), (SERVER_LIMIT,)),
         ),
         MAIN_COLUMNS,
     ),
@@ -229,7 +230,7 @@ def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestan
             absent[name] = "not in this mode"
         elif name not in _YARDSTICKS:
             with _noted(absent, name):
-                field.append(contestants.find(name))
+                field.append(libraries.find(name))
     entrants: list[Entrant] = []
     for workload in mode.workloads:
         together: list[Entrant] = []

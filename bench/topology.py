@@ -16,7 +16,7 @@ import os
 import statistics
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,10 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import contestants, report, rounds
-from bench.contestants import LEASE_S, OURS, AnyBatch, CheckFailedError
+from bench import libraries, report, rounds
+from bench.contestants import LEASE_S, OURS, AbsentError, AnyBatch, CheckFailedError
 from bench.costs import server_cpu_s
-from bench.relay import open_relay
+from bench.delay import open_delay
 from bench.rounds import Entrant, Sample
 from bench.servers import CHOICES
 from redislock_fast.server import Server, free_port
@@ -98,10 +98,12 @@ class _Crew:
     """
 
     def __init__(self, admins: list[Any], delay_s: float, closing: ExitStack) -> None:
-        contestant = contestants.find(OURS)
+        contestant = libraries.find(OURS)
         assert contestant.make_batch is not None
         ports = [admin.connection_pool.connection_kwargs["port"] for admin in admins]
-        reached = closing.enter_context(open_relay(ports, delay_s)) if delay_s else dict(zip(ports, ports, strict=True))
+        reached = {port: port for port in ports}
+        if delay_s:
+            reached = closing.enter_context(open_delay(ports, 2000 * delay_s))
         self._admins = admins
         self.delay_s = delay_s
         self._names = [f"bench:{index}" for index in range(NAMES)]
@@ -193,10 +195,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as closing:
             clusters = {n: closing.enter_context(open_cluster(CHOICES[options.server], n)) for n in PRIMARIES}
-            crews = [_Crew(admins, delay_s, closing) for delay_s in DELAYS_S for admins in clusters.values()]
+            crews = list(_crews(clusters, closing))
             entrants = [
-                Entrant(OURS, OURS, f"{n} primaries, {1000 * delay_s:g} ms", crew.measure, crew.check, n)
-                for (delay_s, n), crew in zip(itertools.product(DELAYS_S, PRIMARIES), crews, strict=True)
+                Entrant(OURS, OURS, f"{n} primaries, {1000 * crew.delay_s:g} ms", crew.measure, crew.check, n)
+                for n, crew in zip(itertools.cycle(PRIMARIES), crews)
             ]
             rounds.race(entrants, count, seconds)
     except CheckFailedError as error:
@@ -212,6 +214,16 @@ def run(options: argparse.Namespace) -> int:
         facts["redislock_fast.implementation"] = redislock_fast.implementation
         report.save_json(options.json, {**facts, "rounds": count, "seconds": seconds, "results": rows})
     return 0
+
+
+def _crews(clusters: Mapping[int, list[Any]], closing: ExitStack) -> Iterator[_Crew]:
+    """For each delay, one on each cluster; where nothing can be delayed, those without a delay."""
+    try:
+        for delay_s in DELAYS_S:
+            for admins in clusters.values():
+                yield _Crew(admins, delay_s, closing)
+    except AbsentError as reason:
+        report.say(f"no delayed nodes: {reason}")
 
 
 def _row(entrant: Entrant, entrants: list[Entrant], crew: _Crew) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import partial
 import redis
 
 import redislock_fast
-from bench import contestants, servers
+from bench import libraries, servers
 from bench.alternatives.locks import Alternative, MakeLock
 from bench.contestants import LEASE_S, OURS, REDIS_PY
 from redislock_fast.server import Server
@@ -62,4 +62,4 @@ def open_redlock() -> Iterator[list[Alternative]]:
 
 
 def _client(name: str, url: str) -> MakeLock:
-    return partial(contestants.find(name).make, redis.Redis.from_url(url))
+    return partial(libraries.find(name).make, redis.Redis.from_url(url))

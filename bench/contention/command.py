@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import arguments, contestants, report, servers
+from bench import arguments, contestants, libraries, report, servers
 from bench.contention import figures, page, tables
 from bench.contention.goals import goals_of
 from bench.contention.presets import NAMES, PRESETS, Plan, Race, plan_of
@@ -200,7 +200,7 @@ class _Bench:
         field = []
         for name in race.names:
             try:
-                contestant = contestants.find(name, self._terms)
+                contestant = libraries.find(name, self._terms)
                 if race.workload.tasks and contestant.make_async is None:
                     raise AbsentError("no locks for asyncio")
             except AbsentError as reason:

@@ -24,7 +24,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench import contestants
+from bench import libraries
 from bench.contention.workload import Workload
 from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Terms
 
@@ -104,7 +104,7 @@ def work(connection: Connection, assignment: Assignment) -> None:
         return times
 
     try:
-        contestant = contestants.find(assignment.contestant, assignment.terms)
+        contestant = libraries.find(assignment.contestant, assignment.terms)
         if assignment.workload.tasks:
             # No `asyncio.run`: it would wait for those who wait.
             report = asyncio.new_event_loop().run_until_complete(_with_tasks(assignment, contestant, appointment))

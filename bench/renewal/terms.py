@@ -87,7 +87,7 @@ def _measure(lock: Lock, meter: Meter, seconds: float) -> Sample:
     """Take and give back the lock, and count what that costs."""
     meter.start()
     began = time.perf_counter()
-    sample = pairs_reused(lock, seconds)
+    sample = pairs_reused(lock.acquire, lock.release, seconds)
     pairs = round(sample.pairs_per_s * (time.perf_counter() - began))
     client_us, server_us = meter.read(pairs)
     return replace(sample, client_cpu_us=client_us, server_cpu_us=server_us)

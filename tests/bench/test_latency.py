@@ -18,8 +18,7 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
-from bench import latency
-from bench.compiling import compiled
+from bench import delay, latency
 from bench.contestants import OURS, REDIS_PY, AbsentError
 from redislock_fast.server import Server
 from tests.conftest import absent
@@ -27,18 +26,17 @@ from tests.conftest import absent
 RTT_MS = 20.0
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
     if shutil.which("cc") is None:
         absent("no C compiler here")
-    return compiled(latency._SOURCE, tmp_path_factory.mktemp("bench"))
 
 
-def test_everything_arrives_unchanged_and_the_end_too(program: Path) -> None:
+def test_everything_arrives_unchanged_and_the_end_too() -> None:
     words = [bytes([65 + number]) * 3_000_000 for number in range(4)]  # more than the sockets hold
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
-        with latency.open_delay(program, url, 1.0) as delayed:
+        with delay.delayed_url(url, 1.0) as delayed:
             near = socket.create_connection(("127.0.0.1", int(delayed.rpartition(":")[2])))
             far, _ = listener.accept()
             with near, far:
@@ -54,10 +52,10 @@ def test_everything_arrives_unchanged_and_the_end_too(program: Path) -> None:
                 assert near.recv(1) == b""
 
 
-def test_each_direction_takes_half_of_the_round_trip(program: Path) -> None:
+def test_each_direction_takes_half_of_the_round_trip() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
-        with latency.open_delay(program, url, RTT_MS) as delayed:
+        with delay.delayed_url(url, RTT_MS) as delayed:
             near = socket.create_connection(("127.0.0.1", int(delayed.rpartition(":")[2])))
             far, _ = listener.accept()
             with near, far:
@@ -68,14 +66,24 @@ def test_each_direction_takes_half_of_the_round_trip(program: Path) -> None:
                     assert 1000 * (time.perf_counter() - began) >= RTT_MS / 2
 
 
-def test_only_plain_tcp_is_delayed(program: Path) -> None:
-    with pytest.raises(AbsentError), latency.open_delay(program, "rediss://127.0.0.1:1", 1.0):
+def test_each_port_is_reached_by_one_of_its_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        listeners = {listener.getsockname()[1]: listener for listener in (one, other)}
+        with delay.open_delay(list(listeners), 1.0) as reached:
+            for port, listener in listeners.items():
+                with socket.create_connection(("127.0.0.1", reached[port])) as near, listener.accept()[0] as far:
+                    near.sendall(b"x")
+                    assert far.recv(1) == b"x"
+
+
+def test_only_plain_tcp_is_delayed() -> None:
+    with pytest.raises(AbsentError), delay.delayed_url("rediss://127.0.0.1:1", 1.0):
         pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "one"), [("threads", "1 thread"), ("tasks", "1 task")])
-def test_command_prints_and_saves(kind: str, one: str, program: Path, valkey: Server, tmp_path: Path) -> None:
+def test_command_prints_and_saves(kind: str, one: str, valkey: Server, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     latency.add_arguments(parser)
     saved = tmp_path / "figures.json"

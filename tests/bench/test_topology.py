@@ -1,11 +1,10 @@
-"""The bench of batches over a cluster: what is measured is a batch's, near and behind a relay, and what bounds it.
+"""The bench of batches over a cluster: what is measured is a batch's, near and delayed, and what bounds it.
 
 Rules: on real servers, for a moment: the figures mean nothing here.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +15,6 @@ pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
 from bench.contestants import CheckFailedError
-from bench.relay import open_relay
 from bench.topology import DELAYS_S, NAMES, _Crew, open_cluster
 from redislock_fast.server import find_binary
 from tests.conftest import absent
@@ -29,22 +27,6 @@ def nodes() -> Iterator[list[Any]]:
         absent("no valkey server here")
     with open_cluster("valkey", 2) as admins:
         yield admins
-
-
-def test_a_relay_passes_everything_on_and_the_end_too() -> None:
-    words = [bytes([65 + number]) * 200_000 for number in range(5)]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with open_relay([port], 0.001) as reached, socket.create_connection(("127.0.0.1", reached[port])) as near:
-            far, _ = listener.accept()
-            with far:
-                for sender, receiver in ((near, far), (far, near)):
-                    with receiver.makefile("rb") as received:
-                        for word in words:
-                            sender.sendall(word)
-                            assert received.read(len(word)) == word
-                near.shutdown(socket.SHUT_WR)
-                assert far.recv(1) == b""
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 A CPU that falls asleep between a request and its reply takes 30 to 60 us to wake up, where a near server needs 20 for
 the reply. So who reads looks again and again for a while. Between two looks he gives the CPU to whoever is ready for
-it: a thread that a reply has just woken, the server, another who spins. For the figures see docs/design.md; without
-giving way, it was no faster than blocking where several threads call, and kept several processes from their replies.
+it: a thread that a reply has just woken, the server, another who spins. Without giving way, it was no faster than
+blocking where several threads call, and kept several processes from their replies (docs/performance.md).
 
 A busy program that is given the CPU keeps it for milliseconds. And a reply from afar, or a message that nobody may send
 for long, comes after the spin. Where that is so, spinning is left off, and tried again ever more seldom.

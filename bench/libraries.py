@@ -1,0 +1,208 @@
+"""Every lock library that the bench compares, as a contestant.
+
+All have the same server, lease and blocking behaviour. The calls of the library itself are timed, without a wrapper
+around them. A library that is not installed is left out: it is no error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from uuid import uuid1
+
+from bench.contestants import (
+    BARE_HOLDINGS,
+    BARE_SOCKETS,
+    LEASE_S,
+    OURS,
+    OURS_POLLING,
+    PYTHON_REDIS_LOCK,
+    REDIS_PY,
+    AbsentError,
+    AnyAsyncLock,
+    AnyBatch,
+    AnyLock,
+    Contestant,
+    Terms,
+)
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+
+_USUAL_TERMS = Terms()
+
+
+def _redis_py(terms: Terms) -> Contestant:
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
+        return lock
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
+        return lock
+
+    return Contestant(REDIS_PY, version("redis"), make, str, make_async, _PipelineBatch)
+
+
+class _PipelineBatch:
+    """What a service with redis-py does that takes many locks at a time: the requests of its `Lock` in a pipeline.
+
+    One token for all, as cheap as it can be had.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        from redis.lock import Lock  # noqa: PLC0415 - `find` imports it
+
+        self._pipeline = client.pipeline(transaction=False)
+        self._release_sha = client.script_load(Lock.LUA_RELEASE_SCRIPT)
+        self._token = b""
+        self._taken: list[str] = []
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        self._token = uuid1().hex.encode()
+        for name in names:
+            self._pipeline.set(name, self._token, nx=True, px=LEASE_S * 1000)
+        answers = self._pipeline.execute()
+        self._taken = [name for name, taken in zip(names, answers, strict=True) if taken]
+        return len(self._taken)
+
+    def release(self) -> int:
+        for name in self._taken:
+            self._pipeline.evalsha(self._release_sha, 1, name, self._token)
+        return sum(self._pipeline.execute())
+
+
+class _OurBatch:
+    """A batch of ours."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        from redislock_fast import Locker  # noqa: PLC0415 - `find` imports it
+
+        self._locker = Locker(client)
+        self._batch: Any = None
+
+    def acquire(self, names: Sequence[str], /) -> int:
+        self._batch = self._locker.acquire_many(names, timeout=LEASE_S)
+        return len(self._batch.acquired)
+
+    def release(self) -> int:
+        return sum(self._batch.release().values())
+
+
+def _ours(terms: Terms) -> Contestant:
+    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=Lock)
+        return lock
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=AsyncLock)
+        return lock
+
+    return Contestant(
+        OURS,
+        __version__,
+        make,
+        str,
+        make_async,
+        _OurBatch if hasattr(__import__("redislock_fast"), "Locker") else None,
+    )
+
+
+def _ours_polling(terms: Terms) -> Contestant:
+    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
+
+    choice: dict[str, Any] = {"timeout": terms.lease_s, "sleep": terms.sleep_s, "wait": "poll"}
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Lock(client, name, **choice)
+        return lock
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = AsyncLock(client, name, **choice)
+        return lock
+
+    return Contestant(OURS_POLLING, __version__, make, str, make_async)
+
+
+def _python_redis_lock(terms: Terms) -> Contestant:
+    from redis_lock import Lock  # noqa: PLC0415 - optional
+
+    # It warns of every acquire that fails, and the check makes one fail in every round.
+    logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Lock(client, name, expire=terms.lease_s)
+        return lock
+
+    return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
+
+
+def _pottery(terms: Terms) -> Contestant:
+    from pottery import Redlock  # noqa: PLC0415 - optional
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=terms.lease_s)
+        return lock
+
+    return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
+
+
+def _bare_sockets(terms: Terms) -> Contestant:
+    from bench.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        return BareLock(client, name, terms.lease_s)
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        return AsyncBareLock(client, name, terms.lease_s)
+
+    def make_batch(client: redis.Redis) -> AnyBatch:
+        return BareBatch(client, terms.lease_s)
+
+    return Contestant(BARE_SOCKETS, "-", make, str, make_async, make_batch)
+
+
+def _bare_holdings(terms: Terms) -> Contestant:
+    from bench.bare import BareHolding  # noqa: PLC0415 - it needs the package
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        return BareHolding(client, name, terms.lease_s)
+
+    return Contestant(BARE_HOLDINGS, "-", make, str)
+
+
+_FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
+    REDIS_PY: ("redis", _redis_py),
+    OURS: ("redislock_fast", _ours),
+    OURS_POLLING: ("redislock_fast", _ours_polling),
+    PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
+    "pottery": ("pottery", _pottery),
+    BARE_SOCKETS: ("redislock_fast", _bare_sockets),
+    BARE_HOLDINGS: ("redislock_fast", _bare_holdings),
+}
+
+
+def find(name: str, terms: Terms = _USUAL_TERMS) -> Contestant:
+    """The contestant of that name.
+
+    Args:
+        name: as `--only` has it.
+        terms: what its locks are made with.
+
+    Raises:
+        AbsentError: where its library is not installed, or cannot do it.
+        ImportError: where it is installed and cannot be imported.
+    """
+    package, make = _FACTORIES[name]
+    if not find_spec(package):
+        raise AbsentError("not installed")
+    return make(terms)

@@ -1,0 +1,85 @@
+"""The Markdown pages: relative links lead to a file and a heading, files that are named exist, and examples parse.
+
+Links to other sites are not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+_ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
+_PAGES = sorted(path.relative_to(_ROOT).as_posix() for path in [*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
+_FOLDERS = (_ROOT, _ROOT / "src" / "redislock_fast", _ROOT / "src" / "redislock_fast" / "_protocol")
+
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]*`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+_FILE = re.compile(r"`([\w./-]+\.(?:py|pyx|pxd|lua))`")
+
+_COMING = {"_procedures/lock.py", "_transport/cleanup.py", "_transport/quorum.py", "_transport/retries.py"}
+"""Named already, and about to be made."""
+
+# Since the changelog tells of former versions, it may name what is gone.
+_OF_TODAY = [page for page in _PAGES if page != "CHANGELOG.md"]
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    anchors: set[str] = set()
+    for heading in _HEADING.findall(_FENCED.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        base = anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 0
+        while anchor in anchors:
+            number += 1
+            anchor = f"{base}-{number}"
+        anchors.add(anchor)
+    return anchors
+
+
+def _broken_links(page: Path) -> list[str]:
+    broken: list[str] = []
+    text = page.read_text(encoding="utf-8")
+    for link in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_relative_links_resolve(page: str) -> None:
+    assert _broken_links(_ROOT / page) == []
+
+
+@pytest.mark.parametrize("page", _OF_TODAY)
+def test_files_that_are_named_exist(page: str) -> None:
+    names = set(_FILE.findall((_ROOT / page).read_text(encoding="utf-8")))
+    missing = {name for name in names if not any((folder / name).exists() for folder in _FOLDERS)}
+    assert missing <= _COMING
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_python_examples_parse(page: str) -> None:
+    for example in _PYTHON.findall((_ROOT / page).read_text(encoding="utf-8")):
+        ast.parse(example)
+
+
+def test_check_finds_broken_links(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A `title`, twice\n\n# A `title`, twice\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#a-title-twice) [b](other.md#a-title-twice-1) [c](https://example.org/) [d](#here)\n\n## Here\n\n"
+        "[gone](gone.md) [no anchor](other.md#a-title-twice-2) `[code](code.md)`\n\n```\n[code](code.md)\n```\n",
+        encoding="utf-8",
+    )
+    assert _broken_links(page) == ["gone.md", "other.md#a-title-twice-2"]
