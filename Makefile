@@ -31,7 +31,7 @@ help:
 	@echo "make test         in 3 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
-	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 40,000)"
+	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 30,000)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make lint         ruff, mypy --strict, import-linter, cython-lint"
 	@echo "make format       ruff format"

@@ -36,6 +36,7 @@ def package(tmp_path: Path) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "figures.json"
     names = ["reused", "batch", "contention-8", "redlock"]

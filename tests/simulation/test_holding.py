@@ -34,7 +34,7 @@ def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
             yield violation
 
 
-@in_two_runs(range(20_000), 500)
+@in_two_runs(range(10_000), 500)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next((f"seed {seed}: {what}" for seed in seeds if (what := violation_of(Simulation, seed))), None) is None
 
