@@ -1,7 +1,6 @@
-"""Bugs of redis-py's asyncio Lock that ours does not have: lost replies, cancelling, tasks, names in errors.
+"""Bugs of redis-py's asyncio Lock that ours does not have: lost connections, cancelling, tasks, names in errors.
 
-Rules: as in test_fixed_bugs: on redis-py's class every test must fail (strict xfail). Arithmetic of times, odd clients
-and keys stand in test_asyncio_fixed_values.
+Rules: as in test_fixed_bugs, where those stand that are the same for threads.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast.server import Server
 from tests.support.async_helpers import AsyncClients, AsyncLockClass, Holding, eventually, in_loop, in_task, settle
-from tests.support.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS, FakeTime
+from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 
 MANY = 20
@@ -62,64 +61,6 @@ async def connect_many(proxied: redis.asyncio.Redis, client: redis.Redis) -> Non
 
 
 # Lost replies
-
-
-@in_loop
-async def test_lost_reply_of_acquire_is_an_acquired_lock(
-    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, client: redis.Redis
-) -> None:
-    proxied = async_connect(proxy.port)
-    await warm_up(async_lock_class, proxied)
-    lock = async_lock_class(proxied, "name", timeout=10)
-    proxy.drop_reply("SET")
-    assert await lock.acquire(blocking=False) is True
-    assert proxy.dropped.is_set()
-    assert lock.local.token == client.get("name")
-    assert await lock.owned()
-    await lock.release()
-    assert not client.exists("name")
-
-
-@in_loop
-async def test_lost_reply_of_acquire_does_not_make_it_wait_for_itself(
-    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, fake_async_time: FakeTime
-) -> None:
-    fake_async_time.at_most = 3
-    proxied = async_connect(proxy.port)
-    await warm_up(async_lock_class, proxied)
-    lock = async_lock_class(proxied, "name")
-    proxy.drop_reply("SET")
-    assert await lock.acquire() is True
-    assert [] == fake_async_time.sleeps_s
-
-
-@in_loop
-async def test_lost_reply_of_release_is_a_released_lock(
-    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, client: redis.Redis
-) -> None:
-    proxied = async_connect(proxy.port)
-    await warm_up(async_lock_class, proxied)
-    lock = async_lock_class(proxied, "name", timeout=10)
-    await lock.acquire()
-    proxy.drop_reply(*RELEASE_COMMANDS)
-    await lock.release()
-    assert proxy.dropped.is_set()
-    assert lock.local.token is None
-    assert not client.exists("name")
-
-
-@in_loop
-async def test_lost_reply_of_extend_adds_once(
-    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, client: redis.Redis
-) -> None:
-    proxied = async_connect(proxy.port)
-    await warm_up(async_lock_class, proxied)
-    lock = async_lock_class(proxied, "name", timeout=10)
-    await lock.acquire()
-    proxy.drop_reply(*EXTEND_COMMANDS)
-    assert await lock.extend(20) is True
-    assert proxy.dropped.is_set()
-    assert 22_000 < client.pttl("name") <= 30_000
 
 
 @in_loop
@@ -352,21 +293,6 @@ async def test_release_that_ends_late_does_not_take_the_next_tasks_token(
     assert not client.exists("name")
 
 
-@in_loop
-async def test_acquire_again_while_held_raises_instead_of_waiting_for_ever(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    fake_async_time.at_most = 3
-    lock = async_lock_class(async_client, "name")
-    await lock.acquire()
-    with pytest.raises(LockError) as caught:
-        await lock.acquire()
-    assert "name" == caught.value.lock_name
-    assert await lock.owned()
-    await lock.release()
-    assert await lock.acquire() is True
-
-
 # Errors
 
 
@@ -402,20 +328,6 @@ async def test_error_carries_the_locks_name(
     with pytest.raises(LockError) as caught:
         await use(lock)
     assert "name" == caught.value.lock_name
-
-
-@in_loop
-async def test_failing_exit_does_not_replace_the_bodys_exception(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    async def lose_the_lock_and_raise() -> None:
-        async with async_lock_class(async_client, "name"):
-            client.delete("name")
-            raise KeyError
-
-    with pytest.raises((KeyError, LockError)) as caught:
-        await lose_the_lock_and_raise()
-    assert KeyError is type(caught.value)
 
 
 @in_loop

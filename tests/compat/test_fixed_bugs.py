@@ -1,7 +1,7 @@
-"""Bugs of redis-py's Lock that ours does not have: lost replies, arithmetic of times, threads, odd clients and keys.
+"""Bugs of redis-py's Locks that ours do not have: lost replies, arithmetic of times, threads, odd clients and keys.
 
-Rules: every test runs on both classes; on redis-py's it must fail (strict xfail), so that a repaired original is
-noticed. What both do right is in test_parity.
+Rules: every test runs on both classes, for threads and for asyncio; on redis-py's it must fail (strict xfail), so that
+a repaired original is noticed. What both do right is in test_parity.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from tests.support.helpers import (
     run_script,
 )
 from tests.support.proxy import Proxy
+from tests.support.worlds import IN_THREADS
+
+pytestmark = pytest.mark.usefixtures("world")
 
 FAILURES = (
     AssertionError,
@@ -50,16 +53,20 @@ def lock_class_id(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def proxied(proxy: Proxy, connect: Connect, lock_class: LockClass) -> redis.Redis:
-    """A client behind the proxy, with redis-py's own retries, whose server knows all scripts."""
-    client = connect(proxy.port)
+def proxied(proxy: Proxy, connect: Connect) -> redis.Redis:
+    """A client behind the proxy, with redis-py's own retries."""
+    return connect(proxy.port)
+
+
+def warmed_up(lock_class: LockClass, client: redis.Redis, **settings: Any) -> Any:
+    """A lock whose client is connected, on a server that knows all scripts."""
     lock = lock_class(client, "warm-up", timeout=10)
     lock.acquire()
     lock.extend(10)
     lock.extend(10, replace_ttl=True)
     lock.reacquire()
     lock.release()
-    return client
+    return lock_class(client, "name", **settings)
 
 
 # Lost replies
@@ -68,7 +75,7 @@ def proxied(proxy: Proxy, connect: Connect, lock_class: LockClass) -> redis.Redi
 def test_lost_reply_of_acquire_is_an_acquired_lock(
     lock_class: LockClass, proxy: Proxy, proxied: redis.Redis, client: redis.Redis
 ) -> None:
-    lock = lock_class(proxied, "name", timeout=10)
+    lock = warmed_up(lock_class, proxied, timeout=10)
     proxy.drop_reply("SET")
     assert lock.acquire(blocking=False) is True
     assert proxy.dropped.is_set()
@@ -82,7 +89,7 @@ def test_lost_reply_of_acquire_does_not_make_it_wait_for_itself(
     lock_class: LockClass, proxy: Proxy, proxied: redis.Redis, fake_time: FakeTime
 ) -> None:
     fake_time.at_most = 3
-    lock = lock_class(proxied, "name")
+    lock = warmed_up(lock_class, proxied)
     proxy.drop_reply("SET")
     assert lock.acquire() is True
     assert [] == fake_time.sleeps_s
@@ -91,7 +98,7 @@ def test_lost_reply_of_acquire_does_not_make_it_wait_for_itself(
 def test_lost_reply_of_release_is_a_released_lock(
     lock_class: LockClass, proxy: Proxy, proxied: redis.Redis, client: redis.Redis
 ) -> None:
-    lock = lock_class(proxied, "name", timeout=10)
+    lock = warmed_up(lock_class, proxied, timeout=10)
     lock.acquire()
     proxy.drop_reply(*RELEASE_COMMANDS)
     lock.release()
@@ -103,7 +110,7 @@ def test_lost_reply_of_release_is_a_released_lock(
 def test_lost_reply_of_extend_adds_once(
     lock_class: LockClass, proxy: Proxy, proxied: redis.Redis, client: redis.Redis
 ) -> None:
-    lock = lock_class(proxied, "name", timeout=10)
+    lock = warmed_up(lock_class, proxied, timeout=10)
     lock.acquire()
     proxy.drop_reply(*EXTEND_COMMANDS)
     assert lock.extend(20) is True
@@ -111,6 +118,7 @@ def test_lost_reply_of_extend_adds_once(
     assert 22_000 < client.pttl("name") <= 30_000
 
 
+@IN_THREADS  # redis-py's asyncio Lock can, too: see test_asyncio_leases
 def test_release_that_fails_on_the_network_can_be_repeated(
     lock_class: LockClass, proxy: Proxy, connect: Connect, client: redis.Redis
 ) -> None:
@@ -135,6 +143,7 @@ def _in_context(lock: Any) -> None:
     lock.__exit__(None, None, None)
 
 
+@IN_THREADS
 @pytest.mark.parametrize(
     "use",
     [
@@ -157,6 +166,7 @@ def test_other_thread_cannot_use_a_thread_local_lock(
     assert lock.owned()
 
 
+@IN_THREADS
 def test_other_thread_does_not_own_a_thread_local_lock(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", timeout=10)
     lock.acquire()
@@ -293,6 +303,7 @@ def test_timeout_of_a_wrong_type_is_refused(lock_class: LockClass, valkey_client
 # Clients
 
 
+@IN_THREADS
 def test_pipeline_as_the_client_is_refused(lock_class: LockClass, client: redis.Redis) -> None:
     with client.pipeline() as pipeline:
         with pytest.raises(TypeError, match=r"(?i)pipeline"):
@@ -301,11 +312,13 @@ def test_pipeline_as_the_client_is_refused(lock_class: LockClass, client: redis.
             pipeline.lock("name", lock_class=lock_class)
 
 
+@IN_THREADS
 def test_asyncio_client_as_the_client_is_refused(lock_class: LockClass, valkey_client: redis.Redis) -> None:
     with pytest.raises(TypeError, match=r"(?i)asyncio"):
         lock_class(redis.asyncio.Redis(), "name")
 
 
+@IN_THREADS
 def test_class_does_not_keep_its_first_client_alive(lock_class_id: str, valkey_client: redis.Redis) -> None:
     port = valkey_client.connection_pool.connection_kwargs["port"]
     script = f"""
