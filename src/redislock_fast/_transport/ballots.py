@@ -77,18 +77,14 @@ class Ballot:
 
     def post(self, link: Any) -> bool:
         """Send the request. Returns False where it cannot be sent."""
-        self.posted(link)
+        self._dialect = link.dialect
+        self.links += (link,)
         try:
             link.pipe.post(self.round.request(self.index, link.dialect), self.answer)
         except Lost as lost:
             self.lose(lost.sent, lost)
             return False
         return True
-
-    def posted(self, link: Any) -> None:
-        """Note that a request leaves on a connection."""
-        self._dialect = link.dialect
-        self.links += (link,)
 
     def answer(self, reply: Reply) -> None:
         """Take a reply, and send the next request if the operation takes more than one.

@@ -24,8 +24,7 @@ from threading import get_ident
 from typing import Any
 
 from redislock_fast._lease.quorum import QuorumEntry
-from redislock_fast._pipe.base import MISSING, Lost, Mailbox, Malformed, is_unauthenticated
-from redislock_fast._pipe.tally_py import PythonTally, new_tally
+from redislock_fast._pipe.base import Mailbox
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._protocol.majority import Round
@@ -49,17 +48,6 @@ class _ThreadBallot(Ballot):
 
     link: Link | None = None  # where it was posted, unless that was lost
     mailbox: Mailbox | None = None  # of that link, once it is waited for
-
-    def take_over(self, link: Link, tally: PythonTally, place: int) -> None:
-        """Take the reply to what a tally has posted, as the one in this place."""
-        self.link = link
-        self.posted(link)
-        try:
-            tally.hand_on(place, self.answer)
-        except Malformed as malformed:  # where the reply has just come, this thread takes it
-            link.close()
-            self.link = None
-            self.lose(True, malformed)
 
     def settled(self) -> None:
         mailbox = self.mailbox
@@ -131,18 +119,14 @@ class ThreadQuorum:
         began = clock()
         for round_ in rounds:
             round_.began = began
-        ballots: list[_ThreadBallot] = []
+        ballots = [
+            _ThreadBallot(channels[index], round_, index)
+            for round_ in rounds
+            for index, vote in enumerate(round_.votes)
+            if vote is None
+        ]
         try:
-            begun = len(rounds) == 1 and _ask_at_once(channels, rounds[0], ballots)
-            if not begun:
-                ballots += [
-                    _ThreadBallot(channels[index], round_, index)
-                    for round_ in rounds
-                    for index, vote in enumerate(round_.votes)
-                    if vote is None
-                ]
-            if not begun or not rounds[0].decided:
-                _collect(channels, ballots, began + min([round_.limit_s for round_ in rounds]))
+            _collect(channels, ballots, began + min([round_.limit_s for round_ in rounds]))
             for round_ in rounds:
                 round_.close(clock())
         except BaseException:
@@ -180,64 +164,6 @@ class ThreadQuorum:
                 for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
                 undo(self._channels, round_)  # what the channels apart would do in the background
-
-
-def _ask_at_once(  # noqa: PLR0912  # each server costs a call more otherwise
-    channels: Sequence[ThreadChannel], round_: Round, ballots: list[_ThreadBallot]
-) -> bool:
-    """Ask all servers, on a day on which none is slow, silent or new, until a quorum has answered.
-
-    Args:
-        channels: of the servers.
-        round_: what to ask.
-        ballots: where those are put whose servers have not had their say, even if this is interrupted.
-
-    Returns:
-        False where it is another day; then nothing has left.
-    """
-    links: list[Link] = []
-    count = len(channels)
-    if round_.votes.count(None) < count:
-        return False
-    for channel in channels:
-        link = channel.link
-        standing = channel.standing
-        if link is None or standing.dialect is not link.dialect:
-            return False
-        if link.pipe.silence_s > _STALE_AFTER_S or standing.is_full:
-            _read(channel, link)
-            if standing.is_full or link.pipe.broken:
-                return False
-        if standing.silent:
-            return False
-        links.append(link)
-    order = sorted(range(count), key=[channel.standing.slowness for channel in channels].__getitem__)
-    tally = new_tally([links[index].pipe for index in order])
-    try:
-        tally.ask([round_.request(index, links[index].dialect) for index in order])
-        tally.wait(count // 2 + 1, _FIRST_SLICE_S, round_.limit_s)
-    finally:
-        for place, reply in enumerate(tally.replies()):
-            index = order[place]
-            link = links[index]
-            channel = channels[index]
-            channel.standing.note_wait(tally.waited_s[place])
-            lost = tally.lost[place]
-            try:
-                if is_unauthenticated(reply):
-                    raise Lost(False, str(reply))
-                if reply is not MISSING and round_.take(index, reply, link.dialect):
-                    continue
-            except Lost as trouble:  # a reply that is malformed is one, too
-                link.close()
-                lost = trouble
-            ballot = _ThreadBallot(channel, round_, index)
-            ballots.append(ballot)
-            if lost is not None:
-                ballot.lose(lost.sent, lost)
-            elif reply is MISSING:
-                ballot.take_over(link, tally, place)
-    return True
 
 
 def _collect(channels: Sequence[ThreadChannel], ballots: list[_ThreadBallot], deadline: float) -> None:
