@@ -22,8 +22,8 @@ import redis
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._lease import tenure
+from redislock_fast._lease.majority_lease import QuorumEntry
 from redislock_fast._lease.ownership import SharedHolding
-from redislock_fast._lease.quorum import QuorumEntry
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import keeper, redlock_keeping, redlock_renewal, renewal

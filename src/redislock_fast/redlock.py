@@ -12,7 +12,6 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import ThreadHolding
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
 from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
@@ -72,7 +71,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
-        quorum: ThreadQuorum = quorum_of(transports, ThreadQuorum)
+        quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> ThreadHolding:

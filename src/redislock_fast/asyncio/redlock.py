@@ -16,7 +16,6 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import Holding, current_task
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.task_owner import TaskHoldings
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
@@ -70,7 +69,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
-        quorum: LoopQuorum = quorum_of(transports, LoopQuorum)
+        quorum: LoopQuorum = LoopQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> TaskHoldings:
