@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from redislock_fast._lease.options import Terms
 from redislock_fast._lease.ownership import Holding, SharedHolding, twin_of
 from redislock_fast._protocol.majority import valid_s
-from redislock_fast._util import clients, fork
+from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
 
@@ -121,21 +121,13 @@ class RedlockSettings:
         """A second lock object: same clients, same token."""
         return twin_of(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The settings and recipes for the clients; never a token or a credential."""
-        state = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
-        state["_servers"] = [clients.recipe_of(server) for server in self._servers]
-        return state
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """An unowned lock with the same settings."""
-        vars(self).update(state)
-        self._servers = tuple(clients.client_from(recipe) for recipe in state["_servers"])
-        self._quorum = self._quorum_of([self._transport_of(server) for server in self._servers])
-        self._own_nothing()
-
-
-_NOT_PICKLED = {"local", "_quorum", "_generation"}
+        Raises:
+            TypeError: always. Another process makes the lock anew, on clients of its own.
+        """
+        raise TypeError(f"the lock {self._name!r} cannot be pickled: make it anew in the other process")
 
 
 def _check(servers: tuple[Any, ...]) -> None:
