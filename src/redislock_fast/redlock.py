@@ -12,10 +12,9 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import ThreadHolding
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
-from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.renewal import Loss
 from redislock_fast._protocol.majority import AcquireRound
@@ -30,7 +29,7 @@ __all__ = ["Redlock"]
 logger = logging.getLogger(__name__)
 
 
-class Redlock(KeepingRedlockBase):
+class Redlock(RedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
     All requests leave before any reply is waited for, so an operation costs about one round trip, however many servers
@@ -72,7 +71,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
-        quorum: ThreadQuorum = quorum_of(transports, ThreadQuorum)
+        quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> ThreadHolding:
@@ -115,7 +114,7 @@ class Redlock(KeepingRedlockBase):
         """
         local = self._mine()
         attempts: list[AcquireRound] = []
-        steps = self._acquiring_on_terms(local, sleep, blocking, blocking_timeout, attempts)
+        steps = self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
         try:
             acquired: bool = self._quorum.drive(steps)
         except Exception:

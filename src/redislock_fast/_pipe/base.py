@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
 __all__ = [
-    "MISSING",
     "NOT_ASKED",
     "NOT_ENOUGH",
     "SPIN_US",
@@ -80,9 +79,6 @@ server that reads."""
 
 NOT_ENOUGH = object()
 """What the reader answers when its buffer ends within a reply."""
-
-MISSING: Any = object()
-"""In place of a reply that has not come."""
 
 
 class Lost(Exception):

@@ -19,13 +19,13 @@ _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
 
-_MODULES = ("threads", "loop", "resp", "tally")
+_MODULES = ("threads", "loop", "resp")
 
 compiled: ModuleType | None = None
 encode = threads_py.encode
 if _wanted != "python":
     try:
-        _threads, _, _resp, _ = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
+        _threads, _, _resp = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
     except Exception as error:  # one that was built for other versions of the others does not raise an ImportError
         if _wanted == "compiled":
             raise ImportError(

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redislock_fast._lease.majority_lease import QuorumLease
+from redislock_fast._lease.majority_lease import QuorumEntry, QuorumLease
 from redislock_fast._lease.options import Terms
-from redislock_fast._lease.quorum import QuorumEntry
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import Loss, Verdict, attempting, limit_s, lose, renewable, unheeded
 from redislock_fast._procedures.steps import AskAll, Steps

@@ -16,11 +16,10 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import Holding, current_task
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.task_owner import TaskHoldings
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
-from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
@@ -34,7 +33,7 @@ __all__ = ["Redlock"]
 logger = logging.getLogger(__name__)
 
 
-class Redlock(KeepingRedlockBase):
+class Redlock(RedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
     Args:
@@ -70,7 +69,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
-        quorum: LoopQuorum = quorum_of(transports, LoopQuorum)
+        quorum: LoopQuorum = LoopQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> TaskHoldings:
@@ -99,7 +98,7 @@ class Redlock(KeepingRedlockBase):
         self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, attempts, task)
+        steps = self._acquiring(local, None, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
         except (Exception, asyncio.CancelledError, GeneratorExit):  # which come while it waits, and are seen to there
