@@ -31,7 +31,7 @@ from bench.contestants import LEASE_S, OURS, REDIS_PY, CheckFailedError
 from bench.rounds import REUSED, Entrant, Sample
 from bench.tables import REDLOCK_COLUMNS, print_rows
 from redislock_fast import Redlock
-from redislock_fast._pipe.threads_py import encode
+from redislock_fast._pipe.resp_py import encode
 from redislock_fast.server import Server
 
 HELP = "one lock over independent servers: pairs per second, and what a frozen server costs"

@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-from redislock_fast._pipe import threads_py
+from redislock_fast._pipe import resp_py
 
 __all__ = ["compiled", "encode", "implementation"]
 
@@ -22,7 +22,7 @@ if _wanted not in ("", "compiled", "python"):
 _MODULES = ("threads", "loop", "resp", "tally")
 
 compiled: ModuleType | None = None
-encode = threads_py.encode
+encode = resp_py.encode
 if _wanted != "python":
     try:
         _threads, _, _resp, _ = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)

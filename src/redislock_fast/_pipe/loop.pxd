@@ -15,7 +15,7 @@ cdef enum State:
     DROPPED = 4    # nobody ever waited; callback, if any, is given the reply
 
 
-cdef class Waiter:
+cdef class Slot:
     cdef object loop
     cdef object callback           # the task's wake-up, and the context it runs in; None before it waits
     cdef object context
@@ -25,7 +25,7 @@ cdef class Waiter:
     cdef Py_ssize_t wanted         # how many are still to come, the last one not counted
     cdef tuple request             # of `call`
     cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
-    cdef Waiter next
+    cdef Slot next
     cdef public bint _asyncio_future_blocking
 
     cdef int _schedule(self) except -1
@@ -46,20 +46,20 @@ cdef class LoopPipe:
     cdef object view               # a memoryview of the inbox
     cdef char* landing             # the inbox's bytes
     cdef bint between              # the parser holds no part of a reply
-    cdef Waiter head
-    cdef Waiter tail
-    cdef Waiter done_head          # completed, their tasks yet to run
-    cdef Waiter done_tail
+    cdef Slot head
+    cdef Slot tail
+    cdef Slot done_head          # completed, their tasks yet to run
+    cdef Slot done_tail
     cdef Py_ssize_t done_count
     cdef bint receiving            # replies and pushes are being parsed
-    cdef Waiter told_head          # listeners that were told something, their tasks yet to run
-    cdef Waiter told_tail
+    cdef Slot told_head          # listeners that were told something, their tasks yet to run
+    cdef Slot told_tail
     cdef bint direct               # tasks may be stepped now: none runs, and none has ended the loop
     cdef Py_ssize_t half           # so many requests of stepped tasks leave together
     cdef Buffer queued             # what leaves with the next flush
-    cdef Py_ssize_t queued_count   # how many of the last waiters are in it
-    cdef Py_ssize_t just_sent      # how many waiters' requests have left since bytes were received last
-    cdef Py_ssize_t answerable     # how many waiters' requests had left before: only these can have been answered
+    cdef Py_ssize_t queued_count   # how many of the last slots are in it
+    cdef Py_ssize_t just_sent      # how many slots' requests have left since bytes were received last
+    cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
     cdef bint delivering           # replies are being handed out: what is sent meanwhile leaves together
     cdef bint flushing             # a flush is scheduled
     cdef bint paused               # the transport has enough to send
@@ -72,17 +72,19 @@ cdef class LoopPipe:
     cdef double timer_at           # when it rings; NEVER without
     cdef double heard              # when the last byte came
 
-    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Slot slot, double timeout_s) except -1
     cdef int _watch(self, double deadline) except -1
     cdef int _write(self) except -1
     cdef int _await(self, Spinner* spinner) except -1
     cdef int _deliver(self, Py_ssize_t received) except -1
+    cdef Py_ssize_t _deliver_unparsed(self, Py_ssize_t received) except -1
+    cdef int _deliver_parsed(self, Py_ssize_t at, Py_ssize_t received) except -1
     cdef int _take(self, object push) except -1
     cdef object _parse(self)
     cdef int _complete(self, object reply) except -1
-    cdef int _make_done(self, Waiter waiter) except -1
+    cdef int _make_done(self, Slot slot) except -1
     cdef int _step_told(self) except -1
     cdef int _step(self) except -1
-    cdef int _step_one(self, Waiter waiter) except -1
+    cdef int _step_one(self, Slot slot) except -1
     cdef int _fail(self, str cause) except -1
     cdef int _leave(self) except -1

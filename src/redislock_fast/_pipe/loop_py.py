@@ -34,9 +34,10 @@ from redislock_fast._pipe.base import (
     new_reader,
 )
 from redislock_fast._pipe.impl import compiled, encode
+from redislock_fast._pipe.resp_py import joined, next_reply
 from redislock_fast._util import fork
 
-__all__ = ["AsyncPipe", "Pipe", "new_pipe", "running_loop"]
+__all__ = ["LoopPipe", "Pipe", "new_pipe", "running_loop"]
 
 _NEVER = math.inf
 _INBOX_BYTES = 65536
@@ -99,7 +100,7 @@ def _raise(error: BaseException) -> None:
 
 
 @final
-class _Slot:
+class Slot:
     """Where replies go that are not one for one waiting caller: many, one for nobody, or a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
@@ -140,7 +141,7 @@ class _Leaving:
             os.close(null)
 
 
-class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
+class LoopPipe(_Leaving, asyncio.BufferedProtocol):
     """One connection that many tasks call.
 
     Args:
@@ -154,7 +155,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._owner = owner
         self.transport = transport
         self._parser = new_reader()
-        self._slots: deque[asyncio.Future[Any] | _Slot] = deque()
+        self._slots: deque[asyncio.Future[Any] | Slot] = deque()
         self._deadlines: deque[float] = deque()  # of each slot
         self._queued: list[bytes] = []  # leaves with the next iteration of the loop
         self._queued_slots = 0  # how many of the last slots are in it
@@ -192,17 +193,15 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def call(self, args: Args, timeout_s: float) -> asyncio.Future[Reply]:
         """Send one request. The contract of `base.Pipe.call`, but for the result: a future, to be awaited at once."""
         future: asyncio.Future[Reply] = self._loop.create_future()
-        slot = _Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
+        slot = Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
         self._send(encode(args), slot, timeout_s)
         return future
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
         """Send requests in one piece; `base.Pipe.call_many` for a loop."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
-        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
-        if not one_by_one:
-            raise ValueError("no requests")
-        self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
+        data, count = joined(requests)
+        self._send(data, Slot(future, count), timeout_s)
         return future
 
     def listener(self) -> asyncio.Future[object]:
@@ -217,7 +216,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
         """Send one request behind all that were sent before; nobody waits for its reply."""
-        self._send(encode(args), _Slot(None, 1, on_reply), -1.0)
+        self._send(encode(args), Slot(None, 1, on_reply), -1.0)
         if on_reply is None:
             self._flush()
 
@@ -229,7 +228,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self._fail("the connection was closed")
             self.transport.close()
 
-    def _send(self, data: bytes, slot: asyncio.Future[Any] | _Slot, timeout_s: float) -> None:
+    def _send(self, data: bytes, slot: asyncio.Future[Any] | Slot, timeout_s: float) -> None:
         if self.broken:
             raise Lost(False, "the connection is closed")
         now = self._loop.time()
@@ -280,7 +279,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         now = self._loop.time()
         next_deadline = _NEVER
         for slot, deadline in zip(self._slots, self._deadlines, strict=True):
-            future = slot.future if type(slot) is _Slot else slot
+            future = slot.future if type(slot) is Slot else slot
             if future is None or future.done():
                 continue
             if deadline <= now:
@@ -308,14 +307,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def _deliver(self) -> None:
         try:
             while True:
-                reply = self._parse()
+                reply = next_reply(self._parser)
                 if reply is NOT_ENOUGH:
                     return
                 if type(reply) is not hiredis.PushNotification:
                     self._complete(reply)
                 elif is_answer(reply):
                     oldest = self._slots[0] if self._slots else None
-                    if type(oldest) is not _Slot or not is_answer_to(reply, oldest.subscription):
+                    if type(oldest) is not Slot or not is_answer_to(reply, oldest.subscription):
                         raise hiredis.ProtocolError("a subscription that nobody asked for")
                     self._complete(reply)
                 elif self.on_push is not None:
@@ -328,12 +327,6 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self.transport.abort()
             self._loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
 
-    def _parse(self) -> Any:
-        try:
-            return self._parser.gets()
-        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
-            raise hiredis.ProtocolError(str(error)) from None
-
     def _complete(self, reply: Any) -> None:
         """Give the oldest slot its reply, or one of its replies."""
         if not self._answerable:
@@ -341,8 +334,8 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                 return
             raise hiredis.ProtocolError("a reply that nobody asked for")
         slot = self._slots[0]
-        future = slot.future if type(slot) is _Slot else slot
-        if type(slot) is _Slot:
+        future = slot.future if type(slot) is Slot else slot
+        if type(slot) is Slot:
             slot.replies.append(reply)
             slot.wanted -= 1
             if slot.wanted:
@@ -351,7 +344,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                 reply = slot.replies
         del self._slots[0], self._deadlines[0]
         self._answerable -= 1
-        if type(slot) is _Slot and slot.on_reply is not None:
+        if type(slot) is Slot and slot.on_reply is not None:
             slot.on_reply(slot.replies[0])
         elif future is not None and not future.done():
             future.set_result(reply)
@@ -381,7 +374,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self._timer.cancel()
         sent = len(self._slots) - self._queued_slots
         for index, slot in enumerate(self._slots):
-            future = slot.future if type(slot) is _Slot else slot
+            future = slot.future if type(slot) is Slot else slot
             if future is not None and not future.done():
                 future.set_exception(Lost(index < sent, cause))
         self._answerable = 0
@@ -390,14 +383,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._queued.clear()
 
 
-new_pipe: Callable[..., Pipe] = AsyncPipe
+new_pipe: Callable[..., Pipe] = LoopPipe
 running_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop
 if compiled is not None:
     from redislock_fast._pipe import loop
 
-    class CompiledPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
+    class CompiledLoopPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
         """The same, compiled; a class of our own because asyncio asks for its `BufferedProtocol` by type."""
 
-    new_pipe = CompiledPipe
+    new_pipe = CompiledLoopPipe
     running_loop = loop.running_loop
     fork.on_fork(loop.forget_stepping)

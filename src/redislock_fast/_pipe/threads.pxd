@@ -162,6 +162,8 @@ cdef class Pipe:
     cdef int _look_for_eof(self) except -1
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil
     cdef int _deliver_rest(self) except -1
+    cdef int _deliver_unparsed(self) except -1
+    cdef int _deliver_parsed(self) except -1
     cdef int _take_push(self, object push) except -1
     cdef int _complete(self, object reply) except -1
     cdef inline bint _has_left(self, Slot* slot) noexcept nogil

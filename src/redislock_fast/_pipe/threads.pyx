@@ -704,59 +704,14 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef int _deliver_rest(self) except -1:
-        """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
-        cdef object reply
-        cdef list push
-        cdef Plain plain
-        cdef Py_ssize_t length = 0
-        cdef Py_ssize_t count
-        cdef const char* data
+        """Reader: complete the slots whose replies stand in what is left of the inbox, and deliver its pushes."""
         if self.consumed == self.landed:
             return 0
         try:
-            while self.between and self.consumed < self.landed:
-                data = self.landing + self.consumed
-                plain = plain_reply(data, self.landed - self.consumed, &length)
-                if plain == NOT_PLAIN:
-                    push = message_push(data, self.landed - self.consumed, &length)
-                    if push is None:
-                        break
-                    self.consumed += length
-                    if self.on_push is not None:
-                        self.on_push(push)
-                        self._check_forked()
-                    continue
-                reply = plain_object(plain)
-                if self.filling != NULL and self.filling.wanted:
-                    count = append_run(
-                        <list>self.filling.replies,
-                        reply,
-                        data,
-                        self.landed - self.consumed,
-                        length,
-                        self.filling.wanted,
-                    )
-                    self.filling.wanted -= count
-                    self.consumed += count * length
-                else:
-                    self.consumed += length
-                    self._complete(reply)
-            if self.consumed == self.landed:
-                return 0
-            self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
-            self.consumed = self.landed
-            # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
-            # an array has no data left either.
-            self.between = False
-            while not self.between:
-                reply = self._parse()
-                if reply is NOT_ENOUGH:
-                    return 0
-                if type(reply) is PushNotification:
-                    self._take_push(reply)
-                else:
-                    self._complete(reply)
-                self.between = not self.parser.has_data()
+            if self.between:
+                self._deliver_unparsed()
+            if self.consumed < self.landed:
+                self._deliver_parsed()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
         except BaseException:
@@ -765,6 +720,62 @@ cdef class Pipe:
         finally:
             if not self.forked:
                 self._wake_ready()
+        return 0
+
+    cdef int _deliver_unparsed(self) except -1:
+        """Reader: deliver plain replies and messages, up to the first reply or push that is for the parser."""
+        cdef object reply
+        cdef list push
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef const char* data
+        while self.consumed < self.landed:
+            data = self.landing + self.consumed
+            plain = plain_reply(data, self.landed - self.consumed, &length)
+            if plain == NOT_PLAIN:
+                push = message_push(data, self.landed - self.consumed, &length)
+                if push is None:
+                    return 0
+                self.consumed += length
+                if self.on_push is not None:
+                    self.on_push(push)
+                    self._check_forked()
+                continue
+            reply = plain_object(plain)
+            if self.filling != NULL and self.filling.wanted:
+                count = append_run(
+                    <list>self.filling.replies,
+                    reply,
+                    data,
+                    self.landed - self.consumed,
+                    length,
+                    self.filling.wanted,
+                )
+                self.filling.wanted -= count
+                self.consumed += count * length
+            else:
+                self.consumed += length
+                self._complete(reply)
+        return 0
+
+    cdef int _deliver_parsed(self) except -1:
+        """Reader: let the parser have what is left of the inbox, and deliver what it makes of that."""
+        cdef object reply
+        self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
+        self.consumed = self.landed
+        # Only a reply with nothing after it leaves the parser between replies: a parser that has taken in the header of
+        # an array has no data left either.
+        self.between = False
+        while not self.between:
+            reply = self._parse()
+            if reply is NOT_ENOUGH:
+                return 0
+            if type(reply) is PushNotification:
+                self._take_push(reply)
+            else:
+                self._complete(reply)
+            self.between = not self.parser.has_data()
         return 0
 
     cdef int _take_push(self, object push) except -1:
