@@ -1,22 +1,20 @@
 # cython: language_level=3, freethreading_compatible=True
-"""The compiled pipe of an event loop: `loop_py.LoopPipe`, which is its readable twin, and its contract.
+"""The compiled pipe of an event loop; `loop_py.py` has its contract and its readable twin.
 
-Clever in six places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
+It has six shortcuts for the hot path (figures: `python -m bench throughput --mode asyncio`):
 
-- `Slot` is what a task awaits: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in
-  the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
-  call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
-- A task that is stepped so is told its loop without the system call (before Python 3.12) by which asyncio finds out
-  whether it is in a forked child: a sixth of the CPU of a pair.
-- A lone caller's reply is waited for by spinning, in the iteration of the loop after its request, as `threads.pyx` does
-  it and where `spin.pxd` finds that it pays: twice the pairs/s of one task, whose CPU would else go to sleep
-  twice a pair. Whatever else is ready runs first, in every iteration.
-- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second. One
-  write for all of it was 0.7 of the pairs/s with 100 tasks, and 0.6 with 10.
-- Who was told of a lock is stepped before the rest of the buffer is parsed, and what he sends leaves at once: mostly
-  the release for which all others wait. The server then hands over while the others' requests are made.
-- What such a release leads to, mostly the next hand-over, is waited for as a lone caller's reply is. Tasks that hand
-  one lock around do so 1.6 times as often, since neither the client nor the server goes to sleep in between.
+- A task awaits a `Slot`: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in the next
+  iteration of the loop. That saves a handle for each reply and, for a lone task, one of two iterations with a system
+  call. A task is stepped only while no other task runs, which is so when the loop calls a protocol.
+- A task that is stepped so gets its loop from here. Before Python 3.12, asyncio makes a system call for that, to see
+  whether it is in a forked child.
+- The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
+  it pays: else the CPU would go to sleep twice for each lock. All else that is ready runs first, in every iteration.
+- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second.
+- A task that was told of a lock is stepped before the rest of the buffer is parsed, and what it sends leaves at once:
+  mostly the release for which all others wait. The server then hands over while the others' requests are made.
+- The pipe spins for the result of such a release, mostly the next hand-over, as for a lone caller's reply: so neither
+  the client nor the server goes to sleep while tasks hand one lock around.
 """
 
 cimport cython
@@ -62,14 +60,14 @@ from redislock_fast._pipe.base import (
 
 cdef enum:
     INBOX_BYTES = 65536
-    FLUSH_BYTES = 4096  # and what is longer leaves in such pieces
+    FLUSH_BYTES = 4096  # requests of stepped tasks that are longer leave at once
     ALL = 0x7FFFFFFF
 
 cdef extern from *:
     """
     static _Thread_local PyObject* redislock_stepping = NULL;
     """
-    PyObject* stepping "redislock_stepping"  # the loop whose pipe steps a task in this thread now; NULL for none
+    PyObject* stepping "redislock_stepping"  # the loop whose pipe now steps a task in this thread; NULL for none
 
 cdef extern from *:
     """
@@ -94,12 +92,12 @@ cdef object get_running_loop = asyncio.get_running_loop
 
 
 def running_loop():
-    """`asyncio.get_running_loop`, without its system call where a pipe steps the task that asks."""
+    """`asyncio.get_running_loop`, without its system call in a task that a pipe steps."""
     return get_running_loop() if stepping == NULL else <object>stepping
 
 
 def forget_stepping():
-    """In a forked child, which is in the middle of a step of its parent's loop but has none itself."""
+    """In a forked child: no loop steps a task. The parent's may have been in the middle of a step."""
     global stepping
     stepping = NULL
 
@@ -111,14 +109,14 @@ def _raise(error):
 @cython.final
 @cython.freelist(256)
 cdef class Slot:
-    """What a task awaits: as much of a future as `asyncio.Task` uses. Awaited once, by the caller that got it."""
+    """The awaitable of one request: a future for one task, with as much of `asyncio.Future` as `asyncio.Task` uses."""
 
     def __await__(self):
         return self
 
     __iter__ = __await__
 
-    def __next__(self):  # for who resumes it from Python; C does so by `resume`
+    def __next__(self):  # called from Python; C calls `resume`
         if self.state == WAITING:
             self._asyncio_future_blocking = True
             return self
@@ -129,7 +127,7 @@ cdef class Slot:
         return self.loop
 
     def add_done_callback(self, callback, *, context=None):
-        """Called by the task that waits."""
+        """Note the wake-up of the task that waits."""
         self.callback = callback
         self.context = context
         if self.state != WAITING:
@@ -154,7 +152,7 @@ cdef class Slot:
         """The reply.
 
         Raises:
-            Lost: and whatever else has ended the wait.
+            Lost: or whatever else has ended the wait.
         """
         if self.state == DONE:
             return self.outcome
@@ -180,7 +178,7 @@ cdef class Slot:
 
 
 cdef PySendResult resume(PyObject* self, PyObject* value, PyObject** result) except PYGEN_ERROR:
-    """`Slot.__next__` as C has it."""
+    """`Slot.__next__` for C."""
     result[0] = NULL
     cdef Slot slot = <Slot>self
     cdef bint waits = slot.state == WAITING
@@ -199,7 +197,7 @@ set_am_send(Slot, resume)
 
 
 cdef class LoopPipe:
-    """One connection that many tasks call; `loop_py.LoopPipe` says what each method does.
+    """One connection that many tasks call; `loop_py.Pipe` says what each method does.
 
     To be derived from, together with `asyncio.BufferedProtocol`.
     """
@@ -238,12 +236,12 @@ cdef class LoopPipe:
 
     @property
     def is_idle(self):
-        """Whether no reply is missing."""
+        """Whether no reply is to come."""
         return self.head is None
 
     @property
     def silence_s(self):
-        """For how long requests have been under way without a byte coming back."""
+        """For how many seconds requests have been under way without a byte coming back."""
         return monotonic() - self.heard
 
     # ---- callers ----
@@ -265,7 +263,7 @@ cdef class LoopPipe:
         return slot
 
     def post(self, tuple args not None, on_reply=None):
-        """Send one request behind all that were sent before; nobody waits for its reply."""
+        """Send one request behind all that were sent before, without waiting for its reply."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.state = DROPPED
         slot.callback = on_reply
@@ -274,7 +272,7 @@ cdef class LoopPipe:
             self._write()
 
     def close(self):
-        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+        """Break the pipe: callers that still wait get `Lost`. Queued requests are sent first."""
         if not self.broken:
             self.paused = False  # the transport takes it all now, and sends what it can
             self._write()
@@ -282,7 +280,7 @@ cdef class LoopPipe:
             self.transport.close()
 
     def listener(self):
-        """What a task awaits, once, until `tell` gives it a message."""
+        """A slot that a task awaits, once, until `tell` gives it a message."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.loop = self.loop
         return slot
@@ -344,7 +342,7 @@ cdef class LoopPipe:
         self._write()
 
     cdef int _write(self) except -1:
-        """Send what is queued, unless the transport has enough."""
+        """Send what is queued, unless the transport's buffer is full."""
         cdef object data
         if self.queued.used and not self.paused and not self.broken:
             data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
@@ -359,7 +357,7 @@ cdef class LoopPipe:
     # ---- spinning ----
 
     cdef int _await(self, Spinner* spinner) except -1:
-        """Somebody waits for what is under way: spin for it in the next iteration of the loop, where that pays."""
+        """A task waits for a reply or message: spin for it in the next iteration of the loop, where that pays."""
         if self.fd < 0 or not may_spin(spinner):
             return 0
         self.awaited = spinner
@@ -376,10 +374,10 @@ cdef class LoopPipe:
             return
         if self.head is not self.tail and self.awaited is &self.calling:
             return
-        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin is to see
+        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin receives
             with nogil:
                 got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, give_up)
-            if got <= 0:  # the transport will see what there is
+            if got <= 0:  # the transport receives the rest
                 return
             self.buffer_updated(got)
 
@@ -393,7 +391,7 @@ cdef class LoopPipe:
         return 0
 
     def _on_timer(self):
-        """End the waits whose time is up, and come again for the next. The slots stay, for their replies."""
+        """End the waits whose time is up, and set the timer for the next. The slots stay for their replies."""
         cdef double now = monotonic()
         cdef double next_deadline = NEVER
         cdef Slot slot = self.head
@@ -412,7 +410,7 @@ cdef class LoopPipe:
     # ---- the transport's calls ----
 
     def get_buffer(self, sizehint):
-        """Where to receive into."""
+        """The buffer to receive into."""
         return self.view
 
     def buffer_updated(self, Py_ssize_t received):
@@ -503,7 +501,7 @@ cdef class LoopPipe:
                 self._complete(reply)
             elif is_answer(reply):
                 if self.head is None or not is_answer_to(reply, self.head.request):
-                    raise hiredis.ProtocolError("a subscription that nobody asked for")
+                    raise hiredis.ProtocolError("a subscription that was not asked for")
                 self._complete(reply)
             else:
                 self._take(reply)
@@ -513,7 +511,7 @@ cdef class LoopPipe:
         return 0
 
     cdef int _take(self, object push) except -1:
-        """A push that answers no request."""
+        """Deliver a push that answers no request."""
         if self.on_push is not None:
             self.on_push(push)
             if self.told_head is not None:
@@ -531,9 +529,9 @@ cdef class LoopPipe:
         """Give the oldest slot its reply, or one of its replies."""
         cdef Slot slot = self.head
         if not self.answerable:
-            if self.broken:  # by what was called with a reply before
+            if self.broken:  # by a callback for an earlier reply
                 return 0
-            raise hiredis.ProtocolError("a reply that nobody asked for")
+            raise hiredis.ProtocolError("a reply without a request")
         if slot.replies is not None:
             slot.replies.append(reply)
             if slot.wanted:
@@ -554,7 +552,7 @@ cdef class LoopPipe:
         return 0
 
     cdef int _make_done(self, Slot slot) except -1:
-        """The slot's task is to be stepped."""
+        """Note that the slot's task is to be stepped."""
         if self.done_head is None:
             self.done_head = slot
         else:
@@ -564,7 +562,7 @@ cdef class LoopPipe:
         return 0
 
     cdef int _step_told(self) except -1:
-        """Let the tasks run that were told something, before the rest is even parsed."""
+        """Step the tasks that have got a message, before the rest of the buffer is parsed."""
         cdef Slot slot
         if self.awaited is &self.handing:
             self.awaited = NULL
@@ -585,7 +583,7 @@ cdef class LoopPipe:
         return 0
 
     cdef int _step(self) except -1:
-        """Let the tasks of completed slots run: now, or (not direct) in the loop's next iteration."""
+        """Step the tasks of completed slots: now or, where not `direct`, in the loop's next iteration."""
         cdef Slot slot
         self.half = (self.done_count + 1) // 2
         self.done_count = 0
@@ -609,7 +607,7 @@ cdef class LoopPipe:
         PyContext_Enter(context)
         stepping = <PyObject*>self.loop
         try:
-            callback(self.done if PyCFunction_Check(callback) else slot)  # of C: asyncio.Task's
+            callback(self.done if PyCFunction_Check(callback) else slot)  # a wake-up in C is asyncio.Task's
         except BaseException as error:
             # SystemExit or KeyboardInterrupt, which end the loop.
             self.loop.call_soon(_raise, error)
@@ -620,14 +618,14 @@ cdef class LoopPipe:
         return 0
 
     def eof_received(self):
-        """The transport closes itself."""
+        """Nothing: the transport closes itself."""
 
     def pause_writing(self):
-        """Keep what callers send until the transport has room."""
+        """Keep what callers send until the transport has room again."""
         self.paused = True
 
     def resume_writing(self):
-        """Send it."""
+        """Send what was kept."""
         self.paused = False
         self._write()
 
@@ -639,7 +637,7 @@ cdef class LoopPipe:
             self.closed.set_result(None)
 
     cdef int _fail(self, str cause) except -1:
-        """Fail every slot, each with what is known of it."""
+        """Fail every slot with what is known of it."""
         cdef Slot slot = self.head
         cdef Slot following
         cdef Py_ssize_t count = 0
@@ -664,7 +662,7 @@ cdef class LoopPipe:
         return 0
 
     cdef int _leave(self) except -1:
-        """The server is silent, and too much waits to be sent."""
+        """Break the pipe: the server is silent, and too much waits to be sent."""
         self._fail("the server is silent, and too much waits to be sent")
         self.transport.abort()
         raise Lost(False, "the connection is closed")

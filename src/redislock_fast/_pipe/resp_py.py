@@ -1,4 +1,4 @@
-"""RESP for the pipes in Python: the readable twin of `resp.pyx`, for requests; replies are hiredis's to parse."""
+"""RESP for the pipes in Python, the readable twin of `resp.pyx`: encodes requests, and has hiredis parse replies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encode(args: Args) -> bytes:
 
 
 def joined(requests: list[Args] | Bulk) -> tuple[bytes, int]:
-    """The bytes of many requests, and how many they are."""
+    """The bytes of many requests, and their number."""
     one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
     if not one_by_one:
         raise ValueError("no requests")
@@ -52,7 +52,7 @@ def next_reply(parser: hiredis.Reader) -> Any:
     """The next reply or push that the parser has; NOT_ENOUGH for none.
 
     Raises:
-        hiredis.ProtocolError: the bytes are no RESP, or no reply that Python can hold.
+        hiredis.ProtocolError: the bytes are not RESP, or a reply that Python cannot hold.
     """
     try:
         return parser.gets()

@@ -1,22 +1,20 @@
-"""The core in pure Python: the specification of `threads.pyx`, and the pipe for every socket that is not plain.
+"""The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for sockets that are not plain.
 
 It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
-have patched, because it touches the socket only through the socket object's methods. The five rules at the top of
-`threads.pyx` hold here word for word, and so does what `threads.pxd` says of senders. One thing is weaker:
-Python may raise KeyboardInterrupt between any two steps. While a caller waits, that is harmless; in the few
-microseconds outside of its waits nobody can know what was done, so there it breaks the connection, and every caller is
-told.
+have patched, because it uses the socket object's methods alone. The five rules at the top of `threads.pyx` and the
+rules for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any
+two steps. While a caller waits, that is harmless. In the microseconds outside of its waits the state of the pipe is
+then unknown, so the interrupt breaks the connection, and every caller gets an error.
 
-Shared fields: `_mutex` guards what is marked so; "reader" means the one thread for which `_reading` was set, "sender"
-the one for which `_sending` was. `_touching` keeps them from using the socket at once, which TLS would not survive, and
-from using one that is closed.
+Thread safety: `_mutex` guards the fields marked so; "reader" is the one thread for which `_reading` was set,
+"sender" the one for which `_sending` was. `_touching` keeps them from using the socket at once, which TLS does not
+allow, and from using a socket that is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -41,7 +39,7 @@ from redislock_fast._pipe.base import (
     is_answer_to,
     new_reader,
 )
-from redislock_fast._pipe.queues_py import SLICE_S, Mailbox, Outbox, Slot, State, oldest_waiting, sleep_s, wait_ready
+from redislock_fast._pipe.queues_py import Mailbox, Outbox, Slot, State, oldest_waiting, receive, sleep_s, wait_ready
 from redislock_fast._pipe.resp_py import encode, joined, next_reply
 from redislock_fast._util.fork import forget_in_child
 
@@ -50,8 +48,6 @@ __all__ = ["Mailbox", "Pipe"]
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
 _FAR_S = 0.00015
-
-_WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Pipe:
@@ -67,12 +63,12 @@ class Pipe:
         self._owner = owner
         self._sock = sock
         self.on_push: OnPush | None = None
-        self._mutex = threading.RLock()  # so that who is interrupted can let go of both
+        self._mutex = threading.RLock()  # an RLock, so that an interrupted thread can release both
         self._touching = threading.RLock()
         self._parser = new_reader()  # reader
         self._inbox = bytearray(_INBOX_BYTES)  # reader
         self._slots: deque[Slot] = deque()  # mutex; requests without a reply, oldest first
-        self._listeners: dict[Slot, None] = {}  # mutex; mailboxes that are waited for, the oldest wait first
+        self._listeners: dict[Slot, None] = {}  # mutex; the slots of waiting mailboxes, oldest first
         self._reading = False  # mutex
         self._sending = False  # mutex
         self._callers_send = False  # mutex
@@ -81,13 +77,13 @@ class Pipe:
         self._timed_at_s = 0.0  # mutex
         self._dead = False  # mutex; read without it as a hint
         self._forked = False  # set once, in a forked child
-        self._outbox = Outbox()  # field by field, as it says
+        self._outbox = Outbox()  # see its fields
         self._answerable = 0  # reader; bytes that had left when it last received
         self._heard_s = time.monotonic()  # reader; read by anybody as a hint
         forget_in_child(self)
 
     def forget(self) -> None:
-        """In a forked child: refuse every call. Other threads of the parent may have held the locks at the fork."""
+        """In a forked child: refuse every call. Another thread of the parent may have held the locks at the fork."""
         self._forked = self._dead = True
         self._mutex = threading.RLock()
         self._touching = threading.RLock()
@@ -99,7 +95,7 @@ class Pipe:
 
     @property
     def silence_s(self) -> float:
-        """For how long requests have been under way without a byte coming back."""
+        """For how many seconds requests have been under way without a byte coming back."""
         return time.monotonic() - self._heard_s
 
     def call(self, args: Args, timeout_s: float) -> Reply:
@@ -110,7 +106,7 @@ class Pipe:
         return slot.replies[0]
 
     def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
-        """`call`, by a thread that is inside meanwhile; NOT_ASKED where it is already."""
+        """`call`, with the thread in `inside` meanwhile; NOT_ASKED where it is there already."""
         thread = threading.get_ident()
         if thread in inside:
             return NOT_ASKED
@@ -147,13 +143,13 @@ class Pipe:
         self._check_forked()
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before; nobody waits for its reply."""
+        """Send one request behind all that were sent before, without waiting for its reply."""
         slot = Slot(State.ABANDONED)
         slot.subscription = args
         self._post(slot, encode(args), on_reply)
 
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
-        """Send requests in one piece; nobody waits for their replies."""
+        """Send requests in one piece, without waiting for their replies."""
         request, count = joined(requests)
         slot = Slot(State.ABANDONED, count)
         slot.many = True
@@ -171,7 +167,7 @@ class Pipe:
             raise
 
     def close(self) -> None:
-        """Break the pipe: who still waits gets `Lost`."""
+        """Break the pipe: callers that still wait get `Lost`."""
         try:
             with self._mutex:
                 idle = not self._reading and not self._dead
@@ -183,7 +179,7 @@ class Pipe:
                     self._reading = False
             elif not self._dead:
                 with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, who fails every slot
+                    self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which fails every slot
         except BaseException:
             self._break()
             raise
@@ -204,7 +200,7 @@ class Pipe:
                 raise Lost(False, "the connection is closed")
             lead = not self._reading
             if not self._slots and not (lead and slot.state is State.WAITING):
-                self._heard_s = time.monotonic()  # but who waits looks first how long the pipe was idle
+                self._heard_s = time.monotonic()  # a caller that waits first needs the idle time
             if lead:
                 self._reading = True
             else:
@@ -226,7 +222,7 @@ class Pipe:
         self._run(slot, timeout_s, None)
 
     def told(self, slot: Slot) -> None:
-        """A message was put into the mailbox that this slot waits, or waited, for."""
+        """A message was put into the mailbox for which this slot waits or waited."""
         try:
             with self._mutex:
                 if slot.state is State.WAITING:
@@ -236,7 +232,7 @@ class Pipe:
             raise
 
     def _listen(self, slot: Slot) -> bool:
-        """Begin to wait for a mailbox. Returns whether the caller is to read."""
+        """Begin to wait for a mailbox. Returns whether the caller is the reader."""
         with self._mutex:
             if self._dead:
                 raise Lost(False, "the connection is closed")
@@ -252,7 +248,9 @@ class Pipe:
 
     def _lead(self, slot: Slot, deadline: float | None) -> None:
         try:
-            if self._alone(slot):
+            with self._mutex:
+                alone = len(self._slots) == 1 and self._slots[0] is slot
+            if alone:
                 if time.monotonic() - self._heard_s > _STALE_AFTER_S:
                     self._look_for_eof()
                     self._check_forked()
@@ -302,23 +300,19 @@ class Pipe:
             raise Lost(slot.state is State.LOST, "the connection broke")
 
     def _check_forked(self) -> None:
-        """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
+        """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
         if self._forked:
             raise Forked("a signal handler has forked: the call goes on in the parent process alone")
 
-    def _alone(self, slot: Slot) -> bool:
-        with self._mutex:
-            return len(self._slots) == 1 and self._slots[0] is slot
-
     def _take_queue(self) -> bool:
-        """Reader: make what is queued what is leaving. Returns whether there is any, for the reader to send."""
+        """Reader: load what is queued for sending. Returns whether there is any, for the reader to send."""
         with self._mutex:
             sends = not self._sending and self._outbox.load()
             self._callers_send = not sends and self._is_idle()
             return sends
 
     def _may_block(self) -> bool:
-        """Reader: let callers send for themselves. Returns False when something is to be sent first."""
+        """Reader: let callers send for themselves. Returns False when the reader has something to send first."""
         with self._mutex:
             oldest = oldest_waiting(self._slots)
             idle = self._far or oldest is None or oldest.ends > self._outbox.offered  # not sent: no reply will come
@@ -327,11 +321,11 @@ class Pipe:
             return not sends
 
     def _is_idle(self) -> bool:
-        """Under the mutex: whether the next reply is not about to come."""
+        """Under the mutex: whether no reply is expected soon."""
         return self._far or oldest_waiting(self._slots) is None
 
     def _send_queue(self) -> None:
-        """Sender: send until nothing is queued. Without room, or after an error, it is the reader's."""
+        """Sender: send until nothing is queued. Without room, or after an error, the reader sends the rest."""
         stuck = False
         while True:
             with self._mutex:
@@ -346,19 +340,14 @@ class Pipe:
 
     def _send(self) -> bool:
         """Sender, else reader: send what is leaving, as far as there is room. Returns False without any."""
-        try:
-            with self._touching:
-                self._outbox.send(self._sock)
-        except _WOULD_BLOCK:
-            return False
-        return True
+        with self._touching:
+            return self._outbox.send(self._sock)
 
     def _receive(self, sends_early: bool = True) -> bool:
         """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
-        try:
-            with self._touching:
-                got = self._sock.recv_into(self._inbox)
-        except _WOULD_BLOCK:
+        with self._touching:
+            got = receive(self._sock, self._inbox)
+        if got is None:
             return False
         if got:
             self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
@@ -371,13 +360,13 @@ class Pipe:
         return True
 
     def _send_early(self, sends: bool) -> None:
-        """Reader, before it delivers what has come: note what can be answered by that, and send what is queued."""
+        """Reader, before it delivers: note which requests the received bytes can answer, and send what is queued."""
         with self._mutex:
             # A sender counts what it sends later.
             self._answerable = self._outbox.offered if self._sending else self._outbox.sent
             sends = sends and not self._sending and self._outbox.load()
         if sends:
-            with contextlib.suppress(OSError):  # which the next turn meets
+            with contextlib.suppress(OSError):  # the next turn meets the error
                 self._send()
 
     def _note_round_trip(self) -> None:
@@ -388,24 +377,22 @@ class Pipe:
                 self._timed = 0
 
     def _wait(self, slot: Slot, deadline: float | None) -> None:
-        """Reader: wait until the socket is ready, unless something is to be sent first."""
-        left_s = None if deadline is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
+        """Reader: wait until the socket is ready, unless there is something to send first."""
+        left_s = 1.0 if deadline is None else deadline - time.monotonic()
+        if left_s <= 0:
             raise NoReply("nothing came in time")
-        # In slices, so that what a sender found no room for is not kept waiting for this reply.
-        left_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
         sends = not self._may_block()
         slot.waits = True
         try:
             wait_ready(self._sock, sends, left_s)
-        except ValueError as error:  # who was interrupted has closed it
+        except ValueError as error:  # an interrupted thread has closed it
             self._check_forked()
             raise OSError(str(error)) from error
         self._check_forked()
         slot.waits = False
 
     def _look_for_eof(self) -> None:
-        """Before anything is sent after a pause: a connection closed meanwhile executes nothing."""
+        """Look for a close before sending after a pause: a connection that was closed meanwhile executes nothing."""
         try:
             self._receive(sends_early=False)
         except OSError:
@@ -428,7 +415,7 @@ class Pipe:
             raise
 
     def _take_push(self, push: list[Reply]) -> None:
-        """A push answers the oldest request if that is the subscription that it tells of."""
+        """Take a push: the reply to the oldest request if that is its subscription, else for `on_push`."""
         if is_answer(push):
             with self._mutex:
                 asked = bool(self._slots) and is_answer_to(push, self._slots[0].subscription)
@@ -466,9 +453,9 @@ class Pipe:
         return state
 
     def _hand_over(self) -> None:
-        """Give reading to the oldest caller that waits, else to a listener.
+        """Hand reading on to the oldest caller that waits, else to a listener.
 
-        What is queued is sent first, unless a caller of a near server reads on: it sends that as soon as it wakes up.
+        Queued requests are sent first, unless a caller of a near server becomes the reader, which sends them at once.
         """
         stuck = False
         while True:
@@ -489,9 +476,9 @@ class Pipe:
                 stuck = True  # the next reader will meet the error
 
     def _break(self) -> None:
-        """After an interrupt, which may have come anywhere: before Python 3.11, also just before a lock was let go."""
+        """Break the pipe after an interrupt, which before Python 3.11 may also come just before a lock is released."""
         for lock in (self._mutex, self._touching):
-            with contextlib.suppress(RuntimeError):  # this thread has it no more
+            with contextlib.suppress(RuntimeError):  # this thread does not hold it
                 while True:
                     lock.release()
         with contextlib.suppress(OSError):
@@ -499,7 +486,7 @@ class Pipe:
         self._fail()
 
     def _fail(self) -> None:
-        """Break the pipe and fail every slot, each with what is known of it. Not in a forked child."""
+        """Break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
         with self._mutex:
             self._dead = True
