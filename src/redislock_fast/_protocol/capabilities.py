@@ -1,4 +1,4 @@
-"""What the server of one connection understands, and the requests that find it out.
+"""The capabilities of a connection's server, and the requests that find them out.
 
 Versions are not trusted: a Valkey may call itself Redis 7.2.4. A probe that is denied or unknown gives the plain
 capabilities, which every server since Redis 6.2 has.
@@ -21,7 +21,7 @@ CLIENT_INFO: Args = (b"CLIENT", b"INFO")
 
 
 class Dialect:
-    """What the server of one connection understands.
+    """The capabilities of the server of one connection.
 
     All callers of the connection share it. An attribute is only ever lowered, so a stale read costs one refused
     request.

@@ -224,7 +224,7 @@ class Release(_NativeOrScript):
         return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
 
     def resume(self, request: Args, sent_at: float) -> None:
-        """Take the state in which the first request, which `first_release` has given, leaves the operation."""
+        """Stand where the first request, which `first_release` has given, has left."""
         self.valid = self.expires_at is None or sent_at < self.expires_at
         if self._step == "delete":
             self._native = request[0] != b"EVALSHA"

@@ -1,4 +1,4 @@
-"""What all operations on a lock share: their contract, their errors, and how they read a server's errors.
+"""The common part of all operations on a lock: their contract, their errors, and how they read a server's errors.
 
 An operation is a state machine without I/O, clock or randomness. It is asked for its next request, is fed the reply or
 is told that the connection broke, until it is finished and `result` stands. The same machines serve every transport,
@@ -101,7 +101,7 @@ class Exchange(Protocol):
 
 
 class Operation(Exchange, Protocol):
-    """What a transport drives.
+    """An operation as a transport drives it.
 
     Attributes:
         unsettled: whether a request may have been executed, or may yet be, without its outcome being known.
@@ -120,7 +120,7 @@ class Operation(Exchange, Protocol):
 
 
 class TokenOperation:
-    """What all operations on one token share.
+    """The common part of all operations on one token.
 
     The defaults are class attributes: an operation is made for every acquire and release, and assigns only
     what differs.
