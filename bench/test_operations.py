@@ -98,7 +98,7 @@ def test_extend(benchmark: BenchmarkFixture, client: redis.Redis, lock_class: ty
     [
         pytest.param(_redis_py_encode, id="redis-py"),
         pytest.param(lambda: hiredis.pack_command, id="hiredis"),
-        pytest.param(lambda: _our_encode("threads_py"), id="redislock_fast-python"),
+        pytest.param(lambda: _our_encode("resp_py"), id="redislock_fast-python"),
         pytest.param(lambda: _our_encode("resp"), id="redislock_fast-compiled"),
     ],
 )

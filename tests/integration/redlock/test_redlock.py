@@ -488,7 +488,7 @@ def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces
         ({"max_hold": float("nan"), "auto_renew": True}, ValueError, "max_hold"),
         ({"max_hold": "60", "auto_renew": True}, TypeError, "max_hold"),
         ({"on_lost": 5}, TypeError, "not callable"),
-        ({"cancel_on_lost": True}, ValueError, "no asyncio lock"),
+        ({"cancel_on_lost": True}, ValueError, "not an asyncio lock"),
         ({"fencing": True}, TypeError, "fencing"),
     ],
     ids=str,
