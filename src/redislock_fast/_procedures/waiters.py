@@ -34,7 +34,7 @@ from redislock_fast._protocol.queue import Leave, wait_answer
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import MARK, TOKEN_BYTES
 
-__all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Home", "Line", "Mailbox", "Room", "Seat"]
+__all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Line", "Mailbox", "Room", "Seat"]
 
 BROKEN: Final = "broken"
 """Told when the connection is of no more use."""
@@ -105,18 +105,14 @@ class Link(Protocol):
     dialect: Dialect
 
 
-class Home(Protocol):
-    """What leads to a seat's lock: the channel, or the cluster that it belongs to."""
+class Node(Protocol):
+    """What a waiter needs of the transport of its lock's server."""
 
     def is_current(self, seat: Seat) -> bool:
-        """Whether the seat's connection is still the one on which requests for its lock leave."""
-
-
-class Base(Home, Protocol):
-    """The channel in which a seat is taken."""
+        """Whether requests for the waiter's lock still leave on the waiter's connection."""
 
     def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request on a connection of the channel; see `_pipe.base.Pipe.post`."""
+        """Send a request on one of its connections; see `_pipe.base.Pipe.post`."""
 
 
 class Line:
@@ -156,8 +152,7 @@ class Seat:
     Attributes:
         key: the lock.
         room: the connection's.
-        base: the channel in which it was taken.
-        home: the same, or the cluster that it belongs to.
+        node: the transport of the lock's server.
         line: the lock's.
         mailbox: his.
         link: the connection.
@@ -176,15 +171,14 @@ class Seat:
     __slots__ = (
         "arrival",
         "asked_at",
-        "base",
         "channel",
         "gives_up_at",
-        "home",
         "interval_s",
         "key",
         "line",
         "link",
         "mailbox",
+        "node",
         "refused",
         "room",
         "since",
@@ -202,12 +196,11 @@ class Seat:
         token: bytes,
         mailbox: Mailbox,
         link: Link,
-        base: Base,
+        node: Node,
         channel: bytes | None,
     ) -> None:
         self.room = room
-        self.home: Home = base
-        self.base = base
+        self.node = node
         self.link = link
         self.key = key
         self.token = token
@@ -224,7 +217,7 @@ class Seat:
     @property
     def current(self) -> bool:
         """Whether the connection is still the one on which requests for this lock leave."""
-        return self.home.is_current(self)
+        return self.node.is_current(self)
 
     @property
     def is_queued(self) -> bool:
@@ -258,7 +251,7 @@ class Seat:
         """Undo what has been sent with this token, behind it on the same connection, and without waiting."""
         if self.channel is not None:
             with contextlib.suppress(Lost):
-                self.base.post(self.link, self.room.leaving(self).request(self.link.dialect, 0.0))
+                self.node.post(self.link, self.room.leaving(self).request(self.link.dialect, 0.0))
 
     def answer(self, reply: Reply) -> None:
         """The reply to a posted wait has come. Whoever waits is disturbed only if that is not the usual one.
@@ -384,7 +377,7 @@ class Room:
             _forget_if_many(self._handed_over)
             self._handed_over.add(key)
 
-    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, base: Base) -> Seat | None:
+    def take(self, key: bytes, token: bytes, mailbox: Mailbox, link: Link, node: Node) -> Seat | None:
         """A seat for who waits for this lock with this token; None where it has not been tried yet to subscribe."""
         channel = self._channel or channel_beside(key, self._listener)
         allowed = self._subscribed.get(channel)
@@ -396,7 +389,7 @@ class Room:
             if line is None:
                 line = self._lines[key] = Line(self._waits.get(key, 0.0))
                 _forget_if_many(self._waits)
-            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, base, channel if allowed else None)
+            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, node, channel if allowed else None)
             self._by_token.setdefault(token, seat)
         return seat
 

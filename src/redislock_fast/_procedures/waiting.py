@@ -121,7 +121,7 @@ class Waiting:
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         seat.asked_at = clock()
         try:
-            seat.base.post(seat.link, request, seat.answer)
+            seat.node.post(seat.link, request, seat.answer)
         except Lost:
             return None
         return self._listen_s(seat)
