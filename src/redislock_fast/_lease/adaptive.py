@@ -57,7 +57,7 @@ class AdaptiveTTL:
         factor: how many times that hold time the ttl is, above 1.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a time that cannot be a ttl, for times that are not `floor <= initial <= ceiling`, and for a
             `quantile` or `factor` out of range.
     """
@@ -105,7 +105,7 @@ class AdaptiveTTL:
             hold_s: from the acquire to the release, in seconds.
 
         Raises:
-            TypeError: for what is no number.
+            TypeError: for a value that is not a number.
             ValueError: for a time that is negative, NaN or infinite.
         """
         if not 0 <= hold_s < math.inf:

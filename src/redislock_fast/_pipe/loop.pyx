@@ -15,6 +15,8 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
   mostly the release for which all others wait. The server then hands over while the others' requests are made.
 - The pipe spins for the result of such a release, mostly the next hand-over, as for a lone caller's reply: so neither
   the client nor the server goes to sleep while tasks hand one lock around.
+
+Thread safety: everything belongs to the loop's thread.
 """
 
 cimport cython
@@ -33,6 +35,7 @@ import hiredis
 from redislock_fast._pipe.clock cimport monotonic
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
+    Buffer,
     Plain,
     append_run,
     is_answer,
@@ -106,10 +109,30 @@ def _raise(error):
     raise error
 
 
+cdef enum State:
+    WAITING = 0
+    DONE = 1       # outcome is the reply
+    FAILED = 2     # outcome is the exception
+    CANCELLED = 3  # outcome is the message, or None
+    DROPPED = 4    # no caller ever waited; callback, if any, is called with the reply
+
+
 @cython.final
 @cython.freelist(256)
 cdef class Slot:
     """The awaitable of one request: a future for one task, with as much of `asyncio.Future` as `asyncio.Task` uses."""
+
+    cdef object loop
+    cdef object callback           # the task's wake-up and its context; None before it waits
+    cdef object context
+    cdef object outcome
+    cdef State state
+    cdef list replies              # of many replies, those that have come; None where one is wanted
+    cdef Py_ssize_t wanted         # the number of replies still to come, without the last one
+    cdef tuple request             # of `call`
+    cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
+    cdef Slot next
+    cdef public bint _asyncio_future_blocking
 
     def __await__(self):
         return self
@@ -201,6 +224,45 @@ cdef class LoopPipe:
 
     To be derived from, together with `asyncio.BufferedProtocol`.
     """
+
+    cdef object __weakref__
+    cdef readonly object transport
+    cdef readonly object closed    # a future, done when the transport is gone
+    cdef readonly bint broken
+    cdef object loop
+    cdef object done               # a future that is done
+    cdef object owner
+    cdef object parser
+    cdef public object on_push     # called with each push that answers no request, or None
+    cdef bytearray inbox
+    cdef object view               # a memoryview of the inbox
+    cdef char* landing             # the inbox's bytes
+    cdef bint between              # the parser holds no part of a reply
+    cdef Slot head
+    cdef Slot tail
+    cdef Slot done_head            # completed, their tasks yet to run
+    cdef Slot done_tail
+    cdef Py_ssize_t done_count
+    cdef bint receiving            # replies and pushes are being parsed
+    cdef Slot told_head            # listeners that have got a message, their tasks yet to run
+    cdef Slot told_tail
+    cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
+    cdef Py_ssize_t half           # how many requests of stepped tasks leave together
+    cdef Buffer queued             # the bytes that leave with the next flush
+    cdef Py_ssize_t queued_count   # how many of the last slots are in queued
+    cdef Py_ssize_t just_sent      # how many slots' requests have left since bytes were received last
+    cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
+    cdef bint delivering           # tasks are being stepped: what they send leaves together
+    cdef bint flushing             # a flush is scheduled
+    cdef bint paused               # the transport's buffer is full
+    cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
+    cdef bint scheduled            # a spin is scheduled
+    cdef Spinner calling           # of lone callers
+    cdef Spinner handing           # of tasks that hand a lock on
+    cdef Spinner* awaited          # the kind of wait to spin for; NULL for none
+    cdef object timer
+    cdef double timer_at           # its time; NEVER without
+    cdef double heard              # when the last byte came
 
     def __cinit__(self, transport, owner, received=b""):
         self.transport = transport

@@ -126,7 +126,7 @@ class Outbox:
         self.queued = bytearray()  # mutex, its size read without as a hint; requests that no thread has begun to send
         self.leaving = b""  # sender, else reader; the bytes that are being sent
         self.accepted = 0  # mutex; bytes ever queued
-        self.offered = 0  # mutex; bytes that were ever made leaving
+        self.offered = 0  # mutex; bytes ever moved into leaving
         self.sent = 0  # sender, else reader; bytes ever sent
 
     def put(self, request: bytes, slot: Slot) -> None:
@@ -137,7 +137,7 @@ class Outbox:
         self.queued += request
 
     def load(self) -> bool:
-        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
         if not self.leaving and self.queued:
             self.leaving = bytes(self.queued)
             self.queued.clear()

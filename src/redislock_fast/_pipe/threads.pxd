@@ -1,9 +1,10 @@
-"""Declarations of the compiled pipe of threads: one connection, many callers.
+"""The rules on who may touch what in the compiled pipe of threads, and its shared structures.
 
-Beside each field stands who may touch it. "mutex" is Pipe.mutex. "reader" is the one thread for which Pipe.reading was
-set (under the mutex); it alone drives the socket until it hands that right on. "owner" is the thread that called. The
-rules are the same with and without the GIL: nothing relies on it, and reading, completing plain replies and handing on
-are done without it. Under the mutex no Python object is touched, so its holder never waits for the GIL.
+Beside each field, here and in `threads.pyx`, stands who may touch it. "mutex" is Pipe.mutex. "reader" is the one thread
+for which Pipe.reading was set (under the mutex); it alone drives the socket until it hands that right on. "owner" is
+the thread that called. The rules are the same with and without the GIL: nothing relies on it, and reading, completing
+plain replies and handing on are done without it. Under the mutex no Python object is touched, so its holder never waits
+for the GIL.
 
 The right to send is separate from the right to read. A reader that blocks cannot send what callers queue meanwhile, and
 its reply may be a round trip away, or never come where it waits for a message. So callers send for themselves then:
@@ -26,11 +27,10 @@ A forked child has one thread, and may have copied the mutex in its locked state
 Pipe.forked first.
 """
 
-cimport cython
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_type_lock
 
-from redislock_fast._pipe.resp cimport Buffer, Plain
+from redislock_fast._pipe.resp cimport Plain
 from redislock_fast._pipe.spin cimport Spinner
 
 
@@ -90,111 +90,3 @@ cdef struct Wait:        # one caller's way through the pipe, on its own stack
     bint sends           # and has bytes to send: else leaving and left may be a sender's
     bint woken           # it has taken the release of wake
     Py_ssize_t count     # how many replies it waits for, where no other caller waits; else 1
-
-
-cdef class Pipe:
-    cdef cython.pymutex mutex
-    cdef object owner              # fixed; the redis-py connection, which closes the descriptor
-    cdef object parser             # reader; hiredis.Reader
-    cdef public object on_push     # set before the pipe is shared
-    cdef int fd                    # fixed
-    cdef bytearray inbox           # reader; what recv fills and the parser copies
-    cdef char* landing             # fixed; the inbox's bytes (it is never resized)
-    cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
-    cdef Py_ssize_t consumed       # reader; how many of them are delivered
-    cdef unsigned long long answerable  # reader; bytes that had left when it last received
-    cdef bint between              # reader; the parser holds no part of a reply
-    cdef Slot* filling             # reader; the oldest, while more of its many replies are to come; else NULL
-    cdef Slot* head                # mutex; the oldest request without a reply
-    cdef Slot* tail                # mutex
-    cdef Slot* listeners           # mutex; slots of waiting mailboxes, oldest first
-    cdef Slot* last_listener       # mutex
-    cdef Slot* ready               # mutex; slots whose owners are to be woken, oldest first
-    cdef Slot* ready_tail          # mutex
-    cdef bint reading              # mutex; a thread is the reader
-    cdef bint sending              # mutex; a thread is a sender
-    cdef bint callers_send         # mutex; see above
-    cdef bint dead                 # mutex; read without it as a hint
-    cdef bint forked               # set once, in a forked child
-    cdef object __weakref__
-    cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
-    cdef Buffer leaving            # sender, else reader; requests that are being sent
-    cdef Py_ssize_t left           # sender, else reader; how much of leaving is sent
-    cdef unsigned long long accepted  # mutex; bytes ever queued
-    cdef unsigned long long offered   # mutex; bytes that were ever made leaving
-    cdef bint far                  # mutex; no reply has ever come within FAR_US
-    cdef unsigned long long timed  # mutex; while far: the end of the request whose reply is timed; 0 for none
-    cdef double timed_at           # mutex; CLOCK_MONOTONIC of when that was queued
-    cdef unsigned long long sent   # sender, else reader; bytes ever sent
-    cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
-    cdef Spinner calling           # reader; for waits for a reply, to a call or a post
-    cdef Spinner listening         # reader; for waits for a message that another client is to send
-    cdef int error                 # reader; errno of the last failed turn
-    # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: any thread
-    # reads it; the reader sets it, or the thread that queues that request.
-    cdef double heard
-
-    cdef int _post(self, tuple args, object requests, object on_reply) except -1
-    cdef Slot* _queue(
-        self, tuple args, object requests, SlotState state, object on_reply, Place* place
-    ) except NULL
-    cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil
-    cdef Place _listen(self, Slot* slot) noexcept nogil
-    cdef object _wait(self, Slot* slot, Place place, double timeout_s)
-    cdef int _attend(self, Wait* wait) except -1
-    cdef int _check_forked(self) except -1
-    cdef int _begin(self, Wait* wait) except -1
-    cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil
-    cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil
-    cdef bint _leave(self, Wait* wait) noexcept nogil
-    cdef Py_ssize_t _look_at_clock(self, Wait* wait) noexcept nogil
-    cdef bint _take_queue(self, Wait* wait) noexcept nogil
-    cdef bint _may_block(self, Wait* wait) noexcept nogil
-    cdef bint _is_idle(self) noexcept nogil
-    cdef void _send_early(self, bint sends) noexcept nogil
-    cdef bint _load(self) noexcept nogil
-    cdef void _send_queue(self) noexcept nogil
-    cdef Py_ssize_t _send(self) noexcept nogil
-    cdef Py_ssize_t _receive(self) noexcept nogil
-    cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil
-    cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil
-    cdef int _look_for_eof(self) except -1
-    cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil
-    cdef int _deliver_rest(self) except -1
-    cdef int _deliver_unparsed(self) except -1
-    cdef int _deliver_parsed(self) except -1
-    cdef int _take_push(self, object push) except -1
-    cdef int _complete(self, object reply) except -1
-    cdef inline bint _has_left(self, Slot* slot) noexcept nogil
-    cdef object _parse(self)
-    cdef Slot* _oldest(self) except? NULL
-    cdef Slot* _unlink_oldest(self) noexcept nogil
-    cdef Slot* _unlink(self) noexcept nogil
-    cdef void _make_ready(self, Slot* slot) noexcept nogil
-    cdef Slot* _take_ready(self) noexcept nogil
-    cdef void _wake_ready(self) noexcept nogil
-    cdef void _hand_over(self) noexcept nogil
-    cdef Slot* _caller(self) noexcept nogil
-    cdef Slot* _listener(self) noexcept nogil
-    cdef void _tell(self, Slot* slot) noexcept nogil
-    cdef bint _take_message(self, Slot* slot) noexcept nogil
-    cdef void _stop_listening(self, Slot* slot) noexcept nogil
-    cdef void _stop_sending(self) noexcept nogil
-    cdef int _fail(self, str cause) except -1
-    cdef void _fail_slots(self) noexcept
-
-
-cdef class Mailbox:
-    cdef Pipe pipe                 # fixed
-    cdef object messages           # a deque, added to before slot.messages is, taken from after
-    cdef Slot slot                 # among the listeners while a thread waits, which is then its owner
-
-    cdef int _wait(self, Place place, double timeout_s, bint soon) except -1
-
-
-cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil
-cdef bint make_wake(Slot* slot) noexcept nogil
-cdef void wake_all(Slot* slot) noexcept nogil
-cdef void free_slot(Slot* slot) noexcept nogil
-cdef void drop_slot(Slot* slot) noexcept
-cdef object take_reply(Slot* slot)

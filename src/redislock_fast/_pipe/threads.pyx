@@ -13,7 +13,7 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
 
 The reader works without the GIL, from its waking to its handing on: the callers that it wakes want the GIL, and would
 compete for it with the reader while the server waits. It takes the GIL only for what hiredis must parse, pushes
-included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. Field by field, who may touch
+included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. The rules on who may touch
 what: `threads.pxd`. The readable twin: `threads_py.py`.
 """
 
@@ -44,6 +44,7 @@ import hiredis
 from redislock_fast._pipe.clock cimport monotonic
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
+    Buffer,
     Plain,
     append_run,
     is_answer,
@@ -117,8 +118,8 @@ cdef enum:
     INBOX_BYTES = 65536
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SIGNAL_CHECK_MS = 50      # a signal that came just before a blocking call does not end it
-    EACH_US = 2               # what each of many requests takes the server
-    MOST_SPUN_FOR = 128       # so many, until all are executed; with more, that would take too much CPU
+    EACH_US = 2               # the server's time for each of many requests
+    MOST_SPUN_FOR = 128       # the largest batch to spin for: with more, spinning would take too much CPU
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
 
@@ -150,6 +151,47 @@ cdef class Pipe:
         fd: a connected stream socket.
         spin_us: spin for at most so many microseconds before a blocking read; 0 for never.
     """
+
+    cdef cython.pymutex mutex
+    cdef object owner              # fixed; the redis-py connection, which closes the descriptor
+    cdef object parser             # reader; hiredis.Reader
+    cdef public object on_push     # set before the pipe is shared
+    cdef int fd                    # fixed
+    cdef bytearray inbox           # reader; what recv fills and the parser copies
+    cdef char* landing             # fixed; the inbox's bytes (it is never resized)
+    cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
+    cdef Py_ssize_t consumed       # reader; how many of them are delivered
+    cdef unsigned long long answerable  # reader; bytes that had left when it last received
+    cdef bint between              # reader; the parser holds no part of a reply
+    cdef Slot* filling             # reader; the oldest, while more of its many replies are to come; else NULL
+    cdef Slot* head                # mutex; the oldest request without a reply
+    cdef Slot* tail                # mutex
+    cdef Slot* listeners           # mutex; slots of waiting mailboxes, oldest first
+    cdef Slot* last_listener       # mutex
+    cdef Slot* ready               # mutex; slots whose owners are to be woken, oldest first
+    cdef Slot* ready_tail          # mutex
+    cdef bint reading              # mutex; a thread is the reader
+    cdef bint sending              # mutex; a thread is a sender
+    cdef bint callers_send         # mutex; see threads.pxd
+    cdef bint dead                 # mutex; read without it as a hint
+    cdef bint forked               # set once, in a forked child
+    cdef object __weakref__
+    cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
+    cdef Buffer leaving            # sender, else reader; requests that are being sent
+    cdef Py_ssize_t left           # sender, else reader; how much of leaving is sent
+    cdef unsigned long long accepted  # mutex; bytes ever queued
+    cdef unsigned long long offered   # mutex; bytes ever moved into leaving
+    cdef bint far                  # mutex; no reply has ever come within FAR_US
+    cdef unsigned long long timed  # mutex; while far: the end of the request whose reply is timed; 0 for none
+    cdef double timed_at           # mutex; CLOCK_MONOTONIC at which that was queued
+    cdef unsigned long long sent   # sender, else reader; bytes ever sent
+    cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
+    cdef Spinner calling           # reader; for waits for a reply, to a call or a post
+    cdef Spinner listening         # reader; for waits for a message that another client is to send
+    cdef int error                 # reader; errno of the last failed turn
+    # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: any thread
+    # reads it; the reader sets it, or the thread that queues that request.
+    cdef double heard
 
     def __cinit__(self, object owner, int fd, int spin_us=0):
         self.owner = owner
@@ -563,7 +605,7 @@ cdef class Pipe:
             self._send()
 
     cdef bint _load(self) noexcept nogil:
-        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
         cdef Buffer spare
         if self.queued.used and self.left == self.leaving.used:
             spare = self.leaving
@@ -942,7 +984,7 @@ cdef class Pipe:
         return False
 
     cdef void _stop_listening(self, Slot* slot) noexcept nogil:
-        """Listener, done or gone: leave the list."""
+        """Listener: leave the list at the end of its wait."""
         if self.forked:
             return
         with self.mutex:
@@ -975,7 +1017,7 @@ cdef class Pipe:
         with self.mutex:
             self.dead = True
             sending = self.sending
-        while sending:  # by a call that does not block
+        while sending:  # briefly: a sender's call does not block
             sched_yield()
             with self.mutex:
                 sending = self.sending
@@ -1015,7 +1057,11 @@ cdef class Pipe:
 
 @cython.final
 cdef class Mailbox:
-    """Where one thread waits for what a pipe's `on_push` tells it; see `base.Mailbox`."""
+    """Where one thread waits for the messages that a pipe's `on_push` tells it; see `base.Mailbox`."""
+
+    cdef Pipe pipe                 # fixed
+    cdef object messages           # a deque, added to before slot.messages is, taken from after
+    cdef Slot slot                 # among the listeners while a thread waits, which is then its owner
 
     def __cinit__(self, Pipe pipe not None):
         self.pipe = pipe

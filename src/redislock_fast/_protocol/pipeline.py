@@ -117,7 +117,7 @@ class _InBulk(Many):
         self._token = token
         self._template: Acquire | Release | None = None  # has been asked for its first request
         self._bulk = False  # the request under way is the first one, written in bulk
-        self._machines: dict[int, Operation] = {}  # of those that need more than that
+        self._machines: dict[int, Operation] = {}  # of the locks that need more than one request
         self._begin(len(keys))
 
     def _new_machine(self, key: bytes) -> Acquire | Release:

@@ -54,7 +54,7 @@ def positive_ms(seconds: float, what: str) -> int:
         what: the parameter's name, for the error.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a number that is not above 0, not finite or beyond 2**53 ms.
     """
     if type(seconds) is int and 0 < seconds <= _MAX_MS // 1000:
@@ -71,7 +71,7 @@ def wait_seconds(seconds: float, what: str) -> float:
     """A time to wait: any number but NaN.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for NaN.
     """
     number = _number(seconds, what)
@@ -123,7 +123,7 @@ def ttl_ms_of(timeout: float | None) -> int | None:
     """The ttl of a lock in milliseconds, rounded up. None for None and for 0, which redis-py also takes for "for ever".
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a number that cannot be a ttl.
     """
     return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
@@ -133,7 +133,7 @@ def added_ms(additional_time: float, replace_ttl: bool = False) -> int:
     """The milliseconds that an extend adds. 0 may be added; a new ttl of 0 would delete the lock.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a number that cannot be a ttl.
     """
     return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
