@@ -423,9 +423,9 @@ class Room(Subscriptions):
 
     def take(self, key: bytes, token: bytes, mailbox: Any, link: Any, node: Node) -> Seat | None:
         """Register a waiter. Returns None where the connection has not tried to subscribe yet."""
-        if not self.has_tried(key):
-            return None
         channel = self.channel_of(key)
+        if channel is None and not self.has_tried(key):
+            return None
         with self._mutex:
             line = self._lines.get(key)
             if line is None:
