@@ -203,7 +203,7 @@ class Channel(Encoding, Cleanup, Generic[LinkType]):
         if isinstance(trouble, Lost):
             operation.lost(trouble.sent)
             self._drop(link)
-            return ConnectionError(f"connection lost: {trouble}")
+            return ConnectionError(f"connection broken: {trouble}")
         if isinstance(trouble, NoReply):
             operation.lost(True)
             if link is not None:

@@ -228,7 +228,7 @@ class _NodeAttempts(Attempts):
 class NodeRules(Channel[LinkType]):
     """What the transport of a node does differently from that of one server: the cluster's `Route` decides on retries.
 
-    But only a request that fails shows that a connection was closed while idle, or has lost its authentication: that
+    But only a request that fails shows that a connection was closed while idle, or is not authenticated any more: that
     request is tried again at once.
     """
 
