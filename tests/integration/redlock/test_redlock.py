@@ -518,3 +518,19 @@ def test_who_has_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
         slow.note_wait(None)
         rounds += 1
     assert 100 < rounds < 1000
+
+
+def test_it_is_noted_that_a_vote_was_not_needed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = make(fleet)
+    with lock:
+        wait_until_held(fleet)
+    slow = lock._quorum._transports[0].standing
+    slow.note_wait(0.002)
+    waits: list[float | None] = []
+    monkeypatch.setattr(slow, "note_wait", waits.append)
+
+    def noted() -> bool:
+        with lock:
+            return None in waits
+
+    wait_until(noted, "the others suffice")
