@@ -68,19 +68,14 @@ class Handle:
     def of(
         cls, name: str | bytes, token: bytes, timeout: float | None, lease_end: float | None, fence: int | None = None
     ) -> Handle:
-        """A handle of what is held here.
+        """A handle of a lock that is held here. Parameters and errors are those of the class, except `lease_end`.
 
         Args:
             name: the key.
             token: the right to release it.
             timeout: the lock's ttl in seconds.
-            lease_end: until when the lease is certainly valid, in seconds of the clock that leases are measured with;
-                None where it does not expire or is not known.
+            lease_end: `expires_at`, in seconds of the clock that leases are measured with here.
             fence: the fencing token.
-
-        Raises:
-            TypeError: as the class.
-            ValueError: as the class.
         """
         wall_now = time.time()  # read first: the time until the next line is subtracted
         expires_at = None if lease_end is None else wall_now + (lease_end - clock())

@@ -181,7 +181,7 @@ class Pipe(Protocol):
         """
 
     def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
-        """`call`, with the calling thread in `inside` meanwhile: it is how a thread notices that it calls itself.
+        """`call`, noting the thread in `inside` until it returns: a nested `ask` of that thread is refused.
 
         Args:
             args: as for `call`.

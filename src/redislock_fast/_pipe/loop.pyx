@@ -146,7 +146,6 @@ cdef class Slot:
         raise StopIteration(self.result())
 
     def get_loop(self):
-        """The loop that it belongs to."""
         return self.loop
 
     def add_done_callback(self, callback, *, context=None):
@@ -157,11 +156,9 @@ cdef class Slot:
             self._schedule()
 
     def done(self):
-        """Whether there is an outcome."""
         return self.state != WAITING
 
     def cancelled(self):
-        """Whether the wait was cancelled."""
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
@@ -298,25 +295,21 @@ cdef class LoopPipe:
 
     @property
     def is_idle(self):
-        """Whether no reply is to come."""
         return self.head is None
 
     @property
     def silence_s(self):
-        """For how many seconds requests have been under way without a byte coming back."""
         return monotonic() - self.heard
 
     # ---- callers ----
 
     def call(self, tuple args not None, double timeout_s):
-        """Send one request; await the result."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.request = args
         self._enlist(args, None, request_size(args), slot, timeout_s)
         return slot
 
     def call_many(self, requests, double timeout_s):
-        """Send requests in one piece; await the result."""
         cdef Slot slot = Slot.__new__(Slot)
         cdef Py_ssize_t size = requests_size(requests, &slot.wanted)
         slot.wanted -= 1
@@ -325,7 +318,6 @@ cdef class LoopPipe:
         return slot
 
     def post(self, tuple args not None, on_reply=None):
-        """Send one request behind all that were sent before, without waiting for its reply."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.state = DROPPED
         slot.callback = on_reply
@@ -334,7 +326,6 @@ cdef class LoopPipe:
             self._write()
 
     def close(self):
-        """Break the pipe: callers that still wait get `Lost`. Queued requests are sent first."""
         if not self.broken:
             self.paused = False  # the transport takes it all now, and sends what it can
             self._write()
@@ -342,13 +333,11 @@ cdef class LoopPipe:
             self.transport.close()
 
     def listener(self):
-        """A slot that a task awaits, once, until `tell` gives it a message."""
         cdef Slot slot = Slot.__new__(Slot)
         slot.loop = self.loop
         return slot
 
     def tell(self, Slot slot not None, message):
-        """Give a listener a message, unless it has one or was cancelled."""
         if slot.state != WAITING:
             return
         if self.receiving:

@@ -127,13 +127,11 @@ class _Leaving:
     closed: asyncio.Future[None]
 
     async def wait_closed(self, limit_s: float) -> None:
-        """Wait until the closed connection is gone; abort it after `limit_s` seconds."""
         await asyncio.wait([self.closed], timeout=limit_s)
         if not self.closed.done():
             self.transport.abort()
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the socket, without telling the server, the loop or its selector."""
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             # The transport is the parent's and must not change, so its descriptor must stay valid: it becomes
@@ -182,48 +180,40 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no reply is to come."""
         return not self._slots
 
     @property
     def silence_s(self) -> float:
-        """For how many seconds requests have been under way without a byte coming back."""
         return self._loop.time() - self._heard_s
 
     # ---- callers ----
 
     def call(self, args: Args, timeout_s: float) -> asyncio.Future[Reply]:
-        """Send one request; await the result."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         slot = Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
         self._send(encode(args), slot, timeout_s)
         return future
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
-        """Send requests in one piece; await the result."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         data, count = joined(requests)
         self._send(data, Slot(future, count), timeout_s)
         return future
 
     def listener(self) -> asyncio.Future[object]:
-        """A future that a task awaits until `tell` gives it a message."""
         return self._loop.create_future()
 
     def tell(self, listener: Awaitable[object], message: object) -> None:
-        """Give a listener a message, unless it has one or was cancelled."""
         assert isinstance(listener, asyncio.Future)
         if not listener.done():
             listener.set_result(message)
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before, without waiting for its reply."""
         self._send(encode(args), Slot(None, 1, on_reply), -1.0)
         if on_reply is None:
             self._flush()
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`. Queued requests are sent first."""
         if not self.broken:
             self._paused = False  # the transport takes it all now, and sends what it can
             self._flush()

@@ -29,6 +29,8 @@ _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 
 
 class State(Enum):
+    """The state of a slot; see `threads.pxd`."""
+
     WAITING = 0
     DONE = 1
     LOST = 2
@@ -38,6 +40,8 @@ class State(Enum):
 
 
 class Slot:
+    """One caller's place in the pipe: the state of its wait, and its replies."""
+
     __slots__ = (
         "begins",
         "ends",
@@ -179,7 +183,6 @@ class Mailbox:
         self._slot = Slot(State.DONE)  # of the last wait; replaced before `_messages` is read
 
     def tell(self, message: object) -> None:
-        """Put a message in."""
         self._messages.append(message)
         self._pipe.told(self._slot)
 

@@ -20,17 +20,7 @@ cdef extern from "Python.h":
 # ---- requests ----
 
 def encode(tuple args not None):
-    """The bytes of one request.
-
-    Args:
-        args: the command's words: bytes, str (sent as UTF-8) or int (sent in decimal).
-
-    Returns:
-        A RESP array of bulk strings.
-
-    Raises:
-        TypeError: for a word of another type.
-    """
+    """The bytes of one request; see `resp_py.encode`."""
     cdef Py_ssize_t size = request_size(args)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, size)
     write_request(PyBytes_AS_STRING(out), args)
@@ -282,20 +272,14 @@ cdef bint is_answer(object push) except -1:
 cdef Py_ssize_t append_run(
     list replies, object reply, const char* data, Py_ssize_t size, Py_ssize_t length, Py_ssize_t most
 ) except -1:
-    """Append the plain reply that the data begins with as often as it is repeated there, at most `most` times.
+    """Append the plain reply that the data begins with as often as it is repeated there; returns how often.
 
     A shortcut for batches alone, where nearly all replies are the same.
 
     Args:
-        replies: the list to append to.
-        reply: the reply, as `plain_object` gives it.
-        data: begins with it.
-        size: of the data.
+        reply: as `plain_object` gives it.
         length: of the reply in the data.
-        most: at least one.
-
-    Returns:
-        How often.
+        most: how often at most; at least one.
     """
     cdef Py_ssize_t end = min(size, length * most)
     cdef Py_ssize_t at = length

@@ -23,16 +23,16 @@ cdef extern from "<sched.h>" nogil:
 # A failed spin costs milliseconds (behind a busy process), a successful one saves microseconds. So the more failures
 # follow one another, the more waits block in between.
 cdef enum:
-    LATE_US = 1000   # a yield that takes longer was to a busy process
-    FUTILE = 8       # so many spins without a reply, less those with one, count as a failure
-    FEWEST = 64      # so many waits block after a failure, after the next one twice as many
-    MOST = 16384     # up to that
-    PROBATION = 8    # after so many times as many spins without failure, half as many again
+    LATE_US = 1000   # a yield that takes longer gave the CPU to a busy process
+    FUTILE = 8       # spins without a reply, less those with one, that count as a failure
+    FEWEST = 64      # waits that block after the first failure; each further failure doubles it
+    MOST = 16384     # the most waits that block after a failure
+    PROBATION = 8    # after this many times `penalty` spins without a failure, `penalty` is halved
 
 
 cdef struct Spinner:     # of one kind of wait; belongs to the thread that receives
-    int blocks           # so many of the next waits block
-    int penalty          # so many waits will block after the next failure
+    int blocks           # how many of the next waits block
+    int penalty          # how many waits will block after the next failure
     int spins            # since penalty was last changed
     int futile           # spins without a reply, less those with one, but not below 0
 

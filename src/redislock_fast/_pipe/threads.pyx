@@ -229,22 +229,18 @@ cdef class Pipe:
 
     @property
     def broken(self):
-        """True once every further call raises `Lost(sent=False)`."""
         return self.dead
 
     @property
     def silence_s(self):
-        """For how many seconds requests have been under way without a byte coming back."""
         return monotonic() - self.heard
 
     def call(self, tuple args not None, double timeout_s):
-        """Send one request and wait for its reply."""
         cdef Place place
         cdef Slot* slot = self._queue(args, None, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
     def ask(self, tuple args not None, double timeout_s, set inside not None):
-        """`call`, with the thread in `inside` meanwhile; NOT_ASKED where it is there already."""
         cdef Place place
         cdef Slot* slot
         cdef object thread = PyThread_get_thread_ident()
@@ -258,21 +254,17 @@ cdef class Pipe:
             inside.discard(thread)
 
     def call_many(self, requests, double timeout_s):
-        """Send requests in one piece and wait for all their replies."""
         cdef Place place
         cdef Slot* slot = self._queue(None, requests, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
     def post(self, tuple args not None, on_reply=None):
-        """Send one request behind all that were sent before, without waiting for its reply."""
         self._post(args, None, on_reply)
 
     def post_many(self, requests, on_replies not None):
-        """Send requests in one piece, without waiting for their replies."""
         self._post(None, requests, on_replies)
 
     def close(self):
-        """Break the pipe: callers that still wait get `Lost`."""
         cdef bint idle
         if self.forked:
             return
@@ -288,7 +280,6 @@ cdef class Pipe:
                 self.reading = False
 
     def mailbox(self):
-        """A new mailbox."""
         return Mailbox(self)
 
     cdef int _post(self, tuple args, object requests, object on_reply) except -1:
@@ -1069,13 +1060,11 @@ cdef class Mailbox:
         self.slot.state = DONE
 
     def tell(self, object message):
-        """Put a message in."""
         self.messages.append(message)
         if not self.pipe.forked:
             self.pipe._tell(&self.slot)
 
     def wait(self, double timeout_s, bint soon=False):
-        """Wait for the next message and take it out, and drive the socket whenever this thread is the reader."""
         cdef Place place
         self.pipe._check_forked()
         place = self.pipe._listen(&self.slot)

@@ -90,23 +90,19 @@ class Pipe:
 
     @property
     def broken(self) -> bool:
-        """True once every further call raises `Lost(sent=False)`."""
         return self._dead
 
     @property
     def silence_s(self) -> float:
-        """For how many seconds requests have been under way without a byte coming back."""
         return time.monotonic() - self._heard_s
 
     def call(self, args: Args, timeout_s: float) -> Reply:
-        """Send one request and wait for its reply."""
         slot = Slot(State.WAITING)
         slot.subscription = args
         self._run(slot, timeout_s, encode(args))
         return slot.replies[0]
 
     def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
-        """`call`, with the thread in `inside` meanwhile; NOT_ASKED where it is there already."""
         thread = threading.get_ident()
         if thread in inside:
             return NOT_ASKED
@@ -117,7 +113,6 @@ class Pipe:
             inside.discard(thread)
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
-        """Send requests in one piece and wait for all their replies."""
         request, count = joined(requests)
         slot = Slot(State.WAITING, count)
         slot.many = True
@@ -143,13 +138,11 @@ class Pipe:
         self._check_forked()
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before, without waiting for its reply."""
         slot = Slot(State.ABANDONED)
         slot.subscription = args
         self._post(slot, encode(args), on_reply)
 
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
-        """Send requests in one piece, without waiting for their replies."""
         request, count = joined(requests)
         slot = Slot(State.ABANDONED, count)
         slot.many = True
@@ -167,7 +160,6 @@ class Pipe:
             raise
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`."""
         try:
             with self._mutex:
                 idle = not self._reading and not self._dead
@@ -185,7 +177,6 @@ class Pipe:
             raise
 
     def mailbox(self) -> Mailbox:
-        """A new mailbox."""
         return Mailbox(self)
 
     def _queue(self, request: bytes, slot: Slot) -> bool:

@@ -139,12 +139,7 @@ class Hold:
 
 
 class BatchBase:
-    """Locks that are held together under one token. To be used by one thread or task at a time.
-
-    Attributes:
-        acquired: names of the locks that were acquired, in the order given. A later loss or release does not change it.
-        missed: names of those that were not.
-    """
+    """The base of both `Batch` classes, which describe its attributes."""
 
     def __init__(self, hold: Hold, missed: list[int]) -> None:
         self._hold = hold

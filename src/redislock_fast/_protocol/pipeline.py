@@ -220,8 +220,6 @@ class ReleaseMany(_InBulk):
     """Delete the locks that hold this token. `results` says which did.
 
     Args:
-        keys: the locks.
-        token: theirs.
         expires_at: until when all their leases are certainly valid, in the clock's seconds; None if they do not expire.
         doubtful: whether an earlier release, which left while the leases were valid, may have been executed.
     """

@@ -28,10 +28,7 @@ class Replicate:
     Idempotent: a lock that is not held with this token is left alone.
 
     Args:
-        key: the lock.
-        token: its token.
-        ttl_ms: its ttl.
-        queued: whether it is known to have the contended flag.
+        queued: whether the lock is known to have the contended flag.
         wanted: how many replicas must have it.
         wait_ms: how long to wait for them, counted from the first request.
 

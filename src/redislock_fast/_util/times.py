@@ -87,7 +87,6 @@ class Limit:
         wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: for ever.
 
     Attributes:
-        wait_s: as above.
         deadline: when the time is up, in the clock's seconds; None: never.
         refused: whether the server has said, since the acquire began, that the lock is another's.
     """
