@@ -272,7 +272,7 @@ def lock_class(lock_class_id: str) -> LockClass:
 
 
 @pytest.fixture
-def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch, unhurried: None) -> FakeTime:
     """A clock in place of the one that the lock class sleeps by."""
     fake = FakeTime()
     monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
@@ -319,7 +319,7 @@ def async_lock_class(lock_class_id: str) -> AsyncLockClass:
 
 
 @pytest.fixture
-def fake_async_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def fake_async_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch, unhurried: None) -> FakeTime:
     """A clock in place of the one that the asyncio lock class sleeps by."""
     clock = FakeTime()
     monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))

@@ -116,7 +116,7 @@ class Holding:
                     book.set(one, operation.sent_at, operation.result)
             elif operation.result:
                 assert isinstance(operation, Extend)
-                book.add(one, added_ms / 1000, operation.expires_at, operation.unsettled)
+                book.add(one, added_ms / 1000, operation.expires_at, operation.may_cut)
             self._note_lease(book)
 
     def _book_others(self, book: Prolongings) -> None:

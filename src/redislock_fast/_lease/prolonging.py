@@ -6,7 +6,8 @@ The times and the order in which the server executes the requests are not known.
   earlier than its ttl after the latest of these times.
 - A request that ended before another one began was executed before that one: it cannot be the last.
 - A request that adds to the ttl makes no lease shorter. What it adds counts if no ttl was set while it was under way.
-- Sent again after a lost reply, a request that adds may cut the lease to what it would have left at first.
+- Sent again after a lost reply, a request that adds may cut the lease to what it would have left at first. So may one
+  without scripts, which sets what it has computed.
 
 Who may touch what: whoever shares a holding begins and ends requests, under one mutex for all holdings, which a
 finalizer or a signal handler of the same thread may enter again. A forked child has another one.
@@ -99,13 +100,13 @@ class Prolongings:
         elif self._ends_at is not None:
             self._ends_at = min(self._ends_at, max(self._asked_at, sent_at) + ttl_s)
 
-    def add(self, one: Prolonging, added_s: float, ends_at: float | None, was_repeated: bool) -> None:
+    def add(self, one: Prolonging, added_s: float, ends_at: float | None, may_cut: bool) -> None:
         """A request that adds to the ttl was executed, and says when the lease to which it has added ends."""
         if self._ends_at is None:
             self._ends_at = ends_at
         elif one.shortest_s == one.cut_to == math.inf:
             self._ends_at += added_s
-        if was_repeated and ends_at is not None:
+        if may_cut and ends_at is not None:
             self.cut(ends_at)
 
     def cut(self, ends_at: float) -> None:

@@ -323,6 +323,11 @@ class Extend(TokenOperation):
         self._value = token  # the key's value, with the contended flag or without
         self._step = "PTTL" if expires_at is None and not replace else "extend"
 
+    @property
+    def may_cut(self) -> bool:
+        """Whether the lease may end before its earlier end plus what was added: its new ttl was computed here."""
+        return self.unsettled or self._native
+
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
         self._now = now
         if not self.sent_at:

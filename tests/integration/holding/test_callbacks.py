@@ -101,7 +101,10 @@ def make_lock(
         clients = [closing.enter_context(client) for client in clients_of(fleet)]
         for client in clients:
             client.flushall()
-        yield (lambda **settings: Redlock(clients, "name", **settings)), (lambda: delete_everywhere(fleet))
+        yield (
+            (lambda **settings: Redlock(clients, "name", limit=PATIENCE_S, **settings)),
+            (lambda: delete_everywhere(fleet)),
+        )
 
 
 KINDS = pytest.mark.parametrize("kind", ["Lock", "Redlock"])
@@ -387,7 +390,7 @@ def make_async_lock(
         with redis.Redis(port=server.port) as admin:
             admin.flushall()
     clients = [async_connect(server.port) for server in fleet]
-    return (lambda **settings: redislock_fast.asyncio.Redlock(clients, "name", **settings)), (
+    return (lambda **settings: redislock_fast.asyncio.Redlock(clients, "name", limit=PATIENCE_S, **settings)), (
         lambda: delete_everywhere(fleet)
     )
 

@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 
+from redislock_fast._lease.ownership import SharedHolding
 from redislock_fast._lease.prolonging import Prolonging, Prolongings
+from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.commands import Extend
 from redislock_fast._util.times import clock, drift_s
 from redislock_fast.server import Server
+from tests.simulation.model import SERVERS, Model
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.holding import Losses
 from tests.support.waiting import FAR_S, Callers, Contender, Threads
@@ -60,7 +65,7 @@ def _play(seed: int, ttls_s: list[float]) -> Iterator[tuple[float, float, float 
             if request.ttl_s is not None:
                 book.set(request.one, request.sent_at, request.is_certain)
             elif request.is_certain:
-                book.add(request.one, request.added_s, request.ends_at, was_repeated=False)
+                book.add(request.one, request.added_s, request.ends_at, may_cut=False)
         yield now, server_s, book.ends_at
 
 
@@ -92,17 +97,31 @@ def test_what_several_have_added_at_once_is_all_believed() -> None:
     under_way = [book.begin(0.0, None, 10.0) for _ in range(3)]
     for one in under_way:
         book.under_way.remove(one)
-        book.add(one, 10.0, 40.0, was_repeated=False)
+        book.add(one, 10.0, 40.0, may_cut=False)
     assert book.ends_at == 60.0
 
 
 def test_what_was_repeated_may_have_cut_what_others_have_added() -> None:
     book = Prolongings(b"token", 30.0)
     repeated, other = (book.begin(0.0, None, 10.0) for _ in range(2))
-    for one, was_repeated in ((repeated, True), (other, False)):
+    for one, may_cut in ((repeated, True), (other, False)):
         book.under_way.remove(one)
-        book.add(one, 10.0, 40.0, was_repeated)
+        book.add(one, 10.0, 40.0, may_cut)
     assert book.ends_at == 40.0
+
+
+def test_what_is_added_without_scripts_may_cut_the_lease() -> None:
+    now, dialect = clock(), Dialect(Model(SERVERS["Valkey 9"]).execute(PROBE))
+    holding, extend = SharedHolding(), Extend(b"name", b"token", 5_000, False, now + 10)
+    holding.token, holding.lease = b"token", (b"token", now + 10)
+    one = holding.begin_prolonging(b"token", None, 5_000)
+    for reply in (hiredis.ReplyError("NOPERM"), b"token", 8_000):  # PTTL, executed two seconds after it was sent
+        extend.request(dialect, now)
+        assert not extend.feed(reply, dialect)
+    assert extend.request(dialect, now)[-1] in {12_999, 13_000}
+    assert extend.feed(b"OK", dialect)
+    holding.prolonged(one, extend, 5_000)
+    assert holding.expires_at(b"token") == pytest.approx(now + 13)
 
 
 # ---- on real servers ----
