@@ -294,14 +294,14 @@ class Seat:
 
     # ---- what the server says ----
 
-    def post_wait(self, request: Args) -> bool:
-        """Send a request to join the queue, without waiting for the reply. Returns False on a broken connection."""
+    def post_wait(self, request: Args, deadline: float | None) -> float | None:
+        """Send a request to join the queue, without waiting for the reply. Returns `listen_s`; None if that failed."""
         self.asked_at = clock()
         try:
             self.node.post(self.link, request, self.answer)
         except Lost:
-            return False
-        return True
+            return None
+        return self.listen_s(deadline)
 
     def answer(self, reply: Reply) -> None:
         """Take the reply to a posted request. The waiter gets a message only if the reply is not the usual one.

@@ -118,7 +118,7 @@ class Waiting:
         seat.interval_s = self._interval_s
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        return seat.listen_s(self._limit.deadline) if seat.post_wait(request) else None
+        return seat.post_wait(request, self._limit.deadline)
 
     def granted(self, seat: Seat, message: object) -> Grant | None:
         """The first message, if it is a grant that is recent enough: the waiter has lost no place in the queue yet."""

@@ -185,7 +185,7 @@ class LoopChannel(LoopCleanup):
             asyncio.CancelledError: the caller was cancelled. An acquire is cleaned up.
         """
         tidies = loose is None
-        unknown = [] if loose is None else loose
+        loose = [] if loose is None else loose
         if tidies and isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
         attempts = self._attempts(limit_s)
@@ -209,19 +209,19 @@ class LoopChannel(LoopCleanup):
                         finished = operation.feed(reply, link.dialect)
                     break
                 except BaseException as trouble:
-                    if not self._note_trouble(attempts, link, operation, trouble, unknown):
+                    if not self._note_trouble(attempts, link, operation, trouble, loose):
                         raise
                 await asyncio.sleep(attempts.next_pause_s())
         except BaseException as error:
             if tidies:
-                self._tidy_failed(operation, unknown, error)
+                self._tidy_failed(operation, loose, error)
             # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
-            link = unknown = loose = call = None  # type: ignore[assignment]
+            link = loose = call = None
             if tidies and isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         if tidies and (operation.unsettled or operation.claim is not None):
-            self.tidy(operation, unknown, failed=False)
+            self.tidy(operation, loose, failed=False)
 
     async def _call_heard(self, link: AsyncLink, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""

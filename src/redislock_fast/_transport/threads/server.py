@@ -145,6 +145,14 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             if pause_s:
                 time.sleep(pause_s)
 
+    def seat(self, key: bytes, token: bytes) -> Seat | None:
+        """A waiter, where none of its steps needs a request; None where `enter` must be called."""
+        link = self.link
+        room = None if link is None else link.room
+        if link is None or room is None or get_ident() in self.inside:
+            return None
+        return room.take(key, token, link.pipe.mailbox(), link, self)
+
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
         """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
 
@@ -154,6 +162,9 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         Raises:
             redis.exceptions.ConnectionError: and whatever `execute` raises.
         """
+        seat = self.seat(key, token)
+        if seat is not None:
+            return seat
         attempts = self._attempts(limit_s)
         while True:
             link = self.link
@@ -164,7 +175,7 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             room = link.room
             if room is None or get_ident() in self.inside:
                 return None
-            seat = room.take(key, token, link.pipe.mailbox(), link, self)
+            seat = self.seat(key, token)
             if seat is not None:
                 return seat
             channel = room.channel_for(key)
