@@ -51,6 +51,7 @@ from tests.support.selection import (  # noqa: F401  # pytest finds hooks by nam
 )
 from tests.support.stalls import pytest_report_teststatus, pytest_runtest_protocol  # noqa: F401
 from tests.support.waiting import CALLERS, Callers
+from tests.support.worlds import our_lock, pytest_pyfunc_call, world, world_of  # noqa: F401
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
@@ -266,16 +267,22 @@ def lock_class_id(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lock_class(lock_class_id: str) -> LockClass:
-    """redis-py's Lock and ours, in turn."""
-    return CLASSES[lock_class_id]
+def lock_class(lock_class_id: str, request: pytest.FixtureRequest) -> LockClass:
+    """redis-py's Lock and ours, in turn, in the test's world."""
+    chosen: LockClass = world_of(request).lock_class(lock_class_id)
+    return chosen
 
 
 @pytest.fixture
-def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch, unhurried: None) -> FakeTime:
+def fake_time(
+    lock_class_id: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, unhurried: None
+) -> FakeTime:
     """A clock in place of the one that the lock class sleeps by."""
     fake = FakeTime()
-    monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
+    if world_of(request).in_threads:
+        monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
+    else:
+        monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(fake))
     return fake
 
 

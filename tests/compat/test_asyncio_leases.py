@@ -1,6 +1,6 @@
-"""One suite on redis-py's asyncio Lock and on ours: prolonging a lease, and who shares a token.
+"""One suite on redis-py's asyncio Lock and on ours: prolonging a lease, and which tasks share a token.
 
-Rules: as in test_asyncio_parity.
+Rules: as in test_asyncio_parity; what is the same for threads stands in test_parity.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError
 
-from redislock_fast.server import Server
 from tests.support.async_helpers import AsyncClients, AsyncLockClass, async_once, eventually, in_loop, in_task
 from tests.support.helpers import in_thread
 from tests.support.proxy import Proxy
@@ -58,30 +57,6 @@ async def test_extend_and_reacquire_return_awaitables_of_true(
     assert 5_000 < client.pttl("name") <= 10_000
 
 
-@pytest.mark.parametrize("more_s", [10, 10.0, 10.5])
-@in_loop
-async def test_extend_adds_to_the_ttl(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, more_s: float
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    await lock.acquire()
-    assert await lock.extend(more_s) is True
-    assert 16_000 < client.pttl("name") <= 10_000 + more_s * 1000
-    assert await lock.owned()
-
-
-@pytest.mark.parametrize("new_s", [5, 20.5])
-@in_loop
-async def test_extend_with_replace_ttl_sets_the_ttl(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, new_s: float
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    await lock.acquire()
-    assert await lock.extend(new_s, replace_ttl=True) is True
-    assert new_s * 1000 - 4000 < client.pttl("name") <= new_s * 1000
-    assert await lock.extend(new_s, True) is True
-
-
 @in_loop
 async def test_extend_by_zero_changes_nothing(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
@@ -90,32 +65,6 @@ async def test_extend_by_zero_changes_nothing(
     await lock.acquire()
     assert await lock.extend(0) is True
     assert 7_000 < client.pttl("name") <= 10_000
-
-
-@in_loop
-async def test_extend_of_a_key_made_persistent_raises_not_owned(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    await lock.acquire()
-    client.persist("name")
-    with pytest.raises(LockNotOwnedError):
-        await lock.extend(10)
-    assert -1 == client.ttl("name")
-
-
-@in_loop
-async def test_reacquire_sets_the_ttl_back_to_the_timeout(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    await lock.acquire()
-    client.pexpire("name", 5000)
-    assert await lock.reacquire() is True
-    assert 5_000 < client.pttl("name") <= 10_000
-    client.persist("name")
-    await lock.reacquire()
-    assert 5_000 < client.pttl("name") <= 10_000
 
 
 @in_loop
@@ -289,17 +238,6 @@ async def test_tasks_of_one_lock_wait_for_each_other(
             return taken
 
     assert await in_task(take_and_release) != await in_task(take_and_release)
-
-
-@in_loop
-async def test_locks_of_other_names_and_databases_are_independent(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, server: Server, async_connect: AsyncClients
-) -> None:
-    other = async_connect(server.port, db=1)
-    async with async_lock_class(async_client, "a", blocking=False), async_lock_class(async_client, "b", blocking=False):
-        assert {b"a", b"b"} == set(await async_client.keys())
-        assert await async_lock_class(other, "a").acquire(blocking=False)
-    await other.flushdb()
 
 
 # Cancelling

@@ -1,8 +1,6 @@
-"""One suite on redis-py's asyncio Lock and on ours: blocking, polling, and the limits of waiting, to the exact sleep.
+"""One suite on redis-py's asyncio Lock and on ours: polling, where it is another than that of threads.
 
-Ours polls here: what it does by default is in `test_waiting*.py`.
-
-Rules: sleeping is faked where it is counted, and real where another holder lets go.
+Ours polls here: what it does by default is in `integration/waiting`. Rules: as in test_waiting, where the rest stands.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockNotOwnedError
 
 from redislock_fast.server import Server
 from tests.support.async_helpers import AsyncClients, AsyncLockClass, eventually, in_loop, run_in_loop
@@ -30,54 +27,6 @@ def taken(valkey_client: redis.Redis, async_connect: AsyncClients, valkey: Serve
 
 
 @in_loop
-async def test_blocking_timeout_sleeps_until_the_next_sleep_would_pass_it(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    lock = async_lock_class(taken, "name", sleep=0.05, blocking_timeout=0.4)
-    assert await lock.acquire() is False
-    assert pytest.approx([0.05] * 8) == fake_async_time.sleeps_s
-
-
-@in_loop
-async def test_sleep_longer_than_blocking_timeout_is_not_slept(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    lock = async_lock_class(taken, "name", sleep=60, blocking_timeout=1)
-    assert await lock.acquire() is False
-    assert [] == fake_async_time.sleeps_s
-
-
-@pytest.mark.parametrize(
-    ("settings", "arguments", "sleeps_s"),
-    [
-        ({}, {"blocking_timeout": 0.35}, [0.1] * 3),
-        ({}, {"blocking_timeout": 0}, []),
-        ({}, {"blocking_timeout": -1}, []),
-        ({"sleep": 0.25}, {"blocking_timeout": 0.6}, [0.25] * 2),
-        ({"sleep": 0.25, "blocking_timeout": 0.6}, {}, [0.25] * 2),
-        ({"blocking_timeout": 0.6}, {"blocking_timeout": 0.15}, [0.1]),
-        ({"blocking_timeout": 10}, {"blocking": False}, []),
-        ({"blocking": False}, {}, []),
-        ({"blocking": False, "blocking_timeout": 10}, {}, []),
-        ({"blocking": False}, {"blocking": True, "blocking_timeout": 0.15}, [0.1]),
-    ],
-    ids=str,
-)
-@in_loop
-async def test_arguments_of_acquire_go_before_those_of_the_constructor(
-    async_lock_class: AsyncLockClass,
-    taken: redis.asyncio.Redis,
-    fake_async_time: FakeTime,
-    settings: dict[str, Any],
-    arguments: dict[str, Any],
-    sleeps_s: list[float],
-) -> None:
-    lock = async_lock_class(taken, "name", **settings)
-    assert await lock.acquire(**arguments) is False
-    assert pytest.approx(sleeps_s) == fake_async_time.sleeps_s
-
-
-@in_loop
 async def test_acquire_takes_its_arguments_in_redis_pys_order(
     async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
 ) -> None:
@@ -89,46 +38,6 @@ async def test_acquire_takes_its_arguments_in_redis_pys_order(
     assert b"token" == await taken.get("name")
 
 
-@in_loop
-async def test_blocking_without_a_limit_waits_on(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    fake_async_time.at_most = 50
-    with pytest.raises(AssertionError, match="waits for ever"):
-        await async_lock_class(taken, "name").acquire()
-    assert [0.1] * 50 == fake_async_time.sleeps_s
-
-
-@pytest.mark.parametrize("limit_s", [float("inf"), 1e12])
-@in_loop
-async def test_infinite_blocking_timeout_is_no_limit(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime, limit_s: float
-) -> None:
-    fake_async_time.at_most = 20
-    with pytest.raises(AssertionError, match="waits for ever"):
-        await async_lock_class(taken, "name").acquire(blocking_timeout=limit_s)
-    assert [0.1] * 20 == fake_async_time.sleeps_s
-
-
-@in_loop
-async def test_sleep_of_zero_polls_without_a_pause(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    fake_async_time.at_most = 20
-    with pytest.raises(AssertionError, match="waits for ever"):
-        await async_lock_class(taken, "name", sleep=0).acquire()
-    assert [0] * 20 == fake_async_time.sleeps_s
-
-
-@in_loop
-async def test_free_lock_is_acquired_without_a_sleep(
-    async_lock_class: AsyncLockClass, async_valkey_client: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    assert await async_lock_class(async_valkey_client, "name", blocking_timeout=0).acquire()
-    assert [] == fake_async_time.sleeps_s
-
-
-@pytest.mark.usefixtures("unhurried")
 @in_loop
 async def test_waits_with_one_token_from_try_to_try(
     async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
@@ -161,31 +70,6 @@ async def test_sleep_of_the_asyncio_module_is_what_a_waiter_sleeps_by(
     assert await async_lock_class(taken, "name", sleep=12.5).acquire() is True
 
 
-@pytest.mark.usefixtures("unhurried")
-@in_loop
-async def test_acquire_again_on_the_same_instance_waits_when_it_has_a_limit(
-    async_lock_class: AsyncLockClass, async_valkey_client: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    lock = async_lock_class(async_valkey_client, "name", sleep=0.05)
-    await lock.acquire()
-    token = lock.local.token
-    assert await lock.acquire(blocking_timeout=0.4) is False
-    assert pytest.approx([0.05] * 8) == fake_async_time.sleeps_s
-    assert token == lock.local.token
-    assert await lock.owned()
-
-
-@in_loop
-async def test_acquire_again_on_the_same_instance_waits_for_its_expiry(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=0.05, sleep=0.005)
-    await lock.acquire()
-    token = lock.local.token
-    assert await lock.acquire() is True
-    assert token != lock.local.token
-
-
 @in_loop
 async def test_waiter_acquires_when_the_holder_releases(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
@@ -207,17 +91,6 @@ async def test_waiter_acquires_when_the_holder_releases(
     await holder.release()
     assert await asyncio.wait_for(answer, PATIENCE_S) is True
     assert await waiter.owned()
-
-
-@in_loop
-async def test_waiter_acquires_when_the_lock_expires(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    holder = async_lock_class(async_client, "name", timeout=0.05)
-    await holder.acquire()
-    assert await async_lock_class(async_client, "name", sleep=0.005).acquire(blocking_timeout=10)
-    with pytest.raises(LockNotOwnedError):
-        await holder.release()
 
 
 @in_loop

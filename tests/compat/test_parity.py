@@ -1,6 +1,7 @@
-"""One suite on redis-py's Lock and on ours: the surface, ownership, expiry, errors.
+"""One suite on redis-py's Locks and on ours, for threads and for asyncio: the surface, ownership, expiry, errors.
 
-Rules: each test passes on both classes and on every kind of server; what redis-py does wrong is in test_fixed_bugs.
+Rules: each test passes on both classes, in threads and in each kind of loop, and on every kind of server; what redis-py
+does wrong is in test_fixed_bugs, what is special to asyncio in test_asyncio_parity.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from tests.support.helpers import LockClass, in_thread, settings_of
+from tests.support.worlds import IN_THREADS, Blocking
+
+pytestmark = pytest.mark.usefixtures("world")
 
 REQUIRED = inspect.Parameter.empty
 CONSTRUCTOR = [
@@ -59,13 +63,19 @@ SIGNATURES: dict[str, list[tuple[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("method", SIGNATURES)
-def test_signature(lock_class: LockClass, method: str) -> None:
-    parameters = inspect.signature(getattr(lock_class, method)).parameters.values()
+def assert_signature(method: Callable[..., Any], expected: list[tuple[str, Any]]) -> None:
+    """It takes these, and nothing else but by keyword."""
+    parameters = inspect.signature(method).parameters.values()
     positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     added = [p for p in parameters if p not in positional]
-    assert SIGNATURES[method] == [(p.name, p.default) for p in positional]
+    assert expected == [(p.name, p.default) for p in positional]
     assert all(p.kind is p.VAR_KEYWORD or (p.kind is p.KEYWORD_ONLY and p.default is not p.empty) for p in added)
+
+
+@IN_THREADS
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_signature(lock_class: LockClass, method: str) -> None:
+    assert_signature(getattr(lock_class, method), SIGNATURES[method])
 
 
 def test_attributes_hold_what_the_constructor_was_given(lock_class: LockClass, client: redis.Redis) -> None:
@@ -115,6 +125,7 @@ def test_client_can_be_changed_after_construction(lock_class: LockClass, client:
         assert not other.exists("name")
 
 
+@IN_THREADS
 def test_client_lock_makes_the_given_class(lock_class: LockClass, client: redis.Redis) -> None:
     lock = client.lock("name", 10, 0.2, False, 3, lock_class, False, False)
     assert type(lock) is lock_class
@@ -246,7 +257,7 @@ def test_token_is_in_no_message_and_no_log(
 
 def test_context_manager_holds_the_lock(lock_class: LockClass, client: redis.Redis) -> None:
     with lock_class(client, "name") as lock:
-        assert isinstance(lock, lock_class)
+        assert type(lock) is type(lock_class(client, "other"))
         assert lock.local.token == client.get("name")
     assert not client.exists("name")
 
@@ -262,10 +273,10 @@ def test_context_manager_that_cannot_acquire_raises_lock_error(
     lock_class: LockClass, client: redis.Redis, settings: dict[str, Any]
 ) -> None:
     client.set("name", "taken")
-    with pytest.raises(LockError) as caught, lock_class(client, "name", **settings):
+    lock = lock_class(client, "name", **settings)
+    with pytest.raises(LockError) as caught, lock:
         pass
-    assert "Unable to acquire lock within the time specified" == caught.value.message
-    assert "name" == caught.value.lock_name
+    _assert_error(caught.value, LockError, "Unable to acquire lock within the time specified", lock)
     assert b"taken" == client.get("name")
 
 
@@ -296,10 +307,11 @@ def test_raise_on_release_error_false_logs_a_warning(
     assert "no longer owned" in caplog.records[0].getMessage()
 
 
-def _assert_error(error: LockError, kind: type[LockError], message: str) -> None:
+def _assert_error(error: LockError, kind: type[LockError], message: str, lock: Any) -> None:
     assert kind is type(error)
     assert isinstance(error, (ValueError, redis.RedisError))
-    assert (message, "name") == (error.message, error.lock_name)
+    assert message == error.message
+    assert isinstance(lock, Blocking) or error.lock_name == "name"
     assert message == str(error)
 
 
@@ -307,17 +319,13 @@ def test_unlocked_lock_raises_lock_error(lock_class: LockClass, client: redis.Re
     lock = lock_class(client, "name", timeout=10)
     with pytest.raises(LockError) as caught:
         lock.release()
-    _assert_error(
-        caught.value,
-        LockError,
-        "Cannot release a lock that's not owned or is already unlocked.",
-    )
+    _assert_error(caught.value, LockError, "Cannot release a lock that's not owned or is already unlocked.", lock)
     with pytest.raises(LockError) as caught:
         lock.extend(1)
-    _assert_error(caught.value, LockError, "Cannot extend an unlocked lock")
+    _assert_error(caught.value, LockError, "Cannot extend an unlocked lock", lock)
     with pytest.raises(LockError) as caught:
         lock.reacquire()
-    _assert_error(caught.value, LockError, "Cannot reacquire an unlocked lock")
+    _assert_error(caught.value, LockError, "Cannot reacquire an unlocked lock", lock)
 
 
 def test_released_lock_raises_lock_error_on_a_second_release(lock_class: LockClass, client: redis.Redis) -> None:
@@ -340,14 +348,14 @@ def test_lost_lock_raises_not_owned(lock_class: LockClass, client: redis.Redis, 
         client.delete("name")
     with pytest.raises(LockNotOwnedError) as caught:
         lock.extend(1)
-    _assert_error(caught.value, LockNotOwnedError, "Cannot extend a lock that's no longer owned")
+    _assert_error(caught.value, LockNotOwnedError, "Cannot extend a lock that's no longer owned", lock)
     with pytest.raises(LockNotOwnedError) as caught:
         lock.reacquire()
-    _assert_error(caught.value, LockNotOwnedError, "Cannot reacquire a lock that's no longer owned")
+    _assert_error(caught.value, LockNotOwnedError, "Cannot reacquire a lock that's no longer owned", lock)
     assert token == lock.local.token
     with pytest.raises(LockNotOwnedError) as caught:
         lock.release()
-    _assert_error(caught.value, LockNotOwnedError, "Cannot release a lock that's no longer owned")
+    _assert_error(caught.value, LockNotOwnedError, "Cannot release a lock that's no longer owned", lock)
     assert lock.local.token is None
     assert (b"stolen" if is_stolen else None) == client.get("name")
 
@@ -368,10 +376,10 @@ def test_lock_without_timeout_cannot_be_extended(lock_class: LockClass, client: 
     lock.acquire()
     with pytest.raises(LockError) as caught:
         lock.extend(1)
-    _assert_error(caught.value, LockError, "Cannot extend a lock with no timeout")
+    _assert_error(caught.value, LockError, "Cannot extend a lock with no timeout", lock)
     with pytest.raises(LockError) as caught:
         lock.reacquire()
-    _assert_error(caught.value, LockError, "Cannot reacquire a lock with no timeout")
+    _assert_error(caught.value, LockError, "Cannot reacquire a lock with no timeout", lock)
     assert (True, -1) == (lock.owned(), client.ttl("name"))
 
 
@@ -413,6 +421,7 @@ def test_reacquire_sets_the_ttl_back_to_the_timeout(lock_class: LockClass, clien
     assert 5_000 < client.pttl("name") <= 10_000
 
 
+@IN_THREADS
 def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name")
     lock.acquire(token="mine")
@@ -421,6 +430,7 @@ def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.R
     lock.release()
 
 
+@IN_THREADS
 def test_thread_local_false_shares_the_token(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", timeout=10, thread_local=False)
     lock.acquire(token="mine")
@@ -432,6 +442,7 @@ def test_thread_local_false_shares_the_token(lock_class: LockClass, client: redi
     assert not client.exists("name")
 
 
+@IN_THREADS
 def test_threads_of_one_lock_wait_for_each_other(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", sleep=0.001)
     lock.acquire()

@@ -1,8 +1,9 @@
-"""One suite on redis-py's Lock and on ours: blocking, polling, and the limits of waiting, to the exact sleep.
+"""One suite on redis-py's Locks and on ours, for threads and for asyncio: blocking, polling, and the limits of waiting.
 
 Ours polls here: what it does by default is in `test_waiting*.py`.
 
-Rules: sleeping is faked where it is counted (redis-py's own tests do the same), and real where another holder lets go.
+Rules: sleeping is faked where it is counted, to the exact sleep (redis-py's own tests do the same), and real where
+another holder lets go.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import redis
 from redis.exceptions import LockNotOwnedError
 
 from tests.support.helpers import FakeTime, LockClass, start, wait_until
+from tests.support.worlds import IN_THREADS, World
 
-pytestmark = pytest.mark.usefixtures("polling")
+pytestmark = pytest.mark.usefixtures("polling", "world")
 
 
 @pytest.fixture
@@ -59,6 +61,7 @@ def test_sleep_longer_than_blocking_timeout_is_not_slept(
     ids=str,
 )
 def test_arguments_of_acquire_go_before_those_of_the_constructor(
+    world: World,
     lock_class: LockClass,
     taken: redis.Redis,
     fake_time: FakeTime,
@@ -66,11 +69,14 @@ def test_arguments_of_acquire_go_before_those_of_the_constructor(
     arguments: dict[str, Any],
     sleeps_s: list[float],
 ) -> None:
+    if not world.in_threads and "sleep" in arguments:
+        pytest.skip("asyncio's acquire takes no sleep")
     lock = lock_class(taken, "name", **settings)
     assert lock.acquire(**arguments) is False
     assert pytest.approx(sleeps_s) == fake_time.sleeps_s
 
 
+@IN_THREADS
 def test_acquire_takes_its_arguments_in_redis_pys_order(
     lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime
 ) -> None:
@@ -96,7 +102,7 @@ def test_free_lock_is_acquired_without_a_sleep(
     assert [] == fake_time.sleeps_s
 
 
-@pytest.mark.usefixtures("unhurried")
+@IN_THREADS
 def test_waits_with_one_token_from_try_to_try(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     tokens: list[object] = []
 
@@ -110,7 +116,6 @@ def test_waits_with_one_token_from_try_to_try(lock_class: LockClass, taken: redi
     assert 1 == len(set(tokens))
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_acquire_again_on_the_same_instance_waits_when_it_has_a_limit(
     lock_class: LockClass, valkey_client: redis.Redis, fake_time: FakeTime
 ) -> None:
@@ -131,6 +136,7 @@ def test_acquire_again_on_the_same_instance_waits_for_its_expiry(lock_class: Loc
     assert token != lock.local.token
 
 
+@IN_THREADS
 def test_waiter_acquires_when_the_holder_releases(lock_class: LockClass, client: redis.Redis) -> None:
     holder = lock_class(client, "name")
     holder.acquire()
@@ -159,6 +165,7 @@ def test_waiter_acquires_when_the_lock_expires(lock_class: LockClass, client: re
         holder.release()
 
 
+@IN_THREADS
 def test_many_threads_exclude_each_other(lock_class: LockClass, client: redis.Redis) -> None:
     inside = 0
     most = 0

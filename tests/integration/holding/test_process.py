@@ -5,12 +5,14 @@ Rules: as in test_holding.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import redis
 
 from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast.server import Server
-from tests.support.helpers import PATIENCE_S, in_fork, in_thread, run_script, start, wait_until
+from tests.support.helpers import PATIENCE_S, in_fork, run_script, start, wait_until
 from tests.support.holding import (
     BRIEF_S,
     KEPT_S,
@@ -170,7 +172,9 @@ def test_lock_of_a_thread_that_ended_is_released(valkey_client: redis.Redis) -> 
     lock = Lock(valkey_client, "name", timeout=FAR_S, auto_renew=True)
 
     def end_holding() -> None:
-        in_thread(lock.acquire)
+        holder = threading.Thread(target=lock.acquire)
+        holder.start()
+        holder.join()  # then it has warned, too
         wait_until(lambda: not valkey_client.exists("name"), "it is released")
 
     with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):

@@ -13,7 +13,7 @@ import pytest
 from redislock_fast import AdaptiveTTL, LockLostError
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import PATIENCE_S
+from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.holding import Holders
 from tests.support.waiting import FAR_S, until_queued
 
@@ -79,9 +79,13 @@ def test_metrics_count_the_waiting_and_the_attempts(holders: Holders, valkey: Se
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waits.release()
-    admin.set("name", "another's", px=100)
+    admin.set("name", "another's")
     polls = holders.make(valkey.port, timeout=FAR_S, sleep=0.02, wait="poll", metrics=watcher)
-    assert polls.call("acquire") is True
+    attempts = admin.info("commandstats")["cmdstat_set"]["calls"]
+    answer = polls.acquire()
+    wait_until(lambda: admin.info("commandstats")["cmdstat_set"]["calls"] > attempts + 2, "it polls")
+    admin.delete("name")
+    assert answer.result(PATIENCE_S) is True
     (_, waited_s, once), (_, polled_s, often) = watcher.acquired
     assert (waited_s > 0, once, polled_s > 0.02, often > 1) == (True, 1, True, True)
 

@@ -1,4 +1,4 @@
-"""What names, tokens and times a lock takes, and how it refuses the rest.
+"""What names, tokens and times a lock takes, for threads and for asyncio, and how it refuses the rest.
 
 Rules: what redis-py's Lock takes, ours takes, with the same bytes on the server; where redis-py goes wrong or its
 result is an accident, ours has a documented error and the test runs on ours alone.
@@ -15,10 +15,12 @@ import redis
 from redis.exceptions import DataError, LockError
 
 import redislock_fast
-import redislock_fast.lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import FakeTime, LockClass
+from tests.support.worlds import IN_THREADS, World, waited
+
+pytestmark = pytest.mark.usefixtures("world")
 
 MEBIBYTE = 1 << 20
 TEXTS: list[tuple[Any, bytes]] = [
@@ -71,8 +73,8 @@ def test_token_is_the_value(lock_class: LockClass, client: redis.Redis, token: A
 
 
 @pytest.mark.parametrize("token", [token for token, _ in TEXTS], ids=TEXT_IDS)
-def test_token_of_any_type_is_owned(client: redis.Redis, token: Any) -> None:
-    lock = redislock_fast.Lock(client, "name", timeout=10)
+def test_token_of_any_type_is_owned(our_lock: Any, client: redis.Redis, token: Any) -> None:
+    lock = our_lock(client, "name", timeout=10)
     lock.acquire(token=token)
     assert lock.owned() is True
 
@@ -96,13 +98,13 @@ def test_token_that_is_no_text_is_refused(lock_class: LockClass, valkey_client: 
 )
 @pytest.mark.parametrize("decodes", [False, True])
 def test_name_is_the_key_that_the_client_itself_would_use(
-    lock_class: LockClass, valkey: Server, connect: Connect, options: dict[str, Any], decodes: bool
+    world: World, lock_class: LockClass, valkey: Server, connect: Connect, options: dict[str, Any], decodes: bool
 ) -> None:
     # Which bytes those are depends on redis-py's packer: hiredis's takes UTF-8, whatever the client's encoding is.
     client = connect(valkey.port, decode_responses=decodes, **options)
     lock = lock_class(client, "\u00fc", timeout=10)
     lock.acquire(token="token")
-    assert ("token" if decodes else b"token") == client.get("\u00fc")
+    assert ("token" if decodes else b"token") == waited(world.client(client).get("\u00fc"))
     assert lock.owned()
     lock.release()
 
@@ -155,9 +157,9 @@ def test_extend_by_zero_changes_nothing(lock_class: LockClass, client: redis.Red
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("additional_s", [float("nan"), float("inf"), float("-inf"), 1e300])
 def test_extend_by_what_is_not_finite_is_refused(
-    valkey_client: redis.Redis, additional_s: float, replaces: bool
+    our_lock: Any, valkey_client: redis.Redis, additional_s: float, replaces: bool
 ) -> None:
-    lock = redislock_fast.Lock(valkey_client, "name", timeout=10)
+    lock = our_lock(valkey_client, "name", timeout=10)
     lock.acquire()
     with pytest.raises(ValueError, match="additional_time") as caught:
         lock.extend(additional_s, replace_ttl=replaces)
@@ -167,8 +169,8 @@ def test_extend_by_what_is_not_finite_is_refused(
 
 
 @pytest.mark.parametrize("additional", ["1", b"1", None, []], ids=repr)
-def test_extend_by_what_is_no_number_is_refused(valkey_client: redis.Redis, additional: Any) -> None:
-    lock = redislock_fast.Lock(valkey_client, "name", timeout=10)
+def test_extend_by_what_is_no_number_is_refused(our_lock: Any, valkey_client: redis.Redis, additional: Any) -> None:
+    lock = our_lock(valkey_client, "name", timeout=10)
     lock.acquire()
     with pytest.raises(TypeError, match="additional_time"):
         lock.extend(additional)
@@ -183,26 +185,30 @@ def taken(valkey_client: redis.Redis) -> redis.Redis:
 
 
 @pytest.mark.parametrize("sleep_s", [-1, -0.001, float("nan")])
-def test_sleep_that_cannot_be_is_refused(taken: redis.Redis, sleep_s: float) -> None:
+def test_sleep_that_cannot_be_is_refused(world: World, our_lock: Any, taken: redis.Redis, sleep_s: float) -> None:
+    if world.in_threads:
+        with pytest.raises(ValueError, match="sleep"):
+            our_lock(taken, "name").acquire(sleep=sleep_s, blocking_timeout=1)
     with pytest.raises(ValueError, match="sleep"):
-        redislock_fast.Lock(taken, "name").acquire(sleep=sleep_s, blocking_timeout=1)
-    with pytest.raises(ValueError, match="sleep"):
-        redislock_fast.Lock(taken, "name", sleep=sleep_s).acquire(blocking_timeout=1)
+        our_lock(taken, "name", sleep=sleep_s).acquire(blocking_timeout=1)
 
 
-def test_blocking_timeout_that_is_no_number_is_refused(taken: redis.Redis) -> None:
+def test_blocking_timeout_that_is_no_number_is_refused(our_lock: Any, taken: redis.Redis) -> None:
     with pytest.raises(ValueError, match="blocking_timeout"):
-        redislock_fast.Lock(taken, "name").acquire(blocking_timeout=float("nan"))
+        our_lock(taken, "name").acquire(blocking_timeout=float("nan"))
     with pytest.raises(ValueError, match="blocking_timeout"):
-        redislock_fast.Lock(taken, "name", blocking_timeout=float("nan")).acquire()
+        our_lock(taken, "name", blocking_timeout=float("nan")).acquire()
     with pytest.raises(TypeError, match="blocking_timeout"):
-        redislock_fast.Lock(taken, "name").acquire(blocking_timeout="1")  # type: ignore[arg-type]
+        our_lock(taken, "name").acquire(blocking_timeout="1")
 
 
 @pytest.mark.parametrize("sleep", ["1", b"1", []], ids=repr)
-def test_sleep_of_a_wrong_type_is_refused(taken: redis.Redis, sleep: Any) -> None:
+def test_sleep_of_a_wrong_type_is_refused(world: World, our_lock: Any, taken: redis.Redis, sleep: Any) -> None:
+    if world.in_threads:
+        with pytest.raises(TypeError):
+            our_lock(taken, "name").acquire(sleep=sleep, blocking_timeout=1)
     with pytest.raises(TypeError):
-        redislock_fast.Lock(taken, "name").acquire(sleep=sleep, blocking_timeout=1)
+        our_lock(taken, "name", sleep=sleep).acquire(blocking_timeout=1)
 
 
 @pytest.mark.usefixtures("polling")
@@ -224,6 +230,7 @@ def test_sleep_of_zero_polls_without_a_pause(lock_class: LockClass, taken: redis
     assert [0] * 20 == fake_time.sleeps_s
 
 
+@IN_THREADS
 def test_closed_client_connects_again(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", timeout=10)
     client.close()
@@ -236,9 +243,9 @@ def test_closed_client_connects_again(lock_class: LockClass, client: redis.Redis
 
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", object], ids=repr)
-def test_client_that_is_none_is_refused(client: Any) -> None:
+def test_client_that_is_none_is_refused(world: World, client: Any) -> None:
     with pytest.raises(TypeError):
-        redislock_fast.Lock(client, "name")
+        world.ours.Lock(client, "name")
 
 
 BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -277,46 +284,51 @@ def unused(connect: Connect) -> redis.Redis:
 
 @pytest.mark.parametrize(("terms", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
 def test_terms_that_cannot_be_are_refused(
-    unused: redis.Redis, terms: dict[str, Any], error: type[Exception], match: str
+    world: World, unused: redis.Redis, terms: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        redislock_fast.Lock(unused, "name", **terms)
+        world.ours.Lock(world.client(unused), "name", **terms)
     with pytest.raises(error, match=match):
-        redislock_fast.Locker(unused).lock("name", **terms)
+        world.ours.Locker(world.client(unused)).lock("name", **terms)
 
 
+@IN_THREADS
 def test_lock_without_tasks_cancels_none(unused: redis.Redis) -> None:
     with pytest.raises(ValueError, match="cancel_on_lost"):
         redislock_fast.Lock(unused, "name", timeout=10, cancel_on_lost=True)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0, 21])
-def test_timeout_that_does_not_go_with_the_terms_is_not_assigned(unused: redis.Redis, timeout_s: float | None) -> None:
-    lock = redislock_fast.Lock(unused, "name", timeout=10, auto_renew=True, max_hold=20)
+def test_timeout_that_does_not_go_with_the_terms_is_not_assigned(
+    our_lock: Any, unused: redis.Redis, timeout_s: float | None
+) -> None:
+    lock = our_lock(unused, "name", timeout=10, auto_renew=True, max_hold=20)
     with pytest.raises(ValueError, match="timeout"):
         lock.timeout = timeout_s
     assert lock.timeout == 10
 
 
 @pytest.mark.parametrize("additional_s", [-1, float("nan"), float("inf")])
-def test_extend_on_terms_by_what_cannot_be_is_refused(valkey_client: redis.Redis, additional_s: float) -> None:
-    with redislock_fast.Lock(valkey_client, "name", timeout=10, auto_renew=True) as lock:
+def test_extend_on_terms_by_what_cannot_be_is_refused(
+    our_lock: Any, valkey_client: redis.Redis, additional_s: float
+) -> None:
+    with our_lock(valkey_client, "name", timeout=10, auto_renew=True) as lock:
         with pytest.raises(ValueError, match="additional_time"):
             lock.extend(additional_s)
         assert (lock.valid, lock.owned()) == (True, True)
 
 
 @pytest.mark.parametrize("handle", NO_HANDLES, ids=repr)
-def test_handle_that_is_none_is_not_attached(unused: redis.Redis, handle: Any) -> None:
+def test_handle_that_is_none_is_not_attached(world: World, unused: redis.Redis, handle: Any) -> None:
     with pytest.raises(TypeError, match="attach"):
-        redislock_fast.Lock.attach(unused, handle)
+        world.ours.Lock.attach(world.client(unused), handle)
 
 
-def test_handle_is_attached_on_its_own_settings(unused: redis.Redis) -> None:
+def test_handle_is_attached_on_its_own_settings(world: World, unused: redis.Redis) -> None:
     handle = redislock_fast.Handle("name", b"token", 10.0, None)
     with pytest.raises(TypeError, match="timeout"):
-        redislock_fast.Lock.attach(unused, handle, timeout=20)
+        world.ours.Lock.attach(world.client(unused), handle, timeout=20)
     with pytest.raises(ValueError, match="max_hold"):
-        redislock_fast.Lock.attach(unused, handle, auto_renew=True, max_hold=1)
+        world.ours.Lock.attach(world.client(unused), handle, auto_renew=True, max_hold=1)
     with pytest.raises(TypeError, match="pipeline"):
-        redislock_fast.Lock.attach(unused.pipeline(), handle)
+        world.ours.Lock.attach(world.client(unused).pipeline(), handle)
