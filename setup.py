@@ -1,4 +1,4 @@
-"""Builds the Cython core; everything else is in pyproject.toml.
+"""Builds the compiled core; everything else is in pyproject.toml.
 
 Where the core cannot be built as a whole, nothing of it is installed, and the pure-Python twin does all the work. With
 `REDISLOCK_FAST_IMPLEMENTATION=compiled`, and for wheels (`CIBUILDWHEEL=1`), that is an error instead.
@@ -6,8 +6,8 @@ Where the core cannot be built as a whole, nothing of it is installed, and the p
 Three switches, read from the environment:
 
 - ``REDISLOCK_FAST_DEBUG=1``: no optimisation, C assertions on.
-- ``REDISLOCK_FAST_COVERAGE=1``: line tracing, so that coverage.py sees the core. Slow: never benchmark it. Code without
-  the GIL is not traced: tracing takes the GIL, also under the core's mutex, for which others wait with the GIL.
+- ``REDISLOCK_FAST_COVERAGE=1``: line tracing for coverage.py. Slow: never benchmark it. Code without the GIL is not
+  traced: tracing takes the GIL, also under the core's mutex, for which other threads wait with the GIL.
 - ``REDISLOCK_FAST_SANITIZE=address,undefined`` (or ``thread``): the compiler's sanitizers.
 """
 
@@ -26,12 +26,12 @@ DEBUG = os.environ.get("REDISLOCK_FAST_DEBUG") == "1"
 COVERAGE = os.environ.get("REDISLOCK_FAST_COVERAGE") == "1"
 SANITIZE = os.environ.get("REDISLOCK_FAST_SANITIZE", "")
 
-# The core reads file descriptors with POSIX calls, and is made for CPython. Elsewhere the twin does the work.
+# The core reads file descriptors with POSIX calls, and is for CPython. Elsewhere the twin does the work.
 IS_POSSIBLE = sys.platform != "win32" and platform.python_implementation() == "CPython"
 
 
 def say(why: object) -> None:
-    """Say that the package is installed without the core; pip shows it with -v."""
+    """Print that the package is installed without the core; pip shows it with -v."""
     sys.stderr.write(
         f"redislock_fast: THE COMPILED CORE IS NOT BUILT ({why}). redislock_fast is installed as pure Python, which is "
         f'slower, and redislock_fast.implementation is "python".\n'
@@ -39,10 +39,10 @@ def say(why: object) -> None:
 
 
 class BuildCore(build_ext):
-    """Builds the whole core or nothing of it."""
+    """Builds the whole core, or nothing of it."""
 
     def run(self) -> None:
-        """Build; where that fails, remove what has been built, now or before."""
+        """Build; if that fails, remove what has been built, now or before."""
         is_inplace = bool(self.inplace)
         try:
             super().run()
@@ -78,7 +78,7 @@ def core() -> list[Extension]:
             extra_link_args=link_args,
             define_macros=macros,
         )
-        for name in ("threads", "loop", "resp", "tally")
+        for name in ("threads", "loop", "resp")
     ]
     directives = {"language_level": 3, "freethreading_compatible": True, "linetrace": COVERAGE}
     cythonized: list[Extension] = cythonize(

@@ -1,9 +1,8 @@
-"""The bench: how fast locks are taken and given back, measured on a real server.
+"""The bench: how fast locks are acquired and released, measured on a real server.
 
-`python -m bench --help` lists the commands; `pytest bench --benchmark-only` tracks single
-operations.
+`python -m bench --help` lists the commands; `pytest bench --benchmark-only` tracks single operations.
 
-Rules: contestants are measured in interleaved rounds on one server, each is checked for correctness
-in every round, and no figure is printed whose check failed. Two exceptions: `test_operations` calls the encoders, and
-`commands` sends the package's release script.
+Contestants are measured in interleaved rounds on one server. Each is checked for correctness in every round, and a
+command stops when a check fails. The bench uses public names of the package, with three exceptions: `test_operations`
+calls the encoders, and `commands` and `bare` send the package's scripts.
 """

@@ -1,7 +1,6 @@
 """The command line: `python -m bench COMMAND`.
 
-Rules: one module per command, listed in `COMMANDS`; a module gives `HELP`, `add_arguments` and
-`run`, whose result is the exit status.
+Each command is a module, listed in `COMMANDS`, with `HELP`, `add_arguments` and `run`.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from bench.renewal import command as renewal
 
 
 class Command(Protocol):
-    """What a command's module offers."""
+    """The module of a command."""
 
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options."""
+        """Declare the options of the command."""
 
     def run(self, options: argparse.Namespace) -> int:
-        """Do it, and answer the exit status."""
+        """Run the command, and return the exit status."""
 
 
 COMMANDS: Mapping[str, Command] = {

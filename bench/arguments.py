@@ -1,7 +1,4 @@
-"""What commands accept alike on the command line.
-
-Rules: a value that makes no sense is refused when it is parsed.
-"""
+"""Options that several commands have, and parsers that refuse a value out of range."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(number: Callable[[str], float]) -> Callable[[str], float]:
-    """The parser of a number above 0."""
+    """Make a parser of a number above 0."""
 
     def parse(text: str) -> float:
         value = number(text)
@@ -40,7 +37,7 @@ def positive(number: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def not_negative(text: str) -> float:
-    """A number that is 0 or more."""
+    """Parse a number that is 0 or more."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"must not be negative: {text}")
@@ -48,17 +45,17 @@ def not_negative(text: str) -> float:
 
 
 def counts(text: str) -> list[int]:
-    """Whole numbers above 0, with commas between them."""
+    """Parse whole numbers above 0, separated by commas."""
     return [int(positive(int)(part)) for part in text.split(",")]
 
 
 def lengths(text: str) -> list[float]:
-    """Numbers above 0, with commas between them."""
+    """Parse numbers above 0, separated by commas."""
     return [positive(float)(part) for part in text.split(",")]
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """The parser of names with commas between them, all of which must be known."""
+    """Make a parser of known names, separated by commas."""
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")

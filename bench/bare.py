@@ -1,9 +1,8 @@
-"""A lock's bytes on bare sockets: what no lock in Python that sends them can beat on the machine at hand.
+"""The requests of a lock on plain sockets: the upper limit for a lock in Python that sends the same requests.
 
-The requests are ready-made, and hardly anything is read in the replies: no timeouts, no retries, no second look; but
-for `BareHolding`, no lease and one token for ever. Whatever a lock does beyond, it pays for. Threads have a connection
-each, so none waits for another; the tasks of a client share one, and what they send in one turn of the loop
-leaves together.
+The requests are packed beforehand, and the replies are hardly parsed: there are no timeouts and no retries. Only
+`BareHolding` keeps a lease and makes a new token for each acquire. Each thread has a connection of its own. The tasks
+of a client share one connection, and their requests of one iteration of the loop leave together.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ROOM = 65536
 
 
 class _Words:
-    """The requests of one waiter, and what he looks for in what comes."""
+    """The requests of one waiter, packed."""
 
     def __init__(self, name: str, channel: str, lease_s: int) -> None:
         self.token = token = new_token()
@@ -68,8 +67,8 @@ class BareLock:
 
     Args:
         client: of the server, which has DELIFEQ.
-        name: the lock's, which is its key.
-        lease_s: its ttl.
+        name: of the lock, which is its key.
+        lease_s: the ttl, in seconds.
     """
 
     def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
@@ -86,8 +85,8 @@ class BareLock:
             heard += self._socket.recv(_ROOM)
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it, or wait for it."""
-        if not (self._handed_over and blocking):  # else others wait, and it would only fail
+        """Acquire the lock, or wait for it."""
+        if not (self._handed_over and blocking):  # after a hand-over another waiter holds the lock
             self._socket.sendall(self._words.acquire)
             if self._socket.recv(_ROOM) == b"+OK\r\n":
                 return True
@@ -98,7 +97,7 @@ class BareLock:
         return blocking
 
     def release(self) -> None:
-        """Give it back, or hand it over."""
+        """Release the lock, or hand it over."""
         if not self._was_granted:
             self._socket.sendall(self._words.release)
             if self._socket.recv(_ROOM) == b":1\r\n":
@@ -108,16 +107,16 @@ class BareLock:
         self._handed_over = self._socket.recv(_ROOM) == b":2\r\n"
 
     def __enter__(self) -> object:
-        """Take it."""
+        """Acquire the lock."""
         return self.acquire()
 
     def __exit__(self, *error: object) -> None:
-        """Give it back."""
+        """Release the lock."""
         self.release()
 
 
 class _Holding(threading.local):
-    """What a thread holds."""
+    """The token and the lease of a thread."""
 
     token: bytes | None = None
     queued: bytes | None = None
@@ -125,7 +124,7 @@ class _Holding(threading.local):
 
 
 class BareHolding(BareLock):
-    """The same with what redis-py's interface asks for: a new token each time, which each thread's holding keeps.
+    """A `BareLock` with a new token for each acquire, kept for each thread, as redis-py's interface needs it.
 
     The arguments are those of `BareLock`.
     """
@@ -139,7 +138,7 @@ class BareHolding(BareLock):
         self._acquire, self._wait, self._release, self._pass_on = (one.split(words.token) for one in requests)
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it, or wait for it."""
+        """Acquire the lock, or wait for it."""
         local = self.local
         token = new_token()
         sent_at = time.monotonic()
@@ -157,7 +156,7 @@ class BareHolding(BareLock):
         return blocking
 
     def release(self) -> None:
-        """Give it back, or hand it over."""
+        """Release the lock, or hand it over."""
         local = self.local
         token = local.token
         assert token is not None
@@ -172,11 +171,11 @@ class BareHolding(BareLock):
 
 
 class BareBatch:
-    """Locks on a blocking socket, all of them asked for in one piece, for the lease that every contestant has.
+    """Locks on a blocking socket, requested in one write.
 
     Args:
         client: of the server, which has DELIFEQ.
-        lease_s: their ttl.
+        lease_s: the ttl of the locks, in seconds.
     """
 
     def __init__(self, client: redis.Redis, lease_s: int) -> None:
@@ -198,18 +197,18 @@ class BareBatch:
         return heard
 
     def acquire(self, names: Sequence[str], /) -> int:
-        """Take what is free, and count it."""
+        """Acquire the free locks, and return their number."""
         if names is not self._names:
             self._prepare(names)
         return self._ask(self._acquire).count(b"+OK")
 
     def release(self) -> int:
-        """Give it back, and count it."""
+        """Release the locks, and return how many were held."""
         return self._ask(self._release).count(b":1")
 
 
 class _Link(asyncio.Protocol):
-    """The connection of all tasks of a client."""
+    """The connection that all tasks of a client share."""
 
     def __init__(self) -> None:
         self.channel = "bench:" + new_token().decode()
@@ -224,7 +223,7 @@ class _Link(asyncio.Protocol):
         settings = client.connection_pool.connection_kwargs
         address = str(settings.get("host", "localhost")), int(settings.get("port", 6379))
         self._transport, _ = await self._loop.create_connection(lambda: self, *address)
-        greeted = [self._loop.create_future() for _ in range(3)]  # a subscription is answered by a push
+        greeted = [self._loop.create_future() for _ in range(3)]  # the reply to SUBSCRIBE is a push
         self._asked.extend(greeted)
         self._transport.write(_greeting(self.channel))
         await asyncio.gather(*greeted)
@@ -266,7 +265,7 @@ async def _opened(client: redis.asyncio.Redis) -> _Link:
 
 
 class AsyncBareLock:
-    """A lock on the connection of its client's tasks; the arguments are those of `BareLock`."""
+    """A lock on the connection that all tasks of a client share; the arguments are those of `BareLock`."""
 
     def __init__(self, client: redis.asyncio.Redis, name: str, lease_s: int) -> None:
         self._client = client
@@ -284,7 +283,7 @@ class AsyncBareLock:
         return link
 
     async def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it, or wait for it."""
+        """Acquire the lock, or wait for it."""
         link = self._link or await self._connect()
         words = self._words
         if not (self._handed_over and blocking) and await link.ask(words.acquire) == b"OK":
@@ -298,7 +297,7 @@ class AsyncBareLock:
         return blocking
 
     async def release(self) -> None:
-        """Give it back, or hand it over."""
+        """Release the lock, or hand it over."""
         assert self._link is not None
         if not self._was_granted and await self._link.ask(self._words.release) == 1:
             return

@@ -1,7 +1,7 @@
 """The workload of `python -m bench throughput --mode batch`: many names at a time.
 
-Rules: every batch is taken as a whole and given back as a whole; a name taken and given back counts as a pair; the
-answers are counted, not believed.
+Every batch is acquired and released as a whole. Each name counts as a pair. A batch of which not every lock was
+acquired and released is an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
 
 COUNTS = (10, 100, 1000)
-"""How many names a batch has, in one row each."""
+"""The sizes of batches; each is a row."""
 
 
 def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = COUNTS) -> list[Entrant]:
-    """A contestant's rows, one for each size of batch.
+    """Make the rows of a contestant, one for each size of batch.
 
     Raises:
-        AbsentError: where the contestant has no batches.
+        AbsentError: when the contestant has no batches.
     """
 
     def entrant(count: int) -> Entrant:
@@ -36,7 +36,7 @@ def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = CO
 
 
 class _Crew:
-    """One batch of so many names, on a client of its own, and a rival on another client."""
+    """A batch on a client of its own, and a rival on another client."""
 
     def __init__(self, contestant: Contestant, scene: Scene, count: int) -> None:
         if contestant.make_batch is None:
@@ -49,7 +49,7 @@ class _Crew:
         self._witness = scene.witness
 
     def measure(self, seconds: float) -> Sample:
-        """Take and give back the batch, for so long."""
+        """Acquire and release the batch for some seconds."""
         names, count = self._names, len(self._names)
         acquire, release = self._batch.acquire, self._batch.release
         meter = Meter(self._witness)
@@ -73,10 +73,10 @@ class _Crew:
         return Sample(pairs / (now - began_all), latencies_s, self._connections(), client_cpu_us, server_cpu_us)
 
     def check(self) -> None:
-        """Hold all the names, and see through an independent connection that they are held, and gone after.
+        """Check on an independent connection that the batch holds all its names, and none after the release.
 
         Raises:
-            CheckFailedError: at the first thing that is wrong.
+            CheckFailedError: at the first violation.
         """
 
         def expect(right: object, complaint: str) -> None:

@@ -1,6 +1,6 @@
-"""The bytes of a lock on the wire: the two requests that redislock_fast sends to a server, and the right replies.
+"""The requests that redislock_fast sends for an uncontended acquire and release, and their correct replies.
 
-Rules: native commands where the server has them, the release script otherwise, as the package decides.
+As in the package, these are native commands where the server has them, and the release script otherwise.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _SOCKET_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and the one reply that is right."""
+    """A request and its correct reply."""
 
     request: bytes
     reply: bytes
 
 
 class Commands:
-    """What a server understands, and where it is.
+    """The requests that suit a server, and its address.
 
     Args:
-        client: a client of the server.
+        client: of the server.
 
     Attributes:
-        host: the server's.
-        port: the server's.
+        host: of the server.
+        port: of the server.
 
     Raises:
-        AbsentError: where the server wants more than plain TCP.
+        AbsentError: when the server needs more than plain TCP.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -57,17 +57,17 @@ class Commands:
         self._answers_with_holder = _answers_with_holder(client)
 
     def acquire(self, name: str, token: str) -> tuple[str, ...]:
-        """The words of the acquire."""
+        """The acquire, as words."""
         words = ("SET", name, token, "NX", "PX", str(LEASE_S * 1000))
         return (*words, "GET") if self._answers_with_holder else words
 
     def release(self, name: str, token: str) -> tuple[str, ...]:
-        """The words of the release."""
+        """The release, as words."""
         head, tail = self._release_form
         return (*head, name, *tail, token)
 
     def exchanges(self, name: str, token: str) -> tuple[Exchange, Exchange]:
-        """The acquire of a free lock and the release of the own."""
+        """The acquire of a free lock, and its release by the owner."""
         acquired = b"$-1\r\n" if self._answers_with_holder else b"+OK\r\n"
         return (
             Exchange(pack(*self.acquire(name, token)), acquired),
@@ -75,23 +75,23 @@ class Commands:
         )
 
     def is_right(self, exchange: Exchange) -> bool:
-        """Make one exchange on a connection of its own, and say whether the reply was right."""
+        """Make one exchange on a connection of its own, and return whether the reply was correct."""
         with self.connect() as connection:
             connection.sendall(exchange.request)
             with connection.makefile("rb") as replies:
                 return replies.readline() == exchange.reply
 
     def connect(self) -> socket.socket:
-        """A connection to the server."""
+        """Open a connection to the server."""
         return socket.create_connection((self.host, self.port), _SOCKET_TIMEOUT_S)
 
 
 class BareLock:
-    """The bytes as a lock, so that the same check can be made of them.
+    """The requests as a lock, so that the check of a lock can be applied to them.
 
     Args:
-        commands: those of the server.
-        name: the lock's, which is its key.
+        commands: of the server.
+        name: of the lock, which is its key.
     """
 
     def __init__(self, commands: Commands, name: str) -> None:
@@ -99,24 +99,24 @@ class BareLock:
         self._acquire, self._release = commands.exchanges(name, new_token())
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Try once: there is no waiting."""
+        """Try once; there is no waiting."""
         if blocking:
             raise ValueError("bare commands have no waiting")
         return self._commands.is_right(self._acquire)
 
     def release(self) -> None:
-        """Give it back.
+        """Release the lock.
 
         Raises:
-            CheckFailedError: where it was not held.
+            CheckFailedError: when it was not held.
         """
         if not self._commands.is_right(self._release):
             raise CheckFailedError("released a lock that it did not hold")
 
     def __enter__(self) -> Self:
-        """Take it."""
+        """Acquire the lock."""
         if not self.acquire(blocking=False):
-            raise CheckFailedError("somebody else holds the lock")
+            raise CheckFailedError("another owner holds the lock")
         return self
 
     def __exit__(
@@ -125,17 +125,17 @@ class BareLock:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
+        """Release the lock."""
         self.release()
 
 
 def new_token() -> str:
-    """A token as long as the package's."""
+    """Make a token as long as the tokens of the package."""
     return secrets.token_hex(_TOKEN_BYTES // 2)
 
 
 def _release_form(client: redis.Redis) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the release request holds before the name, and between it and the token."""
+    """The words of the release before the name, and those between the name and the token."""
     delifeq, delex = client.execute_command("COMMAND INFO", "DELIFEQ", "DELEX")  # type: ignore[no-untyped-call]
     if delifeq:
         return ("DELIFEQ",), ()
@@ -145,7 +145,7 @@ def _release_form(client: redis.Redis) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _answers_with_holder(client: redis.Redis) -> bool:
-    """Whether the server takes NX and GET together, which it does from Redis 7.0 on."""
+    """Whether the server accepts NX and GET together, as Redis does since 7.0."""
     probe = f"bench:probe:{new_token()}"
     try:
         client.execute_command("SET", probe, "probe", "NX", "PX", "1", "GET")  # type: ignore[no-untyped-call]

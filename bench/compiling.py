@@ -1,4 +1,4 @@
-"""Programs in C beside the bench, compiled on the spot."""
+"""The C programs of the bench, compiled when they are needed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ def compiled(source: Path, folder: Path) -> Path:
 
     Args:
         source: its one file.
-        folder: where the program is put.
+        folder: for the program.
+
+    Returns:
+        The path of the program.
 
     Raises:
-        AbsentError: without a C compiler, or on a system that the program is not for.
+        AbsentError: without a C compiler, or when the program does not compile on this system.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

@@ -1,7 +1,4 @@
-"""Servers for the tracked operations: one of each kind that is installed, for the whole session.
-
-Rules: real servers only.
-"""
+"""Servers for the tracked operations: one of each kind that is installed, for the whole session."""
 
 from __future__ import annotations
 

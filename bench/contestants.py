@@ -1,4 +1,4 @@
-"""What a contestant is: the calls that all lock libraries share, the names of the contestants, and the check of a lock.
+"""The contestants of the bench: the calls that all lock libraries share, their names, and the check of a lock.
 
 `bench.libraries` makes the contestants.
 """
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 LEASE_S = 10
-"""The timeout of every lock: whole seconds, since python-redis-lock knows no finer ones."""
+"""The timeout of every lock: whole seconds, as python-redis-lock accepts nothing finer."""
 
 SLEEP_S = 0.1
-"""How long whoever polls for a lock sleeps between two looks: the default of redis-py."""
+"""How long a poller sleeps between two attempts: the default of redis-py."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all the locks of a measurement are made with.
+    """The options of all locks of a measurement.
 
     Attributes:
         lease_s: the timeout of every lock, in whole seconds.
-        sleep_s: how long whoever polls sleeps, where the library lets one say so.
+        sleep_s: how long a poller sleeps between two attempts, for libraries with such an option.
     """
 
     lease_s: int = LEASE_S
@@ -35,16 +35,16 @@ class Terms:
 
 
 class AnyLock(Protocol):
-    """What all the libraries' locks have in common."""
+    """The calls that the locks of all libraries share."""
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take the lock; without `blocking`, answer False at once where somebody holds it."""
+        """Acquire the lock; without `blocking`, return False at once when it is held."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
     def __enter__(self) -> object:
-        """Take it, waiting for it."""
+        """Acquire the lock, and wait for it."""
 
     def __exit__(
         self,
@@ -53,27 +53,27 @@ class AnyLock(Protocol):
         traceback: TracebackType | None,
         /,
     ) -> object:
-        """Give it back."""
+        """Release the lock."""
 
 
 class AnyAsyncLock(Protocol):
-    """What the libraries' locks for asyncio have in common."""
+    """The calls that the asyncio locks of all libraries share."""
 
     async def acquire(self, *, blocking: bool = True) -> bool:
-        """Take the lock; without `blocking`, answer False at once where somebody holds it."""
+        """Acquire the lock; without `blocking`, return False at once when it is held."""
 
     async def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
 
 class AnyBatch(Protocol):
-    """Many locks at a time, with as little around the library's own calls as a service has."""
+    """Many locks at a time, with no more around the calls of the library than a service has."""
 
     def acquire(self, names: Sequence[str], /) -> int:
-        """Take all that are free, and answer how many that are."""
+        """Acquire all locks that are free, and return their number."""
 
     def release(self) -> int:
-        """Give back what was taken, and answer how many were still held."""
+        """Release the acquired locks, and return how many were still held."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Contestant:
     """One library.
 
     Attributes:
-        name: what the table and `--only` call it.
-        version: the version that is installed.
-        make: makes its lock of a name, as its documentation tells a service to.
-        key_of: the key under which its lock of a name lies on the server.
-        make_async: the same as `make` for asyncio, where the bench knows how.
-        make_batch: makes its batch, where the bench knows how.
+        name: in the table and in `--only`.
+        version: the installed one.
+        make: makes a lock from a name, as the documentation of the library proposes.
+        key_of: the key of a lock on the server, from its name.
+        make_async: as `make`, for asyncio; None when the bench measures none.
+        make_batch: makes a batch; None when the bench measures none.
     """
 
     name: str
@@ -98,11 +98,11 @@ class Contestant:
 
 
 class AbsentError(Exception):
-    """Somebody cannot take part here; the message says why."""
+    """A contestant, a server or a tool is not available here; the message says why."""
 
 
 class CheckFailedError(Exception):
-    """A contestant broke the promise of a lock: its figures mean nothing."""
+    """A contestant is not a correct lock, so its figures mean nothing."""
 
 
 REDIS_PY = "redis-py"
@@ -123,16 +123,16 @@ SERVER_LIMIT = "redis-benchmark"
 
 
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis) -> None:
-    """Take a lock and give it back, and see through an independent connection that it is one.
+    """Check on an independent connection that a lock excludes others while it is held.
 
     Args:
-        key: where its lock lies on the server.
+        key: of the lock on the server.
         holder: the lock.
-        rival: another lock of the same name, which must not be had meanwhile.
+        rival: another lock of the same name.
         witness: a plain client that no contestant uses.
 
     Raises:
-        CheckFailedError: at the first thing that is wrong.
+        CheckFailedError: at the first violation.
     """
 
     def expect(right: object, complaint: str) -> None:

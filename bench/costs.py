@@ -1,6 +1,6 @@
-"""What locks cost beside time: CPU of the client and of the server, and memory of a lock object.
+"""The costs of locks beside time: CPU of the client and of the server, and memory of a lock object.
 
-Rules: one's own questions to the server lie outside what is counted.
+The requests of a meter to the server are not counted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LOCKS = 1000
 
 
 class Meter:
-    """Counts CPU time from `start` on, of this process and of the server.
+    """Measures the CPU time of this process and of the server, from `start` on.
 
     Args:
-        witness: a client of the server, on which nothing else is under way.
+        witness: a client of the server, with no other request under way.
     """
 
     def __init__(self, witness: redis.Redis) -> None:
@@ -28,15 +28,15 @@ class Meter:
         self._client_s = self._server_s = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start counting."""
         self._server_s = server_cpu_s(self._witness)
         self._client_s = time.process_time()
 
     def read(self, pairs: int) -> tuple[float, float]:
-        """Microseconds per pair since then, of this process and of the server.
+        """Return the microseconds per pair since `start`, of this process and of the server.
 
         Args:
-            pairs: how many were done since then.
+            pairs: how many there were since `start`.
         """
         client_s = time.process_time() - self._client_s
         server_s = server_cpu_s(self._witness) - self._server_s
@@ -50,12 +50,13 @@ def server_cpu_s(witness: redis.Redis) -> float:
 
 
 def bytes_per_lock(make: Callable[[str], object]) -> float:
-    """Bytes of memory for each of many locks, as Python's allocators count them.
+    """The bytes of memory of a lock object, as the allocators of Python count them.
 
-    In a thread of its own: a thread's table of thread-local objects grows in jumps, and here it begins empty for all.
+    The locks are made in a new thread: the table of thread-local objects of a thread grows in steps, and in a new
+    thread it is empty for every contestant.
 
     Args:
-        make: makes the lock of a name.
+        make: makes a lock from a name.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_bytes_per_lock, make).result()
@@ -64,7 +65,7 @@ def bytes_per_lock(make: Callable[[str], object]) -> float:
 def _bytes_per_lock(make: Callable[[str], object]) -> float:
     names = [f"bench:memory:{index}" for index in range(_LOCKS)]
     locks: list[object] = [None] * _LOCKS
-    make(names[0])  # what all locks share
+    make(names[0])  # allocates the memory that all locks share
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,5 +1,5 @@
 /*
- * A network between this machine and itself: every byte leaves so much later than it came, in both directions.
+ * A delaying proxy: every byte leaves later than it came, by the same time in both directions.
  *
  *     delay DELAY_US HOST PORT...
  *
@@ -26,7 +26,7 @@
 #define PIECE_BYTES 65536
 #define EVENTS 256
 #define LISTENERS 64
-#define SPIN_NS 200000 /* waking takes 50 to 150 us: so long before it has work, and after, it stays awake */
+#define SPIN_NS 200000 /* waking is slow: before and after its work, it stays awake for so long */
 
 /* One side of a connection. It is never freed: an event of it may still be in hand. */
 struct end {
@@ -34,7 +34,7 @@ struct end {
     int has_ended;      /* nothing more comes from it */
     int is_told;        /* it was told that nothing more comes from its peer */
     struct end *peer;
-    struct piece *late, *last_late; /* what is due and found no room in its socket */
+    struct piece *late, *last_late; /* due, but its socket was full */
 };
 
 struct piece {
@@ -69,7 +69,7 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wake in time for what is due first. */
+/* Wake in time for the first piece that is due. */
 static void set_timer(void)
 {
     int64_t wake_ns = under_way->due_ns - SPIN_NS;
@@ -140,7 +140,7 @@ static void send_late(struct end *to)
             else if (errno == EAGAIN || errno == EWOULDBLOCK)
                 return;
             else if (errno != EINTR)
-                break; /* it is gone: so are the bytes */
+                break; /* it is closed: drop the bytes */
         }
         to->late = piece->next;
         if (piece->length == 0)
@@ -182,7 +182,7 @@ static void join(int client_fd, const struct addrinfo *server)
     int server_fd = socket(server->ai_family, server->ai_socktype, server->ai_protocol);
     if (server_fd < 0)
         die("socket");
-    if (connect(server_fd, server->ai_addr, server->ai_addrlen) != 0) { /* the server has gone: so does the client */
+    if (connect(server_fd, server->ai_addr, server->ai_addrlen) != 0) { /* no server: close the client, too */
         close(server_fd);
         close(client_fd);
         return;

@@ -1,11 +1,10 @@
 /*
- * The floor: how many acquire+release pairs a second two blocking round trips in C reach on one connection.
+ * The floor: acquire+release pairs per second on one connection, each pair two blocking round trips.
  *
  *     floor HOST PORT SECONDS blocking|spinning ACQUIRE ACQUIRED RELEASE RELEASED
  *
- * ACQUIRE and RELEASE are the requests, ACQUIRED and RELEASED the only replies that are right, all in hex. Prints
- * pairs per second; at any other reply it prints that and exits with 1. It knows nothing of the Redis protocol
- * except that each of these replies is a single line.
+ * ACQUIRE and RELEASE are the requests, ACQUIRED and RELEASED their correct replies, all in hex. Prints pairs per
+ * second; at any other reply it prints that reply and exits with 1. Each reply must be a single line.
  */
 #include <errno.h>
 #include <netdb.h>

@@ -1,7 +1,4 @@
-"""The floor of a blocking lock: the two round trips that it cannot do without, in C.
-
-Rules: the C file is compiled on the spot.
-"""
+"""The floor of a blocking lock: its two round trips in C, by `floor.c`."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from bench.contestants import FLOOR, CheckFailedError
 from bench.rounds import TWO_ROUND_TRIPS, Entrant, Sample, Scene
 
 NAMES = {FLOOR: "blocking", "floor-spinning": "spinning"}
-"""What `--only` calls the two floors, and how each waits for its reply."""
+"""The two floors by their names in `--only`, and how each waits for a reply."""
 
 _SOURCE = Path(__file__).with_name("floor.c")
 
 
 def entrants_of(wanted: str, scene: Scene) -> list[Entrant]:
-    """The one row of a floor.
+    """Make the one row of a floor.
 
     Args:
         wanted: a key of `NAMES`.
-        scene: where to measure.
+        scene: of the measurement.
 
     Raises:
-        AbsentError: without a C compiler, or where the server wants more than plain TCP.
+        AbsentError: without a C compiler, or when the server needs more than plain TCP.
     """
     commands = Commands(scene.witness)
     program = compiled(_SOURCE, scene.folder)
@@ -46,10 +43,10 @@ def entrants_of(wanted: str, scene: Scene) -> list[Entrant]:
 
 
 def _run(program: Path, commands: Commands, name: str, seconds: float, waiting: str) -> float:
-    """Pairs per second.
+    """Measure the pairs per second.
 
     Raises:
-        CheckFailedError: where the server gave any reply but the right ones.
+        CheckFailedError: when a reply of the server is not the correct one.
     """
     acquire, release = commands.exchanges(name, new_token())
     parts = (acquire.request, acquire.reply, release.request, release.reply)

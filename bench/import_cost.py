@@ -1,7 +1,6 @@
-"""What importing the package costs a process that imports redis anyway.
+"""The time that importing the package adds to a process that imports redis.
 
-Rules: every figure comes from a fresh interpreter, which times only the import itself. Must not
-know: locks or servers.
+Every figure comes from a new interpreter, which measures the import alone.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ print(time.perf_counter() - began)
 
 
 def import_s(module: str, *after: str) -> float:
-    """Seconds that importing the module takes in a fresh interpreter.
+    """Measure the seconds that an import takes in a new interpreter.
 
     Args:
-        module: what to import.
+        module: the one to import.
         after: modules that are imported before the clock starts.
     """
     child = [sys.executable, "-c", _CHILD, module, *after]
@@ -34,12 +33,12 @@ def import_s(module: str, *after: str) -> float:
 
 
 def import_costs_ms(children: int) -> list[float]:
-    """Milliseconds that `import redislock_fast` adds in a process that has imported redis.
+    """Measure the milliseconds that `import redislock_fast` adds in a process that has imported redis.
 
-    Timed within one process: the difference between two processes that import 300 ms of redis each is all noise.
+    The import is timed within one process: between two processes, the noise of importing redis is larger.
 
     Args:
         children: how many interpreters to start.
     """
-    import_s("redislock_fast")  # writes the bytecode
+    import_s("redislock_fast")  # so that the bytecode is written
     return [1000 * import_s("redislock_fast", "redis") for _ in range(children)]

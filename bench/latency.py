@@ -1,12 +1,12 @@
 """`python -m bench latency`: locks on a server that is not on this machine, beside redis-py's.
 
-Each caller, a thread or a task, has a lock of its own, and all of a contestant's callers share one client. The server
-is behind `delay.c`, which makes every byte wait for half a round trip in each direction. A second part of each round
-acquires the same free locks with a `blocking_timeout` that leaves one and a half round trips, and counts how many of
-the acquires succeed.
+Each caller, a thread or a task, has a lock of its own, and all callers of a contestant share one client. The server
+is behind `delay.c`, which delays every byte by half a round trip in each direction. The second part of each round
+acquires the same free locks with a `blocking_timeout` of one and a half round trips, and counts how many of the
+acquires succeed.
 
-Rules: the witness goes to the server directly; percentiles are of one round, figures are the medians of the rounds,
-ratios are taken within a round.
+The witness is not delayed. Percentiles are taken of one round, figures are medians of the rounds, and ratios are taken
+within a round.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ HELP = "locks on a server that is a round trip away: pairs per second, and how l
 
 _CONTESTANTS = (REDIS_PY, OURS)
 _COUNTS = (1, 2, 8, 64)
-_TRIES = 3  # acquires with a time limit, for each caller and round
+_TRIES = 3  # acquires with a time limit, per caller and round
 _LIMIT_ROUND_TRIPS = 1.5
-_LEAST_ROUND_TRIPS = 10  # that a round lasts, however long they are
+_LEAST_ROUND_TRIPS = 10  # the shortest round
 
 
 def _of_tasks(contestant: contestants.Contestant, scene: Scene, count: int) -> tasks.Crew:
@@ -135,9 +135,9 @@ class _Cell:
     Attributes:
         contestant: its name.
         kind: a key of `_KINDS`.
-        count: how many callers there are.
-        scene: where to measure; its URL is delayed.
-        rtt_ms: by so much.
+        count: of callers.
+        scene: of the measurement; its URL is delayed.
+        rtt_ms: the round trip, in ms.
     """
 
     contestant: str
@@ -158,10 +158,10 @@ class _Cell:
         return sample
 
     def summary(self, cells: Sequence[_Cell]) -> dict[str, Any]:
-        """What there is to say of the row, as it is saved.
+        """The figures of the row, as they are saved.
 
         Args:
-            cells: all of the race, for the ratios to redis-py's row of the same workload.
+            cells: all of the race, for the ratios to the row of redis-py in the same workload.
         """
         workload = self.entrant.workload
         base = next(cell for cell in cells if (cell.contestant, cell.entrant.workload) == (REDIS_PY, workload))

@@ -50,9 +50,9 @@ def _redis_py(terms: Terms) -> Contestant:
 
 
 class _PipelineBatch:
-    """What a service with redis-py does that takes many locks at a time: the requests of its `Lock` in a pipeline.
+    """Many locks of redis-py at a time, as a service can have them: the requests of its `Lock` in a pipeline.
 
-    One token for all, as cheap as it can be had.
+    All locks have one token, which is the cheapest way.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -78,7 +78,7 @@ class _PipelineBatch:
 
 
 class _OurBatch:
-    """A batch of ours."""
+    """A batch of the package."""
 
     def __init__(self, client: redis.Redis) -> None:
         from redislock_fast import Locker  # noqa: PLC0415 - `find` imports it
@@ -136,7 +136,7 @@ def _ours_polling(terms: Terms) -> Contestant:
 def _python_redis_lock(terms: Terms) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
-    # It warns of every acquire that fails, and the check makes one fail in every round.
+    # It logs a warning for every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
 
     def make(client: redis.Redis, name: str) -> AnyLock:
@@ -192,15 +192,15 @@ _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
 
 
 def find(name: str, terms: Terms = _USUAL_TERMS) -> Contestant:
-    """The contestant of that name.
+    """Make a contestant.
 
     Args:
-        name: as `--only` has it.
-        terms: what its locks are made with.
+        name: as in `--only`.
+        terms: the options of its locks.
 
     Raises:
-        AbsentError: where its library is not installed, or cannot do it.
-        ImportError: where it is installed and cannot be imported.
+        AbsentError: when its library is not installed.
+        ImportError: when its library is installed and cannot be imported.
     """
     package, make = _FACTORIES[name]
     if not find_spec(package):

@@ -1,8 +1,8 @@
-"""`python -m bench redlock`: one lock over independent servers, by a majority of them.
+"""`python -m bench redlock`: one lock over independent servers, granted by a majority of them.
 
-Two tables from one run. Uncontended acquire+release pairs in one thread: ours, pottery's Redlock, and what a service
-does that has redis-py's Lock alone, one lock after the other; beside them the same requests on bare sockets, which is
-what the machine allows. And what one frozen server adds to an acquisition: to the first, and to the later ones.
+The first table has uncontended acquire+release pairs in one thread: of the package, of pottery's Redlock, and of
+redis-py's locks, one server after the other. The same requests on plain sockets show the upper limit. The second table
+has the time that one frozen server adds to an acquire: to the first one, and to later ones.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from bench.tables import REDLOCK_COLUMNS, print_rows
 from redislock_fast import Redlock
 from redislock_fast.server import Server
 
-HELP = "one lock over independent servers: pairs per second, and what a frozen server costs"
+HELP = "one lock over independent servers: pairs per second, and the cost of a frozen server"
 
 _BARE = "bare sockets"
 _POTTERY = "pottery"
-_LIMIT_S = 0.25  # of a server that does not answer: ours by default, the others by their clients' socket_timeout
+_LIMIT_S = 0.25  # for a server that does not answer: the `limit` of the package, the `socket_timeout` of the others
 _LATER = 30
 
 
 class _Lock(Protocol):
-    """What the contestants have in common."""
+    """The calls that all contestants share."""
 
     def acquire(self) -> bool:
-        """Take the lock of a majority, or answer False."""
+        """Acquire the lock of a majority, or return False."""
 
     def release(self) -> None:
-        """Give it back everywhere."""
+        """Release the lock on all servers."""
 
 
 class _Loop:
-    """What a service does with redis-py's lock: one server after the other, as Redis's page on locks begins to say."""
+    """Locks of redis-py on one server after the other, as a service without a Redlock library would do it."""
 
     def __init__(self, clients: Sequence[redis.Redis], name: str) -> None:
         self._locks = [client.lock(name, timeout=LEASE_S, blocking=False) for client in clients]
@@ -77,7 +77,7 @@ def _or_false(call: Callable[[], Any]) -> Any:
 
 
 class _Bare:
-    """The requests of ours on sockets of their own, all answers waited for: what is left when no client takes time."""
+    """The requests of the package on plain sockets, with all replies awaited: the upper limit."""
 
     def __init__(self, running: Sequence[Server], name: str) -> None:
         native = running[0].kind == "valkey"
@@ -107,13 +107,13 @@ class _Bare:
 
 @dataclass(frozen=True)
 class _Fleet:
-    """The servers, and what is to be closed when the race is over."""
+    """The servers, and the resources that are closed after the race."""
 
     servers: list[Server]
     closing: ExitStack
 
     def clients(self) -> list[redis.Redis]:
-        """A client of each, which gives up a silent server after the same time as all others do."""
+        """Make a client for each server, with the time limit that all contestants have."""
         return [
             self.closing.enter_context(
                 redis.Redis(port=server.port, socket_timeout=_LIMIT_S, retry=Retry(NoBackoff(), 0))
@@ -132,7 +132,7 @@ def _pottery(fleet: _Fleet, name: str) -> _Lock:
     lock = Pottery(key=name, masters=set(fleet.clients()), auto_release_time=LEASE_S)
 
     class Try:
-        """It without waiting, and without its error where a minority cannot be reached."""
+        """It without waiting, and without its error for a minority that cannot be reached."""
 
         def acquire(self) -> bool:
             return bool(lock.acquire(blocking=False))
@@ -204,7 +204,7 @@ def _run_on(fleet: _Fleet, options: argparse.Namespace) -> dict[str, Any]:
         print(f"{OURS} : {_POTTERY} {statistics.median(ratios):.1f} ({version(_POTTERY)})")
     frozen = {name: _freeze(fleet, name) for name in names if name != _BARE}
     cells = [[name, *(f"{figure:.2f}" for figure in figures.values())] for name, figures in frozen.items()]
-    report.table("one server frozen: what an acquire takes, ms", ["contestant", *next(iter(frozen.values()))], cells, 1)
+    report.table("one server frozen: time of an acquire, ms", ["contestant", *next(iter(frozen.values()))], cells, 1)
     return {"command": "redlock", **report.environment(), "results": rows, "frozen_ms": frozen}
 
 
@@ -213,11 +213,11 @@ def _make(fleet: _Fleet, contestant: str) -> _Lock:
 
 
 def entrant(name: str, lock: _Lock) -> Entrant:
-    """The row of a contestant.
+    """Make the row of a contestant.
 
     Args:
-        name: the contestant's.
-        lock: its lock of a majority.
+        name: of the contestant.
+        lock: its lock.
     """
     title = f"{name}, one by one" if name == REDIS_PY else name
     return Entrant(
@@ -237,7 +237,7 @@ def _check(lock: _Lock) -> None:
 
 
 def _freeze(fleet: _Fleet, contestant: str) -> dict[str, float]:
-    """Freeze each server in turn, each under a lock of its own: not everybody undoes what one does that is frozen."""
+    """Freeze each server in turn, each with a new lock: not every contestant cleans up on a server that was frozen."""
     before_ms: list[float] = []
     first_ms: list[float] = []
     later_ms: list[float] = []

@@ -1,7 +1,6 @@
-"""What a command shows and saves: a progress bar, a table, a JSON file.
+"""The output of a command: a progress bar, tables, a JSON file.
 
-Rules: progress and complaints go to stderr, results to stdout; both read well where there is no
-terminal.
+Progress and errors go to stderr, results to stdout. Both are readable without a terminal.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ _WIDTH_WITHOUT_TERMINAL = 150
 
 
 class Step(Protocol):
-    """To be called before each step."""
+    """A function to call before each step."""
 
     def __call__(self, stage: str) -> None:
-        """Begin a step of the stage; the one before it is done."""
+        """Begin a step of the stage, and end the step before it."""
 
 
 @contextmanager
 def progress(total_steps: int) -> Iterator[Step]:
-    """A progress bar; without a terminal, one line for each new stage.
+    """Show a progress bar; without a terminal, one line for each new stage.
 
     Args:
-        total_steps: how many steps there will be.
+        total_steps: the number of steps.
 
     Yields:
-        What to call before each step.
+        The function to call before each step.
     """
     console = Console(stderr=True)
     columns = (
@@ -71,10 +70,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wor
     """Print a table.
 
     Args:
-        title: what stands above it.
+        title: above the table.
         columns: the headings.
         rows: the cells, one sequence per row.
-        words: how many columns, counted from the left, hold words; the rest hold figures.
+        words: how many columns, from the left, hold words; the others hold figures.
     """
     drawn = Table(title=title, title_justify="left")
     for index, heading in enumerate(columns):
@@ -86,7 +85,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wor
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the interpreter, as they belong in every saved result."""
+    """The machine and the interpreter, for every saved result."""
     return {
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),

@@ -1,8 +1,8 @@
-"""How contestants are measured against one another: in rounds, each in turn.
+"""Measures contestants against one another, in interleaved rounds.
 
-Rules: rounds interleave the contestants (A B C A B C ...), so that the machine's noise hits all
-alike; ratios are taken within a round and only then reduced to their median; one warm-up is not
-counted; each contestant is checked in each round, outside the timed part.
+Each round measures all contestants in turn (A B C A B C ...), so that the noise of the machine affects all of them.
+Ratios are taken within a round, and their median is the figure. A warm-up round is not counted. Each contestant is
+checked in each round, outside the timed part.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TWO_ROUND_TRIPS = "two round trips"
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a race takes place.
+    """The server of a race, and the resources that end with the race.
 
     Attributes:
-        url: the server's.
-        prefix: a name that nobody else on the server uses, for locks, and for what others begin with it.
+        url: of the server.
+        prefix: a name that is used for nothing else on the server; the names of all locks begin with it.
         witness: a plain client that no contestant uses.
-        folder: for files; it goes when the race is over.
-        closing: what is to be closed then.
+        folder: for files; it is removed after the race.
+        closing: closes other resources after the race.
     """
 
     url: str
@@ -49,15 +49,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement; what is not measured in a workload is None, or empty.
+    """One measurement; a figure that the workload does not measure is None, or empty.
 
     Attributes:
         pairs_per_s: of all threads, tasks or names together.
-        latencies_s: of every single operation: an acquire or a release, of one lock or of a batch.
-        acquires_s: of every acquire, where these are told apart.
-        connections: how many the contestant has to the server.
-        client_cpu_us: microseconds of this process's CPU time per pair.
-        server_cpu_us: the same of the server's.
+        latencies_s: of every operation: an acquire or a release, of one lock or of a batch.
+        acquires_s: of every acquire, when acquires are measured apart.
+        connections: of the contestant to the server.
+        client_cpu_us: CPU time of this process per pair, in microseconds.
+        server_cpu_us: CPU time of the server per pair, in microseconds.
     """
 
     pairs_per_s: float
@@ -75,11 +75,11 @@ class Entrant:
     Attributes:
         contestant: its name in `--only` and in the JSON file.
         title: its name in the table.
-        workload: what is done; the ratio to redis-py is taken in the same.
-        measure: measures for so many seconds.
-        check: raises `CheckFailedError` unless its lock is one.
-        count: how many threads, tasks or names there are at a time.
-        limit: the contestant that shows how much there is to be reached at all.
+        workload: its name; the ratio to redis-py is taken in the same workload.
+        measure: measures for a number of seconds.
+        check: raises `CheckFailedError` when the lock is not a correct one.
+        count: of threads, tasks or names at a time.
+        limit: the contestant that shows the upper limit.
         samples: one per counted round.
     """
 
@@ -100,11 +100,11 @@ class Entrant:
 
 @contextmanager
 def open_scene(url: str, locks: int) -> Iterator[Scene]:
-    """Names that nobody uses on the server, and no keys of them left behind.
+    """Open a scene, and delete the keys of its locks at the end.
 
     Args:
-        url: the server's.
-        locks: how many numbered names there are at most, behind the prefix and a colon.
+        url: of the server.
+        locks: the most numbered names, each the prefix, a colon and a number.
     """
     prefix = f"bench:{secrets.token_hex(4)}"
     with (
@@ -121,7 +121,12 @@ def open_scene(url: str, locks: int) -> Iterator[Scene]:
 
 
 def race(entrants: list[Entrant], rounds: int, seconds: float) -> None:
-    """Run a warm-up and the counted rounds, and give every entrant its samples.
+    """Run a warm-up and the counted rounds, and add the samples to every entrant.
+
+    Args:
+        entrants: all rows.
+        rounds: how many count.
+        seconds: for each entrant and round.
 
     Raises:
         CheckFailedError: at the first failure of a contestant.
@@ -158,10 +163,10 @@ def sample(entrant: Entrant, seconds: float) -> Sample:
 
 
 def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
-    """What there is to say about every row, as it is saved; None for what is not measured.
+    """The figures of a row, as they are saved; None for a figure that is not measured.
 
     Args:
-        entrant: whose row it is.
+        entrant: the row.
         entrants: all of the race, for the ratios.
     """
     workload = REUSED if entrant.workload == TWO_ROUND_TRIPS else entrant.workload

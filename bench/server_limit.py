@@ -1,7 +1,7 @@
-"""The server's own limit: the two commands of a lock, pipelined by the server's own load generator.
+"""The limit of the server: the two commands of a lock, pipelined by the load generator of the server.
 
-Rules: the commands are those that redislock_fast sends, all for one name: but for the first, an acquire finds the lock
-held and a release finds it gone. Both cost the server less than taking and giving back, so the limit is an upper one.
+The commands are those of redislock_fast, all for one name. All but the first acquire find the lock held, and all but
+the first release find it gone. Both cost the server less than a pair does, so this is an upper limit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from bench.contestants import SERVER_LIMIT, AbsentError, CheckFailedError
 from bench.rounds import Entrant, Sample, Scene
 from redislock_fast.server import find_binary
 
-_DEPTH = 64  # requests under way on each of its connections
-_CONNECTIONS = 50  # its default
-_REQUESTS_PER_S = 400_000  # of the time to measure, for each of the two commands
+_DEPTH = 64  # requests under way on each connection
+_CONNECTIONS = 50  # the default of the load generator
+_REQUESTS_PER_S = 400_000  # how many are sent of each command, per second to measure
 _PROGRAMS = ("valkey-benchmark", "redis-benchmark")
 _TIMEOUT_S = 60
 
 
 def entrants_of(scene: Scene) -> list[Entrant]:
-    """The one row of the limit.
+    """Make the one row of the limit.
 
     Raises:
-        AbsentError: without a load generator, or where the server wants more than plain TCP.
+        AbsentError: without a load generator, or when the server needs more than plain TCP.
     """
     program = _find_program()
     commands = Commands(scene.witness)
@@ -48,7 +48,7 @@ def entrants_of(scene: Scene) -> list[Entrant]:
 
 
 def _find_program() -> Path:
-    """The load generator on the PATH, or beside one of the server binaries that Python packages bring."""
+    """Find the load generator on the PATH, or beside a server binary that a Python package brings."""
     for name in _PROGRAMS:
         if on_path := shutil.which(name):
             return Path(on_path)
@@ -60,7 +60,7 @@ def _find_program() -> Path:
 
 
 def _measure(program: Path, commands: Commands, name: str, scene: Scene, seconds: float) -> Sample:
-    """Measure both commands one after the other, and say what both together allow."""
+    """Measure both commands one after the other, and return the rate of pairs that they allow."""
     token = new_token()
     requests = max(1, int(seconds * _REQUESTS_PER_S))
     acquires_per_s = _run(program, commands, requests, commands.acquire(name, token))
@@ -73,11 +73,11 @@ def _measure(program: Path, commands: Commands, name: str, scene: Scene, seconds
 
 
 def _run(program: Path, commands: Commands, requests: int, words: tuple[str, ...]) -> float:
-    """Requests per second."""
+    """Measure requests per second."""
     where = ["-h", commands.host, "-p", str(commands.port)]
-    what = ["-c", str(_CONNECTIONS), "-P", str(_DEPTH), "-n", str(requests), "--csv"]
+    load = ["-c", str(_CONNECTIONS), "-P", str(_DEPTH), "-n", str(requests), "--csv"]
     done = subprocess.run(
-        [str(program), *where, *what, *words], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        [str(program), *where, *load, *words], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
     )
     rows = list(csv.reader(done.stdout.splitlines()))
     if done.returncode or not rows:

@@ -1,7 +1,4 @@
-"""Which server a command measures on: one started here, or one that the user names by its URL.
-
-Rules: a server that we start ends with the command.
-"""
+"""The server of a command: one that is started here and ends with the command, or a running one, by its URL."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ import redis
 from redislock_fast.server import Server
 
 CHOICES = {"embedded": "valkey", "redis": "redis", "redis-6.2": "redis-6.2"}
-"""What `--server` accepts beside a URL, and the kind of `redislock_fast.server` that it means."""
+"""The names that `--server` accepts beside a URL, and the kind of `redislock_fast.server` for each."""
 
-_OPEN_FILES = 4096  # 1,000 connections of a client and as many of the server, and those of the other rows
+_OPEN_FILES = 4096  # 1,000 connections of a client, as many of the server, and those of the other rows
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers.
+    """A running server.
 
     Attributes:
         url: for `redis.Redis.from_url`.
-        name: its kind and version as it states them, as "valkey 9.1.0".
+        name: kind and version, for example "valkey 9.1.0".
     """
 
     url: str
@@ -44,9 +41,9 @@ def open_server(choice: str) -> Iterator[RunningServer]:
         The server; one that was started here ends with the context.
 
     Raises:
-        FileNotFoundError: where the chosen server is not installed.
-        ValueError: where the choice is neither known nor a URL.
-        redis.ConnectionError: where nothing answers at the URL.
+        FileNotFoundError: when the chosen server is not installed.
+        ValueError: when the choice is neither known nor a URL.
+        redis.ConnectionError: when no server answers at the URL.
     """
     if choice in CHOICES:
         with Server(CHOICES[choice]) as server:
@@ -56,7 +53,7 @@ def open_server(choice: str) -> Iterator[RunningServer]:
 
 
 def allow_open_files() -> None:
-    """Let this process, and those that it starts, the server among them, have the connections of all the rows."""
+    """Raise the limit of open files of this process and of its children, among them the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
@@ -64,7 +61,7 @@ def allow_open_files() -> None:
 
 
 def stated_name(url: str) -> str:
-    """The kind and version of the server, as it states them."""
+    """The kind and version of the server, for example "valkey 9.1.0"."""
     with redis.Redis.from_url(url) as client:
         facts = client.info("server")
     if "valkey_version" in facts:

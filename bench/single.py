@@ -1,6 +1,6 @@
 """The workload of `python -m bench throughput --mode single`: one lock in one thread.
 
-Rules: the lock is reused, or made anew for each pair.
+The lock is reused, or made anew for each pair.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bench import contestants
 from bench.contestants import AnyLock, CheckFailedError, Contestant
 from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
-_PAIRS_PER_LOOK = 10  # pairs between two looks at the clock
+_PAIRS_PER_LOOK = 10  # pairs between two readings of the clock
 
 
 def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
-    """A contestant's rows, one for each way to use a lock."""
+    """Make the rows of a contestant, one for each way to use a lock."""
     client, rival_client = redis.Redis.from_url(scene.url), redis.Redis.from_url(scene.url)
     name = scene.prefix
     reused, rival = contestant.make(client, name), contestant.make(rival_client, name)

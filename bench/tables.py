@@ -1,7 +1,4 @@
-"""The tables of `python -m bench throughput`: which columns a mode has, and how a row's figures are written.
-
-Rules: what a row has no figure for is a dash.
-"""
+"""The columns of the tables of rows, and how figures are written; a missing figure is a dash."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ class Column:
     """One column.
 
     Attributes:
-        heading: what stands above it.
-        cell: what it says of a row that has all its figures.
-        figures: what of the row it needs.
+        heading: above the column.
+        cell: the text for a row that has all figures of the column.
+        figures: the keys of the row that the text needs.
     """
 
     heading: str
@@ -27,7 +24,7 @@ class Column:
     figures: tuple[str, ...]
 
     def of(self, row: Mapping[str, Any]) -> str:
-        """What it says of a row."""
+        """The text for a row."""
         values = [row[figure] for figure in self.figures]
         return "-" if None in values else self.cell(*values)
 
@@ -76,13 +73,13 @@ MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"),
 def print_rows(
     title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], absent: Mapping[str, str]
 ) -> None:
-    """Print a table, and below it who is not in it.
+    """Print a table, and below it the contestants that are not in it.
 
     Args:
-        title: what stands above it.
+        title: above the table.
         columns: contestant and workload, then figures.
         rows: as `bench.rounds.summary` makes them.
-        absent: who is not among them, and why.
+        absent: the reason for each contestant that is not in the table.
     """
     cells = [[column.of(row) for column in columns] for row in rows]
     report.table(title, [column.heading for column in columns], cells, words=2)

@@ -1,8 +1,8 @@
 """The workload of `python -m bench throughput --mode asyncio` and `uvloop`: many tasks on one client.
 
-Rules: each task has a lock of its own name, so none ever waits for another's lock, only for the client, the loop and
-the server; the loop and its connections stay from round to round, and each task has connected before the clock starts;
-what a task has under way when time is up is finished and counts, and so does the time that it takes.
+Each task has a lock with a name of its own, so no task waits for the lock of another. The loop and its connections stay
+from round to round, and each task has connected before the clock starts. A pair that is under way at the end of the
+time is finished and counts, and so does its time.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bench.rounds import Entrant, Sample, Scene
 from bench.threads import UNDO_LIMIT_S
 
 COUNTS = (1, 10, 100, 1000)
-"""How many tasks there are, in one row each."""
+"""The numbers of tasks; each is a row."""
 
 _T = TypeVar("_T")
 
 
 def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = COUNTS) -> list[Entrant]:
-    """A contestant's rows, one for each count of tasks.
+    """Make the rows of a contestant, one for each number of tasks.
 
     Args:
         contestant: the library.
-        scene: where to measure.
+        scene: of the measurement.
         loop: the module whose `new_event_loop` makes the loop, "asyncio" or "uvloop".
-        counts: how many tasks.
+        counts: the numbers of tasks.
 
     Raises:
-        AbsentError: where there is no such module, or the contestant has no locks for asyncio.
+        AbsentError: when there is no such module, or the contestant has no locks for asyncio.
     """
     try:
         new_loop = importlib.import_module(loop).new_event_loop
@@ -56,9 +56,9 @@ def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequenc
 
 
 class Crew:
-    """So many tasks, each with its own lock, on one client in one loop.
+    """A number of tasks, each with a lock of its own, on one client in one loop.
 
-    The client is the crew's own: what it has connected, this count of tasks made it connect.
+    No other crew uses the client, so all of its connections come from this number of tasks.
     """
 
     def __init__(self, contestant: Contestant, scene: Scene, loop: asyncio.AbstractEventLoop, count: int) -> None:
@@ -67,18 +67,18 @@ class Crew:
         names = [f"{scene.prefix}:{index}" for index in range(count)]
         self._loop = loop
         self._client_name = f"{scene.prefix}:{contestant.name}:{type(loop).__module__}:{count}"
-        # redis-py's own limit of 100 connections would make the hundred-and-first of its tasks fail.
+        # With the default of redis-py, 100 connections, the 101st of its tasks would fail.
         self._client = redis.asyncio.Redis.from_url(scene.url, client_name=self._client_name, max_connections=count)
         self._locks = [contestant.make_async(self._client, name) for name in names]
         self._keys = [contestant.key_of(name) for name in names]
         self._witness = scene.witness
 
     def measure(self, seconds: float) -> Sample:
-        """Take and give back the locks, for so long."""
+        """Acquire and release the locks for some seconds."""
         return self._loop.run_until_complete(self._measure(seconds))
 
     def acquire_within(self, limit_s: float, tries: int) -> int:
-        """Take each lock several times, each with a time limit, as `threads.Crew.acquire_within`."""
+        """Acquire each lock several times with a time limit, as `threads.Crew.acquire_within` does."""
 
         async def work(lock: Any) -> int:
             taken = 0
@@ -94,21 +94,21 @@ class Crew:
             taken = sum(await _each(self._locks, work))
             give_up = time.monotonic() + UNDO_LIMIT_S
             while self._witness.exists(*self._keys) and time.monotonic() < give_up:
-                await asyncio.sleep(0.001)  # an acquire that failed is undone in the background
+                await asyncio.sleep(0.001)  # the cleanup of an acquire that failed runs in the background
             return taken
 
         return self._loop.run_until_complete(all_of_them())
 
     def check(self) -> None:
-        """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.
+        """Check on an independent connection that all locks are held at a time, and none after the release.
 
         Raises:
-            CheckFailedError: unless there is a key for each, with a token of its own.
+            CheckFailedError: unless there is a key for each lock, with a token of its own.
         """
         self._loop.run_until_complete(self._check())
 
     def close(self) -> None:
-        """Close the client and the loop, and end what an interrupted race has left in it."""
+        """Close the client and the loop, and cancel the tasks that an interrupted race has left."""
         self._loop.run_until_complete(self._end())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
@@ -165,7 +165,7 @@ class Crew:
             try:
                 if not await lock.acquire(blocking=False):
                     raise CheckFailedError("a free lock could not be acquired")
-            finally:  # failed or not: the others wait for this task
+            finally:  # the other tasks wait for this one, even if it failed
                 to_arrive -= 1
                 if not to_arrive:
                     tokens.update(self._witness.mget(self._keys))
@@ -186,7 +186,7 @@ class Crew:
 
 
 async def _each(locks: Sequence[AnyAsyncLock], work: Callable[[AnyAsyncLock], Awaitable[_T]]) -> list[_T]:
-    """Do the work with every lock, all at a time, each in a task of its own; all have ended when this ends."""
+    """Run the work for every lock at a time, each in a task of its own, and wait for all of them."""
     results = await asyncio.gather(*map(work, locks), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,9 +1,7 @@
 """The operations that pytest-benchmark tracks: `pytest bench --benchmark-only`.
 
-Save a run with `--benchmark-save=NAME`, hold a later one against it with `--benchmark-compare`.
-
-Rules: redis-py's figure stands beside ours wherever both do the operation; results are checked, but
-outside the timed part.
+`--benchmark-save=NAME` saves a run, `--benchmark-compare` compares a later one with it. The figure of redis-py stands
+beside that of the package for every operation that both have. Results are checked outside the timed part.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ both_locks = pytest.mark.parametrize("lock_class", [redis.lock.Lock, Lock], ids=
 
 
 class ChildClock:
-    """A clock for pytest-benchmark that shows the seconds which child processes have counted."""
+    """A clock for pytest-benchmark: the sum of the seconds that child processes have measured."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -80,7 +78,7 @@ def test_acquire_and_release(
 def test_acquire_of_a_held_lock(
     benchmark: BenchmarkFixture, client: redis.Redis, lock_class: type[redis.lock.Lock]
 ) -> None:
-    """One try for a lock that another holds."""
+    """One attempt to acquire a held lock."""
     contender = client.lock("bench:held", timeout=LEASE_S, blocking=False, lock_class=lock_class)
     with client.lock("bench:held"):
         assert benchmark(contender.acquire) is False
@@ -89,7 +87,7 @@ def test_acquire_of_a_held_lock(
 @pytest.mark.benchmark(group="extend")
 @both_locks
 def test_extend(benchmark: BenchmarkFixture, client: redis.Redis, lock_class: type[redis.lock.Lock]) -> None:
-    """Setting the lease of a held lock back to its full time."""
+    """Renewal of the lease of a held lock to its full time."""
     with client.lock("bench:extend", timeout=LEASE_S, lock_class=lock_class) as lock:
         assert benchmark(lock.extend, LEASE_S, replace_ttl=True) is True
 
@@ -100,12 +98,12 @@ def test_extend(benchmark: BenchmarkFixture, client: redis.Redis, lock_class: ty
     [
         pytest.param(_redis_py_encode, id="redis-py"),
         pytest.param(lambda: hiredis.pack_command, id="hiredis"),
-        pytest.param(lambda: _our_encode("threads_py"), id="redislock_fast-python"),
+        pytest.param(lambda: _our_encode("resp_py"), id="redislock_fast-python"),
         pytest.param(lambda: _our_encode("resp"), id="redislock_fast-compiled"),
     ],
 )
 def test_encode(benchmark: BenchmarkFixture, encoder: Callable[[], Encode]) -> None:
-    """Packing the acquire request."""
+    """Packing of the acquire request."""
     encoded = benchmark(encoder(), ACQUIRE)
     expected = hiredis.pack_command(ACQUIRE)  # type: ignore[arg-type] # its stub: a tuple of one
     assert expected == (encoded if isinstance(encoded, bytes) else b"".join(encoded))
@@ -122,7 +120,7 @@ def test_encode(benchmark: BenchmarkFixture, encoder: Callable[[], Encode]) -> N
     ],
 )
 def test_parse(benchmark: BenchmarkFixture, wire: bytes, reply: object) -> None:
-    """Parsing each reply that a lock gets; both libraries leave it to hiredis."""
+    """Parsing of each reply that a lock gets, which hiredis does for both libraries."""
     reader = hiredis.Reader()
 
     def parse() -> object:
@@ -141,7 +139,7 @@ def test_parse(benchmark: BenchmarkFixture, wire: bytes, reply: object) -> None:
     ],
 )
 def test_import(benchmark: BenchmarkFixture, modules: tuple[str, ...]) -> None:
-    """A fresh interpreter's import: of redis, and of ours where redis is there already."""
+    """Imports in a new interpreter: of redis, and of the package after redis."""
 
     def import_in_a_child() -> None:
         child_clock.seconds += import_s(*modules)

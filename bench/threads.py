@@ -1,8 +1,7 @@
 """The workload of `python -m bench throughput --mode threads`: many threads on one client.
 
-Rules: each thread has a lock of its own name, so none ever waits for another's lock, only for the
-client, the interpreter and the server; all start at once; what a thread has under way when time is
-up is finished and counts, and so does the time that it takes.
+Each thread has a lock with a name of its own, so no thread waits for the lock of another. All threads start at once. A
+pair that is under way at the end of the time is finished and counts, and so does its time.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
 
 COUNTS = (4, 16, 64)
-"""How many threads there are, in one row each."""
+"""The numbers of threads; each is a row."""
 
 UNDO_LIMIT_S = 2.0
-"""How long a contestant may take to undo acquires that have failed."""
+"""How long a contestant may take to clean up after acquires that have failed."""
 
 _T = TypeVar("_T")
 
 
 def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = COUNTS) -> list[Entrant]:
-    """A contestant's rows, one for each count of threads."""
+    """Make the rows of a contestant, one for each number of threads."""
 
     def entrant(count: int) -> Entrant:
         crew = Crew(contestant, scene, count)
@@ -44,7 +43,7 @@ def entrants_of(contestant: Contestant, scene: Scene, counts: Sequence[int] = CO
 
 @dataclass(frozen=True)
 class Turns:
-    """What threads did with their locks.
+    """The pairs of all threads, and how long their operations took.
 
     Attributes:
         pairs: of all threads together.
@@ -70,15 +69,15 @@ class Turns:
 
 
 def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], None] = lambda: None) -> Turns:
-    """Take and give back each lock in a thread of its own, for so long after the last thread is ready.
+    """Acquire and release each lock in a thread of its own.
 
     Args:
         locks: of different names.
-        seconds: for how long.
-        at_start: is called once, when all threads are ready.
+        seconds: for how long, from the moment when all threads are ready.
+        at_start: called once, when all threads are ready.
 
     Raises:
-        CheckFailedError: where a lock is not to be had.
+        CheckFailedError: when a lock is not acquired.
     """
     acquires_s, releases_s = array("d"), array("d")
     began_all = deadline = 0.0
@@ -113,9 +112,9 @@ def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], 
 
 
 class Crew:
-    """So many threads, each with its own lock, on one client.
+    """A number of threads, each with a lock of its own, on one client.
 
-    The client is the crew's own: what it has connected, this count of threads made it connect.
+    No other crew uses the client, so all of its connections come from this number of threads.
     """
 
     def __init__(self, contestant: Contestant, scene: Scene, count: int) -> None:
@@ -127,7 +126,7 @@ class Crew:
         self._witness = scene.witness
 
     def measure(self, seconds: float) -> Sample:
-        """Take and give back the locks, for so long after the last thread is ready."""
+        """Acquire and release the locks for some seconds, from the moment when all threads are ready."""
         meter = Meter(self._witness)
         turns = take_turns(self._locks, seconds, meter.start)
         client_cpu_us, server_cpu_us = meter.read(turns.pairs)
@@ -141,14 +140,14 @@ class Crew:
         )
 
     def acquire_within(self, limit_s: float, tries: int) -> int:
-        """Take each lock several times, each with a time limit, all threads at a time, at random moments.
+        """Acquire each lock several times with a time limit, in all threads at a time, at random moments.
 
         Args:
-            limit_s: the `blocking_timeout`.
-            tries: how many for each lock.
+            limit_s: the `blocking_timeout`, in seconds.
+            tries: acquires of each lock.
 
         Returns:
-            How many acquires took their lock. All of the locks are free.
+            How many acquires succeeded. All locks are released.
         """
 
         def work(lock: Any) -> int:
@@ -164,14 +163,14 @@ class Crew:
         taken = sum(_each(self._locks, work))
         give_up = time.monotonic() + UNDO_LIMIT_S
         while self._witness.exists(*self._keys) and time.monotonic() < give_up:
-            time.sleep(0.001)  # an acquire that failed is undone in the background
+            time.sleep(0.001)  # the cleanup of an acquire that failed runs in the background
         return taken
 
     def check(self) -> None:
-        """Hold all the locks at a time, and see through an independent connection that they are held, and gone after.
+        """Check on an independent connection that all locks are held at a time, and none after the release.
 
         Raises:
-            CheckFailedError: unless there is a key for each, with a token of its own.
+            CheckFailedError: unless there is a key for each lock, with a token of its own.
         """
         tokens: set[bytes | str | None] = set()
         all_hold = threading.Barrier(len(self._locks), action=lambda: tokens.update(self._witness.mget(self._keys)))
@@ -181,7 +180,7 @@ class Crew:
                 if not lock.acquire(blocking=False):
                     raise CheckFailedError("a free lock could not be acquired")
             finally:
-                all_hold.wait()  # failed or not: the others wait for this thread
+                all_hold.wait()  # the other threads wait for this one, even if it failed
             lock.release()
 
         if self._witness.exists(*self._keys):
@@ -197,6 +196,6 @@ class Crew:
 
 
 def _each(locks: Sequence[AnyLock], work: Callable[[AnyLock], _T]) -> list[_T]:
-    """Do the work with every lock, all at a time, each in a thread of its own."""
+    """Run the work for every lock at a time, each in a thread of its own."""
     with ThreadPoolExecutor(len(locks)) as threads:
         return list(threads.map(work, locks))

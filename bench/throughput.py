@@ -1,8 +1,7 @@
-"""`python -m bench throughput`: how many uncontended acquire+release pairs a process reaches.
+"""`python -m bench throughput`: uncontended acquire+release pairs per second of a process.
 
-Each mode is a race of some workloads: one thread, where the C floor and the other libraries take part; many threads,
-many tasks, many names at a time, where only redis-py and the package do, and the server's own limit; and the main rows
-of all of them.
+Each mode is a race of some workloads: one thread, with the C floor and the other libraries; many threads, tasks or
+names at a time, with redis-py, the package and the limit of the server; and the main rows of all of them.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ _YARDSTICKS: dict[str, Callable[[Scene], list[Entrant]]] = {
 
 @dataclass(frozen=True)
 class _Workload:
-    """Rows that are measured soon after one another.
+    """Rows that are measured one after the other.
 
     Attributes:
-        entrants_of: answers a contestant's rows.
-        yardsticks: what takes part beside the contestants.
+        entrants_of: makes the rows of a contestant.
+        yardsticks: rows beside those of the contestants.
     """
 
     entrants_of: Callable[[Contestant, Scene], list[Entrant]]
@@ -68,15 +67,15 @@ class _Workload:
 
 @dataclass(frozen=True)
 class _Mode:
-    """What `--mode` chooses.
+    """A choice of `--mode`.
 
     Attributes:
-        about: what it measures.
-        workloads: what is done.
+        about: its description in the help.
+        workloads: that are measured.
         columns: of the table.
-        peers: who takes part beside redis-py and the package.
-        rounds: how many, unless the user says otherwise.
-        seconds: how long each is, unless the user says otherwise.
+        peers: contestants beside redis-py and the package.
+        rounds: the default of `--rounds`.
+        seconds: the default of `--seconds`.
     """
 
     about: str
@@ -88,7 +87,7 @@ class _Mode:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who takes part."""
+        """All contestants and yardsticks."""
         return (*_BOTH, *(name for workload in self.workloads for name in workload.yardsticks), *self.peers)
 
 
@@ -222,7 +221,7 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
 
 
 def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestant], list[Entrant], dict[str, str]]:
-    """Who takes part, the rows to measure, and why others are not among them."""
+    """The contestants, their rows, and the reason for each name that is left out."""
     absent: dict[str, str] = {}
     field: list[Contestant] = []
     for name in wanted:
@@ -241,14 +240,14 @@ def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestan
             if name in wanted:
                 with _noted(absent, name):
                     together += _YARDSTICKS[name](scene)
-        # Those whose ratios are taken are measured soon after one another.
+        # Rows whose ratios are taken are measured one after the other.
         entrants += sorted(together, key=lambda entrant: (entrant.workload == ANEW, entrant.count))
     return field, entrants, absent
 
 
 @contextmanager
 def _noted(absent: dict[str, str], name: str) -> Iterator[None]:
-    """Whoever cannot take part is left out, with the reason."""
+    """Leave out a name that is not available, and note the reason."""
     try:
         yield
     except AbsentError as reason:
@@ -256,7 +255,7 @@ def _noted(absent: dict[str, str], name: str) -> Iterator[None]:
 
 
 def _lock_bytes(contestant: Contestant, scene: Scene) -> dict[str, float]:
-    """What a lock object takes, by the kind of lock."""
+    """The bytes of a lock object, by the kind of lock."""
     client = redis.Redis.from_url(scene.url)
     sizes = {"sync": bytes_per_lock(partial(contestant.make, client))}
     if contestant.make_async:

@@ -1,11 +1,11 @@
 """`python -m bench throughput --topology cluster`: batches of 1,000 names over one, three and six primaries.
 
-On loopback, the client and all nodes share this machine's CPUs, and more nodes add none. So a row says what bounds it;
-and where each node is a millisecond away, it can be seen whether all are asked at once.
+On loopback, the client and all nodes share the CPUs of this machine, and more nodes add none. So each row names its
+bottleneck. The rows with a delay of a millisecond show whether the requests to all nodes leave at once.
 
-Rules: the clusters run side by side, each on loopback ports of its own, and are idle while another is measured; a batch
-is taken as a whole and given back as a whole, and its answers are counted. redis-py takes no part: it refuses scripts
-in a cluster's pipeline.
+The clusters run side by side, each on loopback ports of its own, and are idle while another one is measured. A batch is
+acquired and released as a whole, and its replies are counted. redis-py takes no part: it refuses scripts in the
+pipeline of a cluster.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from bench.servers import CHOICES
 from redislock_fast.server import Server, free_port
 
 PRIMARIES = (1, 3, 6)
-"""How many primaries a cluster has, in one row each."""
+"""The numbers of primaries; each is a row."""
 
 NAMES = 1000
 
 DELAYS_S = (0.0, 0.001)
-"""How far each node is away, in seconds: on loopback, and behind a relay."""
+"""The delay of each node in each direction, in seconds: none, and that of `delay.c`."""
 
 _SLOTS = 16_384
 _START_LIMIT_S = 30.0
@@ -51,8 +51,8 @@ def open_cluster(kind: str, primaries: int) -> Iterator[list[Any]]:
     """Start a cluster without replicas.
 
     Args:
-        kind: of server.
-        primaries: how many.
+        kind: of the servers, as in `redislock_fast.server.KINDS`.
+        primaries: their number.
 
     Yields:
         A client of each node.
@@ -82,7 +82,7 @@ def _is_whole(admin: Any, primaries: int) -> bool:
 
 @dataclass(frozen=True)
 class _Bound:
-    """The most pairs/s that there can be, with everything overlapped, and what allows no more."""
+    """The upper limit of pairs/s when all work overlaps, and the bottleneck that sets it."""
 
     pairs_per_s: float
     what: str
@@ -93,8 +93,8 @@ class _Crew:
 
     Args:
         admins: a client of each node.
-        delay_s: how far the nodes are away.
-        closing: what ends with the measurement.
+        delay_s: of each node in each direction, in seconds.
+        closing: ends the delay after the measurement.
     """
 
     def __init__(self, admins: list[Any], delay_s: float, closing: ExitStack) -> None:
@@ -118,10 +118,10 @@ class _Crew:
         self._batch: AnyBatch = contestant.make_batch(clients[0])
         self._rival: AnyBatch = contestant.make_batch(clients[1])
         self.node_cpu_us: list[list[float]] = []
-        """Microseconds of CPU time per pair, of each node; a list for each measurement."""
+        """CPU time per pair of each node, in microseconds; a list for each measurement."""
 
     def measure(self, seconds: float) -> Sample:
-        """Take and give back the batch, for so long."""
+        """Acquire and release the batch for some seconds."""
         latencies_s = array("d")
         batches = 0
         nodes_s = [server_cpu_s(admin) for admin in self._admins]
@@ -146,27 +146,27 @@ class _Crew:
         return Sample(pairs / (now - began_all), latencies_s, None, client_cpu_us, sum(node_cpu_us))
 
     def bound(self, client_cpu_us: float, node_cpu_us: list[float]) -> _Bound:
-        """What bounds the rate: the longest of all that a pair takes of anything there is one of.
+        """Find the bottleneck: the resource that a pair occupies for the longest time.
 
         Args:
-            client_cpu_us: microseconds of the client's CPU time per pair, all in one thread.
-            node_cpu_us: likewise of each node.
+            client_cpu_us: CPU time of the client per pair, all in one thread, in microseconds.
+            node_cpu_us: CPU time of each node per pair, in microseconds.
         """
         cpus = os.cpu_count() or 1
         us = {
             "client": client_cpu_us,
             "a node": max(node_cpu_us),
             f"{cpus} CPUs": (client_cpu_us + sum(node_cpu_us)) / cpus,
-            "network": 1e6 * 4 * self.delay_s / NAMES,  # there and back, for an acquire and a release
+            "network": 1e6 * 4 * self.delay_s / NAMES,  # two directions, for an acquire and a release
         }
         what = max(us, key=us.__getitem__)
         return _Bound(1e6 / us[what], what)
 
     def check(self) -> None:
-        """Hold all the names, and see at the nodes that they are held, and gone after.
+        """Check at the nodes that the batch holds all its names, and none after the release.
 
         Raises:
-            CheckFailedError: at the first thing that is wrong.
+            CheckFailedError: at the first violation.
         """
 
         def keys() -> int:
@@ -217,7 +217,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _crews(clusters: Mapping[int, list[Any]], closing: ExitStack) -> Iterator[_Crew]:
-    """For each delay, one on each cluster; where nothing can be delayed, those without a delay."""
+    """Make a crew for each delay and cluster; only those without a delay when `delay.c` cannot run."""
     try:
         for delay_s in DELAYS_S:
             for admins in clusters.values():

@@ -1,8 +1,8 @@
-"""What waking costs: threads that wait for one other thread, twice a pair, as the threads of one connection do.
+"""The cost of waking threads: each thread waits for one other thread twice a pair.
 
-There is no server, no socket and no lock in it. Who shares a connection among threads has one read for all, and each
-operation of the others is a wait until that one tells them. So what such a client can reach in this interpreter, on
-this machine, is about this.
+There is no server, no socket and no lock in it. When threads share a connection, one thread reads for all, and each
+operation of another thread is a wait for that one. So this is about the limit for such a client, in this interpreter
+and on this machine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
 
 NAME = "wake-ups"
-"""What `--only` calls it."""
+"""Its name in `--only`."""
 
 
 class _Desk:
-    """A thread that answers all who ask it.
+    """A thread that answers other threads.
 
-    Who may touch what: `_asking` by atomic methods of deque; `_bell` is released by whoever asks, taken by the thread.
+    `_asking` is changed by atomic methods of deque alone. The asking threads release `_bell`, the answering thread
+    acquires it.
     """
 
     def __init__(self) -> None:
@@ -44,13 +45,13 @@ class _Desk:
             thread.join()
 
     def ask(self, answered: threading.Lock) -> None:
-        """Wait for an answer, which is the release of this lock."""
+        """Wait until the answering thread releases this lock."""
         self._asking.append(answered)
         self._ring()
         answered.acquire()
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has rung
+        with contextlib.suppress(RuntimeError):  # it is released already
             self._bell.release()
 
     def _answer(self) -> None:
@@ -62,7 +63,7 @@ class _Desk:
 
 
 class _Turn:
-    """What a thread has in a lock's stead: each of its two operations is one question."""
+    """Takes the place of a lock: each of its two operations is one question."""
 
     def __init__(self, desk: _Desk) -> None:
         self._desk = desk
@@ -90,7 +91,7 @@ class _Turn:
 
 
 def entrants_of(scene: Scene) -> list[Entrant]:
-    """A row for each count of threads."""
+    """Make a row for each number of threads."""
 
     def entrant(count: int) -> Entrant:
         def measure(seconds: float) -> Sample:

@@ -29,9 +29,7 @@ from cryptography.x509.oid import NameOID
 
 from redislock_fast._pipe.base import Pipe
 from redislock_fast._procedures.facade import LockBase
-from redislock_fast._transport import base as transport_base
-from redislock_fast._transport.loop import server as loop_server
-from redislock_fast._transport.threads import server as thread_server
+from redislock_fast._transport import retries
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.support.async_helpers import (
     ASYNC_CLASSES,
@@ -90,8 +88,7 @@ def polling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is under way when a caller's time ends is answered, however busy the machine."""
-    for module in (transport_base, loop_server, thread_server):
-        monkeypatch.setattr(module, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(retries, "GRACE_S", PATIENCE_S)
 
 
 class Servers:

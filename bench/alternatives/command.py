@@ -1,6 +1,6 @@
-"""`python -m bench alternatives`: what a lock costs elsewhere.
+"""`python -m bench alternatives`: locks of other systems.
 
-Each thread takes and gives back a lock of its own; the rounds go through all alternatives in turn.
+Each thread acquires and releases a lock of its own. Each round measures all alternatives in turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.threads import take_turns
 HELP = "an uncontended acquire and release on Redis, beside Redlock, PostgreSQL and etcd"
 
 _COLUMNS = (
-    Column("what", str, ("title",)),
+    Column("system", str, ("title",)),
     Column("acquired is kept in", str, ("kept",)),
     Column("pairs/s", "{:,.0f}".format, ("median",)),
     Column("min - max", "{:,.0f} - {:,.0f}".format, ("min", "max")),
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _open(names: Iterable[str], opened: ExitStack, absent: dict[str, str]) -> list[Alternative]:
-    """All that the systems give, and in `absent` who gives nothing, and why."""
+    """Open the systems; a system that is not available gets its reason in `absent`."""
     field: list[Alternative] = []
     for name in names:
         try:
@@ -125,7 +125,7 @@ def _entrant(alternative: Alternative, base: Alternative, count: int) -> Entrant
     rival = alternative.new_client()(f"{prefix}:0")
 
     def measure(seconds: float) -> Sample:
-        os.sync()  # nobody waits for what another has left to write
+        os.sync()  # no alternative pays for the writes of another
         turns = take_turns(locks, seconds)
         return Sample(turns.pairs_per_s, turns.latencies_s)
 
@@ -136,7 +136,7 @@ def _entrant(alternative: Alternative, base: Alternative, count: int) -> Entrant
         measure,
         lambda: check(locks[0], rival),
         count,
-        limit=base.name,  # what all are compared with
+        limit=base.name,  # all are compared with it
     )
 
 

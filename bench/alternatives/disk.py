@@ -1,4 +1,4 @@
-"""The yardstick of whatever writes to disk: a lock of one process that does nothing else."""
+"""The yardstick of systems that write to disk: a lock within this process that only writes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from itertools import count
 from bench.alternatives import places
 from bench.alternatives.locks import Alternative, PollingLock, released
 
-_RECORD = bytes(200)  # roughly what a server writes of a lock
+_RECORD = bytes(200)  # about as much as a server writes for a lock
 
 
 class SyncedLock(PollingLock):
-    """A name in a table, with every change of it written to a file and to the disk.
+    """A name in a table; every change is written to a file and synced to the disk.
 
     Args:
-        file: of this thread alone.
-        holders: who holds which name.
-        name: the lock's.
+        file: used by this thread alone.
+        holders: the holder of each name.
+        name: of the lock.
     """
 
     def __init__(self, file: FileIO, holders: dict[str, SyncedLock], name: str) -> None:
@@ -29,14 +29,14 @@ class SyncedLock(PollingLock):
         self._name = name
 
     def attempt(self) -> bool:
-        """Note oneself, unless another is noted."""
+        """Enter the lock as the holder, unless there is one."""
         if self._holders.setdefault(self._name, self) is not self:
             return False
         self._write()
         return True
 
     def release(self) -> None:
-        """Strike oneself out."""
+        """Remove the lock as the holder."""
         released(self._holders.get(self._name) is self)
         del self._holders[self._name]
         self._write()
@@ -48,10 +48,10 @@ class SyncedLock(PollingLock):
 
 @contextmanager
 def open_disk() -> Iterator[list[Alternative]]:
-    """A folder on the disk that the servers have theirs on.
+    """Open a folder on the disk of the servers.
 
     Yields:
-        The one alternative, as long as the folder is there.
+        The one alternative; the folder is removed at the end.
     """
     holders: dict[str, SyncedLock] = {}
     numbers = count()

@@ -1,7 +1,7 @@
 """Locks in etcd: a key with a lease of its own, and the recipe of etcd's clients, on one member or on three.
 
-Rules: a thread has a connection of its own to the leader, over the server's JSON gateway, which needs no library and
-costs about 0.15 ms a request more than gRPC.
+Each thread has a connection of its own to the leader, over the JSON gateway of the server. The gateway needs no
+library, and is a little slower than gRPC.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from redislock_fast.server import free_port
 
 _PACKAGE = "etcd-server"
 _TIMEOUT_S = 10.0
-_SESSION_S = 3600  # outlasts the run; a real session is a shorter lease that is renewed in the background
+_SESSION_S = 3600  # longer than the run; a real session has a shorter lease, renewed in the background
 _MADE = "CREATE"
-_NEVER = "0"  # the revision at which a key was made that is not there
+_NEVER = "0"  # the create revision of a missing key
 
 
 class EtcdError(Exception):
@@ -46,10 +46,10 @@ class Gateway:
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(self, path: str, **request: object) -> dict[str, Any]:
-        """Make one request, and answer what came back.
+        """Make one request, and return the reply.
 
         Raises:
-            EtcdError: where it was refused.
+            EtcdError: when the request was refused.
         """
         self._connection.request("POST", path, json.dumps(request))
         reply = self._connection.getresponse()
@@ -59,7 +59,7 @@ class Gateway:
         return answer
 
     def grant(self, ttl_s: int) -> str:
-        """A new lease."""
+        """Grant a lease, and return its id."""
         lease: str = self.post("/v3/lease/grant", TTL=ttl_s)["ID"]
         return lease
 
@@ -69,26 +69,26 @@ class Gateway:
         return self._connection.getresponse().status == 200
 
     def version(self) -> str:
-        """Of the server."""
+        """The version of the server."""
         version: str = self.post("/v3/maintenance/status")["version"]
         return version
 
     def is_leader(self) -> bool:
-        """Whether the others follow it."""
+        """Whether the member is the leader."""
         status = self.post("/v3/maintenance/status")
         return bool(status["leader"] == status["header"]["member_id"])
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.close()
 
 
 class LeasedKey(PollingLock):
-    """What comes closest to `SET NX PX`: a lease, and a transaction that puts the key under it if there is none.
+    """The nearest to `SET NX PX`: a lease, and a transaction that puts the key with the lease unless the key exists.
 
     Args:
-        gateway: of this thread alone.
-        name: the lock's, which is its key.
+        gateway: used by this thread alone.
+        name: of the lock, which is its key.
     """
 
     def __init__(self, gateway: Gateway, name: str) -> None:
@@ -97,7 +97,7 @@ class LeasedKey(PollingLock):
         self._lease = ""
 
     def attempt(self) -> bool:
-        """Put the key, under a lease of its own."""
+        """Put the key with a lease of its own."""
         lease = self._gateway.grant(LEASE_S)
         put = {"key": self._key, "value": _encoded(new_token()), "lease": lease}
         is_free = {"key": self._key, "target": _MADE, "result": "EQUAL", "create_revision": _NEVER}
@@ -116,11 +116,11 @@ class LeasedKey(PollingLock):
 
 
 class RecipeLock(PollingLock):
-    """The mutex of etcd's clients (`clientv3/concurrency`): each session has a key below the name, the oldest holds.
+    """The mutex of etcd's clients (`clientv3/concurrency`): each session puts a key, and the oldest key is the holder.
 
     Args:
-        gateway: of this thread alone; its session's lease is made here, once for all acquires.
-        name: the lock's.
+        gateway: used by this thread alone; its session gets one lease for all acquires.
+        name: of the lock.
     """
 
     def __init__(self, gateway: Gateway, name: str) -> None:
@@ -138,7 +138,7 @@ class RecipeLock(PollingLock):
         }
 
     def attempt(self) -> bool:
-        """Put the session's key; where another session's is older, take it back."""
+        """Put the key of the session, and delete it when the key of another session is older."""
         answer = self._gateway.post("/v3/kv/txn", **self._enter)
         oldest = answer["responses"][-1]["response_range"]["kvs"][0]
         if oldest["key"] == self._key:
@@ -147,7 +147,7 @@ class RecipeLock(PollingLock):
         return False
 
     def release(self) -> None:
-        """Delete the session's key."""
+        """Delete the key of the session."""
         released(self._delete())
 
     def _delete(self) -> bool:
@@ -157,16 +157,16 @@ class RecipeLock(PollingLock):
 
 @contextmanager
 def open_members(count: int) -> Iterator[list[Alternative]]:
-    """A cluster with default settings, but for where it listens.
+    """Start a cluster with default settings, except for its addresses.
 
     Args:
         count: of members.
 
     Yields:
-        The alternatives, as long as it runs.
+        The alternatives; the cluster ends with the context.
 
     Raises:
-        AbsentError: where the server is not installed.
+        AbsentError: when the server is not installed.
     """
     etcd = places.program("etcd", _PACKAGE)
     ports = {f"member-{index}": free_port() for index in range(count)}

@@ -1,7 +1,4 @@
-"""What every alternative gives: locks, and what is promised of them.
-
-Rules: a lock without a server-side queue polls, as redis-py's does.
-"""
+"""The common types of all alternatives. A lock without a queue on the server polls, as redis-py's lock does."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MakeLock = Callable[[str], AnyLock]
-"""Makes the lock of a name."""
+"""Makes a lock from a name."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A way to have a lock.
+    """A system with locks, in one configuration.
 
     Attributes:
-        name: what the table calls it.
-        kept: where a lock is when the server has answered, and so what it survives.
-        server: the kind and version of it, if there is one.
-        new_client: what a process does once; answers how the process then makes its locks, for one thread each.
+        name: in the table.
+        kept: where an acquired lock is kept when the server has replied.
+        server: its kind and version, if there is one.
+        new_client: called once for a process; returns the function that makes locks, each for one thread.
     """
 
     name: str
@@ -39,22 +36,22 @@ class Alternative:
 
 
 class PollingLock(ABC):
-    """A lock that only knows how to try."""
+    """A lock that polls with attempts."""
 
     @abstractmethod
     def attempt(self) -> bool:
-        """Take it, unless somebody holds it."""
+        """Acquire the lock unless it is held, and return whether it was acquired."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give it back.
+        """Release the lock.
 
         Raises:
-            CheckFailedError: where it was not held.
+            CheckFailedError: when it was not held.
         """
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it; without `blocking`, answer False at once where somebody holds it."""
+        """Acquire the lock; without `blocking`, return False at once when it is held."""
         while not self.attempt():
             if not blocking:
                 return False
@@ -62,7 +59,7 @@ class PollingLock(ABC):
         return True
 
     def __enter__(self) -> Self:
-        """Take it."""
+        """Acquire the lock."""
         self.acquire()
         return self
 
@@ -72,25 +69,25 @@ class PollingLock(ABC):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
+        """Release the lock."""
         self.release()
 
 
 def released(was_held: bool) -> None:
-    """Complain unless a release found its lock.
+    """Check that a release found its lock.
 
     Raises:
-        CheckFailedError: where it did not.
+        CheckFailedError: when it did not.
     """
     if not was_held:
         raise CheckFailedError("released a lock that it did not hold")
 
 
 def check(holder: AnyLock, rival: AnyLock) -> None:
-    """See that two locks of one name, of two clients, exclude each other.
+    """Check that two locks of one name, of two clients, exclude each other.
 
     Raises:
-        CheckFailedError: at the first thing that is wrong.
+        CheckFailedError: at the first violation.
     """
 
     def expect(right: bool, complaint: str) -> None:

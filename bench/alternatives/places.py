@@ -1,7 +1,4 @@
-"""Where a system runs for a moment: its programs, their processes and folders.
-
-Rules: a process ends with its context, and its folder goes.
-"""
+"""The programs of a system, their processes and folders; all end with their contexts."""
 
 from __future__ import annotations
 
@@ -23,19 +20,19 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 def program(name: str, package: str, beside: str = "") -> Path:
-    """The newest program of that name.
+    """Find the newest program of a name.
 
     Args:
-        name: as on the command line.
-        package: Debian's, which brings it.
-        beside: a pattern below / of folders that are not on the PATH and may have it.
+        name: of the program.
+        package: the Debian package of the program.
+        beside: a pattern, below /, of folders that are searched before the PATH.
 
     Raises:
-        AbsentError: where it is not installed.
+        AbsentError: when it is not installed.
     """
     if beside and (found := sorted(Path("/").glob(f"{beside}/{name}"), key=_version)):
         return found[-1]
@@ -46,13 +43,13 @@ def program(name: str, package: str, beside: str = "") -> Path:
 
 @contextmanager
 def folder(owner: str | None = None) -> Iterator[Path]:
-    """A folder for data, in the file system that `TMPDIR` names.
+    """Make a folder for data, in the file system of `TMPDIR`.
 
     Args:
-        owner: a user to whom it is given.
+        owner: the user that owns it, if not the user of this process.
 
     Yields:
-        The folder; it goes with the context.
+        The folder; it is removed at the end.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as made:
         if owner:
@@ -61,12 +58,12 @@ def folder(owner: str | None = None) -> Iterator[Path]:
 
 
 class Daemon:
-    """A process that serves until it is asked to end.
+    """A server process, which ends with its context.
 
     Args:
         command: the program and its arguments.
-        log: where it writes to.
-        user: as whom it runs, if not as this process.
+        log: the file for its output.
+        user: that runs it, if not the user of this process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, user: str | None = None) -> None:
@@ -76,22 +73,22 @@ class Daemon:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, user=user)
 
     def wait_until(self, is_ready: Callable[[], bool]) -> None:
-        """Wait until it serves.
+        """Wait until the server is ready.
 
         Args:
-            is_ready: whether it does.
+            is_ready: whether it is.
 
         Raises:
-            RuntimeError: when it ends or is not ready in time; the message holds its log.
+            RuntimeError: when the process ends, or is not ready in time; the message has the end of its log.
         """
         give_up = time.monotonic() + _START_TIMEOUT_S
         while not is_ready():
             if self._process.poll() is not None or time.monotonic() > give_up:
                 raise RuntimeError(f"{self._command[0]} did not start:\n{self._log.read_text()[-2000:]}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def __enter__(self) -> Self:
-        """The process."""
+        """Return the process."""
         return self
 
     def __exit__(
@@ -100,7 +97,7 @@ class Daemon:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ask it to end, and wait for that."""
+        """Interrupt the process, and wait for its end."""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(_STOP_TIMEOUT_S)

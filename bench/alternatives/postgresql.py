@@ -1,6 +1,6 @@
 """Locks in PostgreSQL: a row of a table that expires, and an advisory lock that lasts as long as its session.
 
-Rules: one server of its own, with a session for each thread and statements that commit by themselves.
+Each thread has a session of its own, and each statement is committed at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TableLock(PollingLock):
     """A row with the owner and the end of the lease, as articles on distributed locks propose it.
 
     Args:
-        session: of this thread alone.
-        name: the lock's.
+        session: used by this thread alone.
+        name: of the lock.
     """
 
     def __init__(self, session: psycopg.Connection[Any], name: str) -> None:
@@ -61,7 +61,7 @@ class TableLock(PollingLock):
         self._owner = ""
 
     def attempt(self) -> bool:
-        """Insert the row, or take over one whose lease has ended."""
+        """Insert the row, or replace a row whose lease has ended."""
         owner = new_token()
         if self._session.execute(_INSERT, (self._name, owner)).rowcount != 1:
             return False
@@ -69,16 +69,16 @@ class TableLock(PollingLock):
         return True
 
     def release(self) -> None:
-        """Delete the row, if it is one's own."""
+        """Delete the row of this owner."""
         released(self._session.execute(_DELETE, (self._name, self._owner)).rowcount == 1)
 
 
 class AdvisoryLock(PollingLock):
-    """The server's own lock: nothing is written, and it has no lease but the session.
+    """A lock of the server itself: the server writes nothing, and the lock lasts as long as the session.
 
     Args:
-        session: of this thread alone.
-        name: the lock's.
+        session: used by this thread alone.
+        name: of the lock.
     """
 
     def __init__(self, session: psycopg.Connection[Any], name: str) -> None:
@@ -86,11 +86,11 @@ class AdvisoryLock(PollingLock):
         self._name = name
 
     def attempt(self) -> bool:
-        """Take it for the session."""
+        """Acquire the lock for the session."""
         return self._answer("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))")
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         released(self._answer("SELECT pg_advisory_unlock(hashtextextended(%s, 0))"))
 
     def _answer(self, query: str) -> bool:
@@ -104,17 +104,17 @@ class Cluster:
 
     Attributes:
         port: on loopback.
-        closing: closes the sessions that are still open when the server ends.
+        closing: closes the open sessions before the server ends.
     """
 
     port: int
     closing: ExitStack
 
     def session(self, synchronous_commit: str = "on") -> psycopg.Connection[Any]:
-        """A new session.
+        """Open a session.
 
         Args:
-            synchronous_commit: whether a commit waits for the disk, "on" or "off".
+            synchronous_commit: "on" when a commit waits for the disk, else "off".
         """
         import psycopg  # noqa: PLC0415 - optional
 
@@ -129,7 +129,7 @@ class Cluster:
         return self.closing.enter_context(session)
 
     def answers(self) -> bool:
-        """Whether it lets one in."""
+        """Whether the server accepts a session."""
         import psycopg  # noqa: PLC0415 - optional
 
         try:
@@ -141,13 +141,13 @@ class Cluster:
 
 @contextmanager
 def open_cluster() -> Iterator[Cluster]:
-    """A server with default settings, but for where it listens, and with the table.
+    """Start a server with the table and with default settings, except for its address.
 
     Yields:
-        The server, as long as it runs.
+        The server; it ends with the context.
 
     Raises:
-        AbsentError: where the server or its driver is not installed.
+        AbsentError: when the server or its driver is not installed.
     """
     initdb, postgres = (places.program(name, _PACKAGE, _PROGRAMS) for name in ("initdb", "postgres"))
     if not find_spec("psycopg"):
@@ -171,13 +171,13 @@ def open_cluster() -> Iterator[Cluster]:
 
 @contextmanager
 def open_server() -> Iterator[list[Alternative]]:
-    """A server of its own.
+    """Start a server.
 
     Yields:
-        The alternatives, as long as it runs.
+        The alternatives; the server ends with the context.
 
     Raises:
-        AbsentError: where the server or its driver is not installed.
+        AbsentError: when the server or its driver is not installed.
     """
     with open_cluster() as cluster:
         server = f"PostgreSQL {cluster.session().info.parameter_status('server_version')}"

@@ -1,6 +1,6 @@
-"""Every system that the bench compares, by the name that `--only` has for it.
+"""Every system that the bench compares, by its name in `--only`.
 
-Rules: what one gives, it gives as long as its context is open; what is not installed raises `AbsentError` on opening.
+A system is a context of its alternatives. It raises `AbsentError` when it is not installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.alternatives import disk, etcd, postgresql, valkey
 from bench.alternatives.locks import Alternative
 
 VALKEY = "valkey"
-"""The system whose first alternative all are compared with."""
+"""The system of the alternative with which all others are compared, its first one."""
 
 SYSTEMS: Mapping[str, Callable[[], AbstractContextManager[list[Alternative]]]] = {
     VALKEY: valkey.open_single,

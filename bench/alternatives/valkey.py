@@ -1,4 +1,4 @@
-"""Locks on Valkey: on one server with each way to keep its data, and on five servers by quorum."""
+"""Locks on Valkey: on one server, with each way to keep its data, and on five servers, by a majority."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _WAYS: dict[str, tuple[dict[str, str], str]] = {
     "appendfsync everysec": ({"appendonly": "yes", "appendfsync": "everysec"}, "file cache; disk within 1 s"),
     "appendfsync always": ({"appendonly": "yes", "appendfsync": "always"}, "disk"),
 }
-"""Each way to keep data: the options for it, and where a lock is when the server has answered."""
+"""Each way to keep data: its options, and where an acquired lock is kept when the server has replied."""
 
 _SERVERS = 5  # of Redlock: two may fail
-_LIMIT_S = 5.0  # nobody fails here: whoever is slow to vote is on a busy machine
+_LIMIT_S = 5.0  # long enough for a slow vote on a busy machine
 
 
 @contextmanager
 def open_single() -> Iterator[list[Alternative]]:
-    """One server for each way to keep data; the first alternative is the package on a server that keeps none.
+    """Start one server for each way to keep data; the first alternative is the package on a server that keeps none.
 
     Yields:
-        The alternatives, as long as the servers run.
+        The alternatives; the servers end with the context.
     """
     with ExitStack() as closing:
         urls = {way: closing.enter_context(Server(options=options)).url for way, (options, _) in _WAYS.items()}
@@ -45,10 +45,10 @@ def open_single() -> Iterator[list[Alternative]]:
 
 @contextmanager
 def open_redlock() -> Iterator[list[Alternative]]:
-    """Five servers that keep nothing.
+    """Start five servers that keep no data.
 
     Yields:
-        The one alternative, as long as the servers run.
+        The one alternative; the servers end with the context.
     """
     with ExitStack() as closing:
         urls = [closing.enter_context(Server()).url for _ in range(_SERVERS)]

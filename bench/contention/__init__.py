@@ -1,7 +1,7 @@
-"""`python -m bench contention`: what locks cost those who wait for them.
+"""`python -m bench contention`: the cost of locks that are waited for.
 
-`command` reads the options and runs the rounds; `window` measures one contestant for some seconds, with the processes
-that `worker` is; `figures` makes figures of what they recorded; `goals`, `tables` and `page` say what is to be said of
-them. Rules: every worker is a thread or a task of a real process that connects for itself; nothing is believed that the
-workers' own records do not show.
+`command` reads the options and runs the rounds. `window` measures one contestant for some seconds, in processes that
+run `worker`. `figures` computes figures from the records of the workers, and `goals`, `tables` and `page` show them.
+Every worker is a thread or a task of a real process that connects by itself. All figures come from the records of the
+workers.
 """

@@ -1,7 +1,6 @@
 """Charts as inline SVG: scales, axes, lines, lanes.
 
-Rules: no colours here, only classes that a page's style sheet gives colours to, so that a chart reads in light and in
-dark.
+A chart has classes instead of colours. The style sheet of the page gives them colours, for light and for dark.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from typing import Protocol
 
 Point = tuple[float, float]
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 26, 44  # px around the plot, for titles and the words at the ticks
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 26, 44  # px around the plot, for titles and labels
 _MOST_TICKS = 6
 
 
 class Scale(Protocol):
-    """An axis: its title, and from 0 to 1 where a value lies on it."""
+    """An axis: its title, and the positions of values on it, from 0 to 1."""
 
     @property
     def title(self) -> str:
-        """What stands along it."""
+        """The title of the axis."""
 
     def place(self, value: float) -> float:
-        """Where it lies."""
+        """The position of a value."""
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Values to mark, and what stands beside the marks."""
+        """The values to mark, and their labels."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """From one value to another, evenly."""
+    """A linear axis."""
 
     title: str
     low: float
     high: float
 
     def place(self, value: float) -> float:
-        """Where it lies."""
+        """The position of a value."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
@@ -55,7 +54,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Log:
-    """From one power of ten to another, each as wide as the next."""
+    """A logarithmic axis, from one power of ten to another."""
 
     title: str
     low: float
@@ -63,17 +62,17 @@ class Log:
 
     @classmethod
     def around(cls, title: str, values: Sequence[float]) -> Log:
-        """The decades that hold all the values."""
+        """Make the axis of the decades that hold all values."""
         logs = [math.log10(value) for value in values if value > 0] or [0.0]
         low, high = math.floor(min(logs)), math.ceil(max(logs))
         return cls(title, 10.0**low, 10.0 ** max(high, low + 1))
 
     def place(self, value: float) -> float:
-        """Where it lies; what is below the axis lies at its begin."""
+        """The position of a value; a value below the axis is placed at its beginning."""
         return max(0.0, math.log(max(value, self.low) / self.low) / math.log(self.high / self.low))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Powers of ten, and what lies between them where there are few."""
+        """Powers of ten; where there are few, values between them, too."""
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
         steps = (1, 2, 5) if last - first <= 2 else (1,)
         values = [times * 10.0**power for power in range(first, last + 1) for times in steps]
@@ -82,33 +81,33 @@ class Log:
 
 @dataclass(frozen=True)
 class Nines:
-    """Shares, the nearer to 1 the wider: 90 %, 99 % and 99.9 % are a step apart."""
+    """An axis of shares, wider towards 1: 90 %, 99 % and 99.9 % are a step apart."""
 
     title: str
     top: float = 0.9995
 
     def place(self, value: float) -> float:
-        """Where it lies."""
+        """The position of a value."""
         return math.log(1 - min(value, self.top)) / math.log(1 - self.top)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Those that people name."""
+        """The usual percentiles."""
         return [(percent / 100, f"{percent:g} %") for percent in (0, 50, 90, 99, 99.9)]
 
 
 @dataclass(frozen=True)
 class Names:
-    """One place for each name; the values are 0, 1, 2 and so on."""
+    """An axis of names; the values are 0, 1, 2 and so on."""
 
     title: str
     names: Sequence[str]
 
     def place(self, value: float) -> float:
-        """Where it lies, in the middle of its part."""
+        """The position of a name, in the middle of its part."""
         return (value + 0.5) / len(self.names)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """All of them."""
+        """All names."""
         return [(float(index), name) for index, name in enumerate(self.names)]
 
 
@@ -117,11 +116,11 @@ class Chart:
     """A plot between two axes.
 
     Attributes:
-        title: what stands above it.
-        x: the axis below it.
-        y: the axis to its left.
-        width: of all, in px.
-        height: of all, in px.
+        title: above the plot.
+        x: the axis below the plot.
+        y: the axis to the left of the plot.
+        width: of the chart, in px.
+        height: of the chart, in px.
     """
 
     title: str
@@ -132,13 +131,13 @@ class Chart:
     _marks: list[str] = field(default_factory=list)
 
     def line(self, points: Sequence[Point], series: str, name: str, *, dots: bool = False) -> None:
-        """Draw a line through the points, with a dot at each where that is wanted.
+        """Draw a line through the points, with a dot at each if wanted.
 
         Args:
             points: from left to right.
             series: the class of its colour.
-            name: what a pointer over it shows.
-            dots: whether to mark the points and to show their values.
+            name: the tooltip of the line.
+            dots: whether each point has a dot with a tooltip.
         """
         at = " ".join(f"{self._across(x):.1f},{self._down(y):.1f}" for x, y in points)
         self._marks.append(f'<polyline class="line {series}" points="{at}"><title>{escape(name)}</title></polyline>')
@@ -149,7 +148,7 @@ class Chart:
                 self._marks.append(f'<circle class="dot {series}" {where}>{tip}</circle>')
 
     def column(self, x: float, y: float, series: str, name: str, words: str) -> None:
-        """Draw a bar from the axis up to y, and words above it."""
+        """Draw a bar from the axis up to y, with words above it."""
         across, down, width = self._across(x), self._down(y), 46
         size = f'width="{width}" height="{self.height - _BOTTOM - down:.1f}"'
         tip = f"<title>{escape(name)}: {escape(words)}</title>"
@@ -159,7 +158,7 @@ class Chart:
         )
 
     def lane(self, x_from: float, x_to: float, y: float, thickness: float, series: str, name: str) -> None:
-        """Draw a bar from one x to another, no thinner than can be seen."""
+        """Draw a bar from one x to another, wide enough to be visible."""
         left, right = self._across(x_from), self._across(x_to)
         size = f'width="{max(right - left, 0.8):.2f}" height="{thickness:.2f}"'
         where = f'x="{left:.2f}" y="{self._down(y) - thickness / 2:.2f}"'
@@ -167,11 +166,11 @@ class Chart:
 
     @property
     def plot_height(self) -> int:
-        """Of the part between the axes, in px."""
+        """The height of the part between the axes, in px."""
         return self.height - _TOP - _BOTTOM
 
     def svg(self) -> str:
-        """The chart."""
+        """Render the chart."""
         left, right, top, bottom = _LEFT, self.width - _RIGHT, _TOP, self.height - _BOTTOM
         parts = [f'<text class="name" x="{left}" y="15">{escape(self.title)}</text>']
         for value, words in self.x.ticks():

@@ -1,6 +1,6 @@
-"""`python -m bench contention`: real processes that contend for locks with one another.
+"""`python -m bench contention`: real processes that contend for locks.
 
-Each row of the table is one contestant in one workload; the rounds of a workload go through the contestants in turn.
+Each row of the table is one contestant in one workload. Each round of a workload measures all contestants in turn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bench.tables import print_rows
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
 
 _RATIOS = ("acquisitions_per_s", "gap_p50_ms", "wait_p99_ms")
-_IDLE_LEASE_S = 60  # nobody is to wake because it ends
-_TIMELINE_HOLDS = 30  # roughly, where the lock goes from hand to hand in half a millisecond
+_IDLE_LEASE_S = 60  # longer than the measurement
+_TIMELINE_HOLDS = 30  # roughly, for a hand-over in half a millisecond
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--idle",
         type=arguments.positive(int),
         metavar="N",
-        help="what N threads of one process cost, or N tasks with --tasks, that wait for a lock that stays held",
+        help="the cost of N threads of one process, or N tasks with --tasks, that wait for a lock that stays held",
     )
     parser.add_argument("--rounds", type=arguments.positive(int), help="default: 3, and 1 with --idle")
     parser.add_argument(
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.positive(float),
         default=contestants.SLEEP_S,
         metavar="S",
-        help="between two looks of those that poll (default: %(default)s, as the libraries have it)",
+        help="between two attempts of a poller (default: %(default)s, as in the libraries)",
     )
     parser.add_argument("--only", type=arguments.some_of(NAMES), metavar="NAME,...", help=", ".join(NAMES))
     arguments.add_json(parser)
@@ -121,7 +121,7 @@ class _Bench:
         self._absent: dict[str, str] = {}
 
     def contention(self) -> dict[str, Any]:
-        """All rows."""
+        """Measure contention, and print the tables."""
         rows = self._rows(open_window, self._contention_rows)
         print_rows(self._title(), tables.SPEED, rows, {})
         print_rows("fairness and costs", tables.SHARES, rows, self._absent)
@@ -136,22 +136,22 @@ class _Bench:
                 )
                 for goal in goals_of(rows)
             ]
-            report.table("goals", ("figure", "", "is", "is to be", *BARE), cells, words=2)
+            report.table("goals", ("figure", "", "is", "bound", *BARE), cells, words=2)
         violations = sum(row["violations"] for row in rows)
         if violations:
             report.say(f"CHECK FAILED: two holders at a time, {violations} times")
         return {**self._facts(), "violations": violations, "results": rows}
 
     def idle(self) -> dict[str, Any]:
-        """What waiting alone costs."""
+        """Measure waiters that wait all the time, and print the table."""
         rows = self._rows(open_idle, self._idle_rows)
-        print_rows(f"{self._title()}; nobody gets the lock", tables.IDLE, rows, self._absent)
+        print_rows(f"{self._title()}; the lock stays held", tables.IDLE, rows, self._absent)
         return {**self._facts(), "results": rows}
 
     def _title(self) -> str:
         return (
             f"{self._server.name}; {self._rounds} rounds of {self._seconds:g} s; "
-            f"who polls does so each {self._terms.sleep_s:g} s; {OURS} is {redislock_fast.implementation}"
+            f"pollers poll each {self._terms.sleep_s:g} s; {OURS} is {redislock_fast.implementation}"
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class _Bench:
         measure: Callable[..., Window],
         rows_of: Callable[[Workload, Mapping[str, Sequence[Window]]], list[dict[str, Any]]],
     ) -> list[dict[str, Any]]:
-        """Measure all, the contestants of each workload in turn, and make rows of it."""
+        """Measure the contestants of each workload in turn, and make the rows."""
         races = [(race.workload, self._field(race)) for race in self._plan.races]
         rows: list[dict[str, Any]] = []
         with report.progress(self._rounds * sum(len(field) for _, field in races)) as step:
@@ -196,7 +196,7 @@ class _Bench:
         return rows
 
     def _field(self, race: Race) -> list[Contestant]:
-        """Who can take part."""
+        """The contestants of a race that are available."""
         field = []
         for name in race.names:
             try:
@@ -238,7 +238,7 @@ def _shown(figure: float | None) -> str:
 
 
 def _ratios(own: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]] | None) -> dict[str, float | None]:
-    """How the figures of the rounds compare with those of redis-py in the same rounds: medians."""
+    """The medians of the ratios to the figures of redis-py in the same rounds."""
     ratios: dict[str, float | None] = {}
     for name in _RATIOS:
         pairs = [(a[name], b[name]) for a, b in zip(own, base or (), strict=base is not None)]

@@ -1,8 +1,8 @@
-"""The arithmetic: figures from what the workers recorded.
+"""Computes the figures from the records of the workers.
 
-An interval in which a lock is held begins just after acquire returned and ends just before release was called, all on
-one clock; so two intervals of a lock that overlap are two holders at a time. Rules: pure functions of records; times in
-seconds, figures in ms.
+An interval in which a lock is held begins just after acquire returned and ends just before release was called, on one
+clock. So two intervals of a lock that overlap are two holders at a time. All functions are pure. Times are in seconds,
+figures in ms.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TOTALS = ("acquisitions", "violations")
 
 
 def violations(holds: Sequence[Hold]) -> int:
-    """How often a lock began to be held while somebody held it.
+    """Count the acquires of a lock that another worker held.
 
     Args:
-        holds: those of one lock, in order.
+        holds: of one lock, in order.
     """
     found, latest_s = 0, -math.inf
     for hold in holds:
@@ -36,11 +36,11 @@ def violations(holds: Sequence[Hold]) -> int:
 
 
 def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
-    """From each release in the span to the next acquire, where somebody was waiting.
+    """The times from each release in the span to the next acquire, when a worker was waiting.
 
     Args:
-        holds: those of one lock, in order.
-        span: in which the release is called.
+        holds: of one lock, in order.
+        span: of the releases.
     """
     asked_s = sorted(hold.asked_s for hold in holds)
     acquired_s = [hold.acquired_s for hold in holds]
@@ -54,24 +54,24 @@ def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
 
 
 def jain(counts: Sequence[int]) -> float:
-    """Jain's fairness of so many acquisitions each: 1 where all have the same, 1/n where one has all."""
+    """Jain's fairness of the numbers of acquisitions: 1 when all are equal, 1/n when one worker has all."""
     squares = sum(count * count for count in counts)
     return sum(counts) ** 2 / (len(counts) * squares) if squares else math.nan
 
 
 def longest_without_s(acquired_s: Iterable[float], span: Span) -> float:
-    """The longest part of the span in which a worker acquired nothing.
+    """The longest part of the span without an acquisition of a worker.
 
     Args:
-        acquired_s: when the worker acquired.
-        span: what counts.
+        acquired_s: the times of the acquisitions of the worker.
+        span: the measured part.
     """
     marks_s = [span.begin_s, *sorted(when_s for when_s in acquired_s if when_s in span), span.end_s]
     return max(later_s - earlier_s for earlier_s, later_s in pairwise(marks_s))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest of the values that so large a share of them does not exceed.
+    """The nearest-rank percentile: the smallest value that the share of all values does not exceed.
 
     Args:
         ordered: the values, smallest first.
@@ -81,12 +81,12 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def all_waits_s(windows: Iterable[Window]) -> list[float]:
-    """How long each acquire took that was begun in the measured part of a window, as `waits_s` says."""
+    """How long each acquire took that began in the measured part of a window, as `waits_s` counts it."""
     return sorted(wait_s for window in windows for wait_s in waits_s(holds_of(window.records), window.measured))
 
 
 def waits_s(by_key: Mapping[int, Sequence[Hold]], span: Span) -> list[float]:
-    """How long each acquire took that was begun in the span, smallest first; at its end all count as over."""
+    """How long each acquire took that began in the span, smallest first; all end with the span at the latest."""
     return sorted(
         min(hold.acquired_s, span.end_s) - hold.asked_s
         for holds in by_key.values()
@@ -96,7 +96,7 @@ def waits_s(by_key: Mapping[int, Sequence[Hold]], span: Span) -> list[float]:
 
 
 def idle_figures(window: Window) -> dict[str, Any]:
-    """What there is to say of a window in which nobody had the lock."""
+    """The figures of a window in which the lock stayed held."""
     seconds = window.measured.seconds
     return {
         "client_cpu_ms_per_s": 1000 * window.client_cpu_s / seconds,
@@ -108,7 +108,7 @@ def idle_figures(window: Window) -> dict[str, Any]:
 
 
 def figures(window: Window) -> dict[str, Any]:
-    """What there is to say of one window; None for what is not known."""
+    """The figures of a window; None for a figure that is not known."""
     by_key = holds_of(window.records)
     measured = window.measured
     of_worker: list[list[float]] = [[] for _ in window.records]
@@ -144,7 +144,7 @@ def figures(window: Window) -> dict[str, Any]:
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of all rounds: medians; the largest of what is a maximum; sums of what is counted."""
+    """The figures of all rounds: medians, but the largest of maxima and the sums of counts."""
     together: dict[str, Any] = {}
     for name, value in rounds[0].items():
         known = [figures_[name] for figures_ in rounds if figures_[name] is not None]
@@ -158,12 +158,12 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cdf(ordered_s: Sequence[float]) -> list[tuple[float, float]]:
-    """Points of the distribution: ms, and the share that does not exceed them."""
+    """Points of the distribution: values in ms, and the share of values that does not exceed them."""
     return [(1000 * value_s, share) for share in _CDF_SHARES if (value_s := percentile(ordered_s, share)) is not None]
 
 
 def timeline(window: Window, seconds: float) -> list[tuple[float, float, int]]:
-    """Who held the first lock from the middle of the measured part on: from and to in ms, and the worker."""
+    """The holders of the first lock from the middle of the measured part on: begin and end in ms, and the worker."""
     begin_s = (window.measured.begin_s + window.measured.end_s) / 2
     holds = holds_of(window.records).get(0, ())
     return [

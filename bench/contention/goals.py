@@ -1,7 +1,4 @@
-"""What the project has promised of its locks under contention, each promise beside its figure.
-
-Rules: a promise about a row that was not measured has no figure.
-"""
+"""The goals of the project for locks under contention, each beside its figure."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Goal:
-    """A promise.
+    """A bound for a figure.
 
     Attributes:
-        about: which figure.
-        figure: what it is; None where it was not measured.
+        about: the name of the figure.
+        figure: its value; None when it was not measured.
         sign: one of "<", "<=" and ">=".
-        bound: what it is to be.
-        bare: the figures of `contestants.BARE`, likewise.
+        bound: the right side of the comparison.
+        bare: the same figure of each of `contestants.BARE`.
     """
 
     about: str
@@ -38,14 +35,14 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """Whether it is kept."""
+        """Whether the goal is met."""
         if self.figure is None:
             return "not measured"
         return "met" if _SIGNS[self.sign](self.figure, self.bound) else "MISSED"
 
 
 def goals_of(rows: Rows) -> list[Goal]:
-    """All promises, with the figures of these rows."""
+    """All goals, with the figures of these rows."""
 
     def goal(about: str, figure_of: Callable[[str], float | None], sign: str, bound: float) -> Goal:
         return Goal(about, figure_of(OURS), sign, bound, tuple(map(figure_of, BARE)))

@@ -1,7 +1,6 @@
-"""The page of `python -m bench contention --html`: all figures and plots in one file.
+"""The page of `python -m bench contention --html`: all figures and plots of a saved result, in light and in dark.
 
-Rules: one self-contained file, without scripts and without the network; it reads in light and in dark. It is made of a
-saved result and nothing else.
+It is one file, without scripts and without requests to the network.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PLOTTED = (
 )
 _ABOUT_WAITS = (
     "The share of acquires that took no longer; from 90 % to 99 % is as far as from 99 % to 99.9 %. "
-    "What was not had at the end of a round counts as had then."
+    "An acquire that was not over at the end of a round counts as over then."
 )
 
 _STYLE = """
@@ -61,7 +60,7 @@ th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The page of a result."""
+    """Make the page of a result."""
     rows: Rows = result["results"]
     machine = f"{result['cpu_count']} CPUs, {result['platform']}, Python {result['python']}"
     violations = result["violations"]
@@ -108,7 +107,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 
 def _by_processes(rows: Rows) -> list[str]:
-    """Throughput and gap against the number of processes, for each kind of workload."""
+    """Plot throughput and gap against the number of processes, for each kind of workload."""
     kinds: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         kind = tuple(row[name] for name in ("threads", "tasks", "keys", "distribution", "hold_ms", "think_ms"))
@@ -136,7 +135,7 @@ def _known(rows: Rows, figure: str) -> Rows:
 
 
 def _lines(counts: Sequence[int], rows: Rows, figure: str, unit: str, title: str) -> Chart:
-    """One figure against the number of processes."""
+    """Plot one figure against the number of processes."""
     known = _known(rows, figure)
     values = [row[figure] for row in known]
     x = Names("processes", [f"{count:,}" for count in counts])
@@ -148,7 +147,7 @@ def _lines(counts: Sequence[int], rows: Rows, figure: str, unit: str, title: str
 
 
 def _columns(rows: Rows, figure: str, unit: str, title: str) -> Chart:
-    """One figure of each contestant, where there is one number of processes."""
+    """Plot one figure of each contestant, for one number of processes."""
     known = _known(rows, figure)
     names = _contestants(known)
     chart = Chart(title, Names(rows[0]["workload"], names), _from_zero(unit, [row[figure] for row in known]))
@@ -171,7 +170,7 @@ def _waits(rows: Rows) -> Chart:
 
 
 def _timelines(rows: Rows) -> str:
-    """Who held the lock, where there are about as many workers as one can tell apart."""
+    """Plot the holders of the lock, for the workload with the number of workers that is nearest to 8."""
     rows = min(_by_workload(rows).values(), key=lambda of: abs(of[0]["processes"] * _crew(of[0]) - 8))
     workers = rows[0]["processes"] * _crew(rows[0])
     lane_px = min(24.0, _LANES_PX / workers)
@@ -187,7 +186,7 @@ def _timelines(rows: Rows) -> str:
     about = (
         f"{rows[0]['workload']} ms: from just after acquire until just before release, in the middle of the last round"
     )
-    return f"<h2>Who had the first lock</h2><p>{escape(about)}.</p>{_charts(charts)}"
+    return f"<h2>Holders of the first lock</h2><p>{escape(about)}.</p>{_charts(charts)}"
 
 
 def _crew(row: Mapping[str, Any]) -> int:

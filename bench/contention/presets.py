@@ -1,4 +1,4 @@
-"""Which workloads are measured: those of the options, or those of a preset."""
+"""The workloads that are measured: those of the options, or those of a preset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.contention.workload import HOT, Workload
 from bench.contestants import BARE, BARE_SOCKETS, OURS, OURS_POLLING, PEERS, PYTHON_REDIS_LOCK, REDIS_PY
 
 NAMES = (REDIS_PY, OURS, OURS_POLLING, *PEERS, *BARE)
-"""Who can take part."""
+"""All contestants of this command."""
 
 _PROCESSES = (2, 8, 32, 64)
 _IDLE_S = 10.0
@@ -18,7 +18,7 @@ _IDLE_S = 10.0
 
 @dataclass(frozen=True)
 class Race:
-    """A workload, and who takes part in it."""
+    """A workload and its contestants."""
 
     workload: Workload
     names: Sequence[str] = NAMES
@@ -26,7 +26,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and for how long unless the user says otherwise."""
+    """The races to run, and the defaults of `--rounds` and `--seconds`."""
 
     about: str
     races: tuple[Race, ...]
@@ -36,7 +36,7 @@ class Plan:
 
 _BOTH = (REDIS_PY, OURS)
 _GOALS = Plan(
-    "the figures that the project has promised, each beside its bound",
+    "the figures with a goal, each beside its bound",
     (
         *(Race(Workload(processes), (*_BOTH, PYTHON_REDIS_LOCK, *BARE)) for processes in (8, 32, 64)),
         Race(Workload(1, threads=16, hold_ms=0, think_ms=0), (*_BOTH, *BARE)),
@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Plan] = {
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What the options ask for."""
+    """The plan that the options choose."""
     names = options.only or NAMES
     if options.preset:
         plan = PRESETS[options.preset]

@@ -1,7 +1,4 @@
-"""What a window leaves behind, and the turns that the workers had in it.
-
-Rules: plain data, all times in seconds by one clock.
-"""
+"""The result of a window, and the turns of the workers in it: plain data, all times in seconds on one clock."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The length of the span, in seconds."""
         return self.end_s - self.begin_s
 
     def __contains__(self, when_s: float) -> bool:
@@ -33,16 +30,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """What came of it.
+    """The result of a window.
 
     Attributes:
-        measured: the part that is measured.
+        measured: the measured part.
         watched: the part in which commands were counted.
-        records: those of all workers, as `bench.contention.worker.Report` has them, the warm-up's included.
-        commands: what clients sent in the watched part, by the command; None where the server does not tell.
-        client_cpu_s: of all processes, in the measured part.
-        server_cpu_s: the server's, in the measured part.
-        connections: how many the processes had.
+        records: of all workers, as in `bench.contention.worker.Report`, with those of the warm-up.
+        commands: how often clients sent each command in the watched part; None when the server refuses to tell.
+        client_cpu_s: CPU time of all processes in the measured part.
+        server_cpu_s: CPU time of the server in the measured part.
+        connections: of the processes to the server.
     """
 
     measured: Span
@@ -55,9 +52,9 @@ class Window:
 
 
 class Hold(NamedTuple):
-    """One turn of a worker: when it had the lock, since when it had waited, which worker, which lock.
+    """One turn of a worker: from when to when it held which lock, and since when it had waited.
 
-    Who was still waiting at the end acquired and released at infinity.
+    A worker that was still waiting at the end has infinity for the times of the acquire and the release.
     """
 
     acquired_s: float
@@ -68,7 +65,7 @@ class Hold(NamedTuple):
 
 
 def holds_of(records: Sequence[array[float]]) -> dict[int, list[Hold]]:
-    """All turns by the lock, in the order of their beginnings."""
+    """All turns, by lock, in the order in which they began."""
     by_key: dict[int, list[Hold]] = {}
     for worker, flat in enumerate(records):
         for at in range(0, len(flat), _FIELDS):

@@ -1,7 +1,4 @@
-"""The tables of `python -m bench contention`.
-
-Rules: what a row has no figure for is a dash.
-"""
+"""The columns of the tables of `python -m bench contention`."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from bench.tables import Column
 
 
 def three_digits(value: float) -> str:
-    """A figure with three digits that count, as 0.123, 1.44, 30.1, 502 or 1,512."""
+    """Write a figure with three significant digits, for example 0.123, 1.44, 30.1, 502 or 1,512."""
     for below, form in ((1, ".3f"), (10, ".2f"), (100, ".1f")):
         if value < below:
             return format(value, form)

@@ -1,7 +1,7 @@
 """Counts the commands that clients send, as a server's MONITOR shows them.
 
-The counters of INFO do not tell a client's commands from those that scripts call; MONITOR does. It costs the server and
-this process time, so it is on while nothing else is measured. Rules: raw bytes while it is on, counting afterwards.
+The counters of INFO include the commands that scripts call; MONITOR tells them apart. MONITOR costs time of the server
+and of this process, so nothing else is measured meanwhile, and the lines are counted afterwards.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ _GIVE_UP_S = 30.0
 
 
 def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:
-    """How often each command comes from clients from now on, those of connecting included.
+    """Count the commands that clients send from now on, with those of connecting.
+
+    Sends MONITOR and RESET on a connection of its own.
 
     Args:
-        client: of the server; a connection of its own is made as this client's are.
-        until_s: when to end, by `time.monotonic`.
+        client: of the server; the connection has the settings of this client.
+        until_s: when to end, by `time.monotonic`, in seconds.
 
     Returns:
-        Calls by the command's name in capitals; None where the server allows no MONITOR.
+        The number of calls by command, in capitals; None when the server allows no MONITOR.
     """
     pool = client.connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)
@@ -39,7 +41,7 @@ def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:
         while (left_s := until_s - time.monotonic()) > 0:
             if select.select([sock], [], [], left_s)[0]:
                 chunks.append(_receive(sock))
-        # After its answer no line comes.
+        # No line follows the reply to RESET.
         sock.sendall(b"RESET\r\n")
         while not b"".join(chunks[-2:]).endswith(_END):
             chunks.append(_receive(sock))

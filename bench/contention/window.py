@@ -1,8 +1,7 @@
-"""One measured window: some processes that contend for locks with one contestant's, from their start to their records.
+"""One measured window: processes that contend for the locks of one contestant, from their start to their records.
 
-Rules: the processes are new for each window and so are the names of the locks, so nothing is left over from the one
-before; they begin together, warm up under the same load, and end together. The commands that clients send are counted
-in the second half of the warm-up, whatever else is measured after it.
+The processes and the names of the locks are new for each window. The processes begin together, warm up under the load
+that is measured, and end together. The commands of clients are counted in the second half of the warm-up.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from bench.contestants import CheckFailedError, Contestant, Terms
 from bench.costs import server_cpu_s
 
 WARM_UP_S = 1.0
-_WATCH_FROM_S = 0.4  # of the warm-up, until when everybody waits in its turn
-_WATCH_TO_S = 0.9  # of the warm-up: what is watched must be over before anything else is measured
+_WATCH_FROM_S = 0.4  # of the warm-up: all workers wait in turn from then on
+_WATCH_TO_S = 0.9  # of the warm-up: counting commands ends before the measured part begins
 _CONNECTING_S = 60.0  # at most, for a thousand connections on a busy machine
 _REPORTING_S = 30.0 + GRACE_S  # at most
 
-# Forked from a fresh process that has imported the libraries and done nothing else: 64 of them are there in 0.3 s.
+# Forked from a new process that has only imported the libraries, so that many processes start quickly.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     ["bench.contention.worker", "redislock_fast", "redislock_fast.asyncio", "redis_lock", "pottery"]
@@ -40,10 +39,18 @@ _processes.set_forkserver_preload(
 def open_window(
     url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload, seconds: float
 ) -> Window:
-    """Measure a contestant for so many seconds.
+    """Measure workers that contend for locks.
+
+    Args:
+        url: of the server.
+        witness: a client of the server that no worker uses.
+        contestant: whose locks are measured.
+        terms: the options of the locks.
+        workload: of the workers.
+        seconds: how long the measured part is, after `WARM_UP_S`.
 
     Raises:
-        CheckFailedError: where a process reports that something is wrong, or does not report.
+        CheckFailedError: when a process reports a failure, or does not report in time.
     """
     with _crew(url, witness, contestant, terms, workload) as crew:
         start_s = crew.start_s()
@@ -64,10 +71,9 @@ def open_window(
 def open_idle(
     url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload, seconds: float
 ) -> Window:
-    """Measure waiters that wait for so many seconds, because somebody else holds the lock.
+    """Measure workers that wait all the time, for a lock that stays held.
 
-    Raises:
-        CheckFailedError: as `open_window`.
+    The arguments and errors are those of `open_window`.
     """
     with _crew(url, witness, contestant, terms, workload) as crew, redis.Redis.from_url(url) as client:
         holder = contestant.make(client, f"{crew.prefix}:0")
@@ -103,28 +109,28 @@ class _Crew:
         self._members.append((process, ours))
 
     def start_s(self) -> float:
-        """When all can start, who are ready now."""
+        """Wait until all processes are ready, and return when they can start."""
         for _, connection in self._members:
             self._hear(connection, _CONNECTING_S)
         return time.monotonic() + 0.05 + 0.001 * len(self._members)
 
     def begin(self, times: Times) -> None:
-        """Tell all when."""
+        """Send the times to all processes."""
         for _, connection in self._members:
             connection.send(times)
 
     def connections(self) -> int:
-        """How many they have to the server."""
+        """The number of connections of the processes to the server."""
         return sum(client["name"] == self.prefix for client in self._witness.client_list())
 
     def end(self) -> tuple[list[array[float]], float]:
-        """Hear all the reports: the records of all workers, and the CPU time of all processes."""
+        """Receive all reports: the records of all workers, and the CPU time of all processes."""
         reports = [self._hear(connection, _REPORTING_S) for _, connection in self._members]
         known = [report for report in reports if isinstance(report, Report)]
         return [records for report in known for records in report.records], sum(report.cpu_s for report in known)
 
     def close(self) -> None:
-        """End the processes, those too that have not come to an end themselves."""
+        """End all processes that are still running."""
         for process, connection in self._members:
             connection.close()
             process.terminate()
@@ -133,7 +139,7 @@ class _Crew:
 
     def _hear(self, connection: Connection, patience_s: float) -> object:
         try:
-            said = connection.recv() if connection.poll(patience_s) else f"no sign of life within {patience_s:g} s"
+            said = connection.recv() if connection.poll(patience_s) else f"no message within {patience_s:g} s"
         except EOFError:
             said = "a process ended without a report"
         if isinstance(said, str):
@@ -143,7 +149,7 @@ class _Crew:
 
 @contextmanager
 def _crew(url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload) -> Iterator[_Crew]:
-    """The processes, connected; neither they nor keys are left behind."""
+    """Start the processes; end them, and delete the keys of their locks, at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
     crew = _Crew(witness, prefix)
     try:

@@ -1,9 +1,9 @@
-"""A process of the bench: so many threads or tasks that take the locks and give them back until time is up.
+"""A process of a window: threads or tasks that acquire and release the locks until the time is over.
 
-Rules: every worker has connected, and had a lock of its own, before the clock starts; all begin and end at times that
-the bench says, on the clock that the processes of a machine share. Who waits when time is up has a moment to get the
-lock, and then the process ends without it. The recording costs three looks at the clock in a turn, and two appends to
-an array.
+Every worker has connected, and has acquired a lock of its own, before the clock starts. All begin and end at times that
+the bench sets, on the clock that the processes of a machine share. A worker that waits at the end of the time has
+`GRACE_S` to acquire the lock; then the process ends. Recording a turn costs three readings of the clock and two appends
+to an array.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from bench.contention.workload import Workload
 from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Terms
 
 GRACE_S = 1.0
-"""How long those who wait when time is up are waited for."""
+"""How long a worker that waits at the end of the time may still wait, in seconds."""
 
-_NOT_HAD = "an acquire that waits for ever came back without the lock"
+_NOT_HAD = "an acquire without a time limit returned without the lock"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a process is to do.
+    """The orders of a process.
 
     Attributes:
-        url: the server's.
-        prefix: begins the names of all locks of this window, and names its clients.
-        contestant: the contestant's name.
-        terms: what its locks are made with.
-        workload: what is done.
-        process: which of the processes this is, from 0 on.
+        url: of the server.
+        prefix: of the names of all locks of the window; also the name of its clients.
+        contestant: its name.
+        terms: the options of the locks.
+        workload: of the workers.
+        process: the number of the process, from 0.
     """
 
     url: str
@@ -56,7 +56,7 @@ class Assignment:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """Those of the process's client: room for all its workers, and patience for those that block for a lease."""
+        """The options of the client: connections for all workers, and a socket timeout beyond the lease."""
         return {
             "client_name": self.prefix,
             "max_connections": 2 * self.workload.crew + 2,
@@ -66,12 +66,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Times:
-    """When things happen, by `time.monotonic`.
+    """The times of a window, by `time.monotonic`, in seconds.
 
     Attributes:
         start_s: all workers begin.
         measure_s: the measured part begins.
-        end_s: nobody begins another acquire.
+        end_s: no worker begins another acquire.
     """
 
     start_s: float
@@ -81,12 +81,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process tells at the end.
+    """The report of a process.
 
     Attributes:
-        records: one array for each worker: the key, and when it was asked for, acquired, and about to be released. The
-            last one lacks the latter two where the worker was still waiting, or not through with the release.
-        cpu_s: the process's CPU time in the measured part.
+        records: one array for each worker: of each turn the key, and when it was requested, acquired, and about to be
+            released. The last turn lacks the latter two when the worker was still waiting or releasing.
+        cpu_s: CPU time of the process in the measured part, in seconds.
     """
 
     records: list[array[float]]
@@ -94,7 +94,7 @@ class Report:
 
 
 def work(connection: Connection, assignment: Assignment) -> None:
-    """Do it: say None when ready, be told the times, answer the report, or what went wrong as a string."""
+    """Carry out the orders: send None when ready, receive the times, send the report, or an error as a string."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its processes itself
 
     def appointment() -> Times:
@@ -106,15 +106,15 @@ def work(connection: Connection, assignment: Assignment) -> None:
     try:
         contestant = libraries.find(assignment.contestant, assignment.terms)
         if assignment.workload.tasks:
-            # No `asyncio.run`: it would wait for those who wait.
+            # `asyncio.run` would wait for the tasks that wait for a lock.
             report = asyncio.new_event_loop().run_until_complete(_with_tasks(assignment, contestant, appointment))
         else:
             report = _with_threads(assignment, contestant, appointment)
-    except Exception as error:  # whatever a contestant raises is its failure
+    except Exception as error:  # any error of a contestant is its failure
         connection.send(str(error) if isinstance(error, CheckFailedError) else f"{type(error).__name__}: {error}")
     else:
         connection.send(report)
-    os._exit(0)  # threads that wait for a lock cannot be ended otherwise
+    os._exit(0)  # threads that wait for a lock end with the process alone
 
 
 def _with_threads(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Times]) -> Report:
@@ -138,7 +138,7 @@ def _with_threads(assignment: Assignment, contestant: Contestant, appointment: C
         pool.submit(_thread, of_worker, picks, times, hold_s, think_s, into)
         for of_worker, picks, into in zip(locks, _picks(assignment), records, strict=True)
     ]
-    # This thread only looks at the clock; it sleeps while the others work.
+    # This thread sleeps while the workers run.
     _sleep_until(times.measure_s)
     cpu_s = time.process_time()
     _sleep_until(times.end_s)

@@ -1,6 +1,6 @@
-"""What is done in a window: by how many workers, on which locks, and how long they hold and think.
+"""The workload of a window: the workers, the locks, and how long a worker holds and thinks.
 
-Rules: plain data, which goes to other processes.
+It is plain data, which is sent to other processes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-_PICKS = 512  # how many keys are picked for a worker in advance, to be gone through again and again
+_PICKS = 512  # keys that are picked for a worker in advance, and used in a cycle
 
 HOT = "hot"
 _WEIGHT_OF_KEY: Mapping[str, Callable[[int], float]] = {
@@ -19,21 +19,21 @@ _WEIGHT_OF_KEY: Mapping[str, Callable[[int], float]] = {
     "zipf": lambda rank: 1 / rank,
 }
 DISTRIBUTIONS = tuple(_WEIGHT_OF_KEY)
-"""How the workers spread over the keys: all want one; all are alike; the n-th is wanted 1/n times as often."""
+"""How the workers choose keys: all one key; all keys equally often; the n-th key 1/n times as often as the first."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the table, but for the contestant.
+    """The workload of a row.
 
     Attributes:
-        processes: how many there are, each with a client of its own.
-        threads: workers of each process; 1 where there are tasks.
-        tasks: the same in an event loop; 0 for threads.
-        keys: how many locks there are.
+        processes: their number, each with a client of its own.
+        threads: workers of each process; 1 when there are tasks.
+        tasks: workers of each process in an event loop; 0 for threads.
+        keys: the number of locks.
         distribution: one of `DISTRIBUTIONS`.
-        hold_ms: how long a worker keeps the lock, sleeping; 0 for not at all.
-        think_ms: how long it sleeps before it wants it again; 0 for not at all.
+        hold_ms: how long a worker sleeps with the lock, in ms.
+        think_ms: how long a worker sleeps between a release and the next acquire, in ms.
     """
 
     processes: int = 8
@@ -46,17 +46,17 @@ class Workload:
 
     @property
     def crew(self) -> int:
-        """The workers of one process."""
+        """The number of workers of a process."""
         return self.tasks or self.threads
 
     @property
     def workers(self) -> int:
-        """The workers of all processes."""
+        """The number of workers of all processes."""
         return self.processes * self.crew
 
     @property
     def who(self) -> str:
-        """The workers, in words."""
+        """The workers in words, for example "8 processes"."""
         if self.crew == 1:
             return _counted(self.processes, "process", "es")
         each = _counted(self.crew, "task" if self.tasks else "thread", "s")
@@ -64,12 +64,12 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """What the table calls it."""
+        """The name of the workload in tables."""
         keys = "" if self.distribution == HOT else f", {self.distribution} {self.keys:,}"
         return f"{self.who}{keys}, {self.hold_ms:g}/{self.think_ms:g}"
 
     def picks(self, worker: int) -> list[int]:
-        """Which keys a worker wants, one after the other: the same whoever the contestant is."""
+        """The keys of a worker, one after the other; the same for every contestant."""
         weights = list(accumulate(map(_WEIGHT_OF_KEY[self.distribution], range(1, self.keys + 1))))
         return random.Random(worker).choices(range(self.keys), cum_weights=weights, k=_PICKS)
 

@@ -133,7 +133,7 @@ def _round(pairs: Sequence[tuple[Child, Child]], name: str, number: int) -> tupl
 
 
 def _row(name: str, rates: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """What the table and the JSON file have of a figure."""
+    """The row of a figure, for the table and the JSON file."""
     ratios = [after / before for before, after in rates]
     quarter, ratio, three_quarters = (
         statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3

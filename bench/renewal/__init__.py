@@ -1,1 +1,1 @@
-"""What it costs to hold locks: to keep many of them renewed, each term by itself, and a stalled interpreter."""
+"""`python -m bench renewal`: the cost of held locks. Each table has a module: `keeping`, `terms` and `stalls`."""

@@ -1,7 +1,7 @@
-"""`python -m bench renewal`: what it costs to hold locks on terms, and what a stalled interpreter does to them.
+"""`python -m bench renewal`: the cost of holding locks, and the effect of a stalled interpreter on held locks.
 
-Three tables: many locks that are kept renewed; each term on an uncontended lock; the GIL held for parts of a ttl, and
-longer.
+There are three tables: many locks that are renewed; each option of a lock in an uncontended pair; the GIL held for
+parts of a ttl, and longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.renewal.keepers import KEEPERS
 from bench.rounds import Entrant, Scene
 from bench.tables import print_rows
 
-HELP = "what holding costs: many renewed locks, each term, and a stalled interpreter"
+HELP = "the cost of holding: many renewed locks, each option, and a stalled interpreter"
 
 _TABLES = ("keeping", "terms", "stalls")
 _MOST_CPU_PERCENT = 5
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_server(parser)
     number, seconds = arguments.positive(int), arguments.positive(float)
-    parser.add_argument("--locks", type=number, default=10_000, help="kept renewed (default: %(default)s)")
+    parser.add_argument("--locks", type=number, default=10_000, help="that are renewed (default: %(default)s)")
     parser.add_argument("--ttl", type=seconds, default=10, help="theirs, in seconds (default: %(default)s)")
     parser.add_argument("--seconds", type=seconds, default=10, help="counted (default: %(default)s)")
-    parser.add_argument("--rounds", type=number, default=12, help="of the terms, 0.25 s each (default: %(default)s)")
+    parser.add_argument("--rounds", type=number, default=12, help="of the options, 0.25 s each (default: %(default)s)")
     parser.add_argument("--stalls", type=number, default=6, help="of each length (default: %(default)s)")
     parser.add_argument("--stall-ttl", type=seconds, default=1, help="the ttl then (default: %(default)s)")
     parser.add_argument("--only", type=arguments.some_of(_TABLES), default=list(_TABLES), metavar="TABLE,...")

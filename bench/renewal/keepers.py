@@ -1,8 +1,8 @@
-"""Who keeps many locks renewed: the package, and what a service with redis-py does.
+"""Ways to keep many locks renewed: with the package, and as a service with redis-py can do it.
 
-Rules: a keeper is a context, within which all the locks are held and renewed, each about every third of its ttl.
-redis-py renews nothing by itself, so one thread or task calls `reacquire()` on one lock after the other: a thread for
-each of 10,000 locks is no choice. Whoever measures sees which locks were lost.
+A keeper is a context in which all locks are held and renewed, each about every third of its ttl. redis-py renews no
+lock by itself, so one thread or task calls `reacquire()` on one lock after the other: 10,000 locks are too many for a
+thread each. A keeper ignores lost leases; the measurement counts them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import redislock_fast.asyncio
 from bench.contestants import OURS, REDIS_PY, CheckFailedError
 
 Keeper = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
-"""Called with the server's URL, the locks' names and their ttl in seconds."""
+"""Called with the URL of the server, the names of the locks and their ttl in seconds."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _acquire(locks: Sequence[Any]) -> None:
 
 
 def _release(locks: Sequence[Any]) -> None:
-    """Give back what is still held."""
+    """Release the locks that are still held."""
     for lock in locks:
         with contextlib.suppress(LockNotOwnedError):
             lock.release()
@@ -82,7 +82,7 @@ def _release(locks: Sequence[Any]) -> None:
 
 @contextmanager
 def _loop() -> Iterator[Callable[[Coroutine[Any, Any, None]], Any]]:
-    """A loop that runs in a thread of its own. Yields what starts a task in it."""
+    """Run a loop in a thread of its own. Yields the function that starts a task in it."""
     loop = asyncio.new_event_loop()
     running = threading.Thread(target=loop.run_forever, name="loop")
     running.start()
@@ -154,4 +154,4 @@ KEEPERS: dict[tuple[str, str], Keeper] = {
     (OURS, "asyncio"): _ours_in_tasks,
     (REDIS_PY, "asyncio"): _redis_py_in_tasks,
 }
-"""By contestant, and whose locks they are."""
+"""By contestant and by the kind of owner of the locks."""

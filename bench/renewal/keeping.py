@@ -1,7 +1,6 @@
-"""The first table of `python -m bench renewal`: what it costs to keep many locks renewed.
+"""The first table of `python -m bench renewal`: the cost of keeping many locks renewed.
 
-Rules: acquiring and releasing lie outside what is counted, and so does looking for the lease that came closest to its
-end, which costs the server something.
+Acquires and releases are not counted, and neither is the search for the lease that comes closest to its end.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from bench.rounds import Scene
 from bench.tables import Column
 
 _RENEWAL_COMMANDS = ("set", "evalsha", "eval")
-_LOOKS = 40  # in a ttl, for the lease that has least left
+_SEARCHES = 40  # in a ttl, for the lease with the shortest rest
 _LEAST_TTL = Path(__file__).with_name("least_ttl.lua").read_text()
 
 COLUMNS = (
@@ -35,19 +34,19 @@ COLUMNS = (
 
 
 def measure(keeper: Keeper, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
-    """Hold so many locks, and say what that costs.
+    """Measure the cost of locks that are held and renewed.
 
     Args:
-        keeper: who renews them.
-        scene: where.
-        locks: how many.
-        ttl_s: their timeout.
-        seconds: for how long to count.
+        keeper: holds and renews the locks.
+        scene: of the measurement.
+        locks: their number.
+        ttl_s: their timeout, in seconds.
+        seconds: how long to measure.
     """
     names = [f"{scene.prefix}:{number}" for number in range(locks)]
     witness = scene.witness
     with keeper(scene.url, names, ttl_s):
-        time.sleep(ttl_s / 3)  # until they are renewed for the first time
+        time.sleep(ttl_s / 3)  # until the first renewal of each lock
         gc.collect()
         renewals, server_s = _renewals(witness), server_cpu_s(witness)
         client_s, began = time.process_time(), time.perf_counter()
@@ -68,18 +67,18 @@ def measure(keeper: Keeper, scene: Scene, locks: int, ttl_s: float, seconds: flo
 
 
 def _renewals(witness: redis.Redis) -> int:
-    """How many commands by which locks are renewed the server has executed."""
+    """The number of renewal commands that the server has executed."""
     calls = witness.info("commandstats")
     return sum(calls.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in _RENEWAL_COMMANDS)
 
 
 def _least_left_ms(scene: Scene, locks: int, ttl_s: float) -> tuple[float, int]:
-    """What was left, within one ttl, of the lease that came closest to its end, and how many were lost."""
-    looks = []
+    """The shortest rest of a lease within one ttl, and how many leases were lost."""
+    rests_ms = []
     lost = 0
-    for _ in range(_LOOKS):
+    for _ in range(_SEARCHES):
         least_ms, missing = scene.witness.eval(_LEAST_TTL, 0, f"{scene.prefix}:", locks)
-        looks.append(0 if missing else least_ms)
+        rests_ms.append(0 if missing else least_ms)
         lost = max(lost, missing)
-        time.sleep(ttl_s / _LOOKS)
-    return float(min(looks)), lost
+        time.sleep(ttl_s / _SEARCHES)
+    return float(min(rests_ms)), lost

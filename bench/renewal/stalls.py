@@ -1,7 +1,7 @@
 """The third table of `python -m bench renewal`: a C call that keeps the GIL while a lock is held and renewed.
 
-Nothing in Python runs meanwhile, so nothing renews. Rules: each stall begins at some moment between two renewals; the
-server says whether the lock is still held, and a loss that is not told is a failure.
+No Python code runs meanwhile, so no lease is renewed. Each stall begins at a random moment between two renewals. The
+server tells whether the lock is still held. A lost lease without a call of `on_lost` is a failure.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _PATIENCE_TTLS = 3
 
 
 def measure(kind: str, scene: Scene, share: float, ttl_s: float, times: int) -> dict[str, Any]:
-    """Stall so often, and say what became of the locks.
+    """Stall the interpreter several times, and count the locks that are still held.
 
     Args:
-        kind: of `KINDS`.
-        scene: where.
+        kind: a key of `KINDS`.
+        scene: of the measurement.
         share: how long the GIL is held, in ttls.
-        ttl_s: the locks' timeout.
-        times: how often.
+        ttl_s: the timeout of the locks, in seconds.
+        times: how many stalls.
 
     Raises:
-        CheckFailedError: a lock was lost, and nobody was told.
+        CheckFailedError: when a lock was lost and `on_lost` was not called.
     """
     told_s = [KINDS[kind](scene, f"{scene.prefix}:stall", ttl_s, share * ttl_s) for _ in range(times)]
     late_s = [told for told in told_s if told is not None]
@@ -67,19 +67,19 @@ def measure(kind: str, scene: Scene, share: float, ttl_s: float, times: int) -> 
 
 
 def _hold_gil(seconds: float) -> float:
-    """Sleep in C, and answer when that ended: others may run before this line goes on."""
+    """Sleep in C with the GIL held, and return when that ended: other threads may run before this one goes on."""
     began = time.perf_counter()
     ctypes.PyDLL(None).usleep(int(1e6 * seconds))
     return began + seconds
 
 
 def _moment_s(ttl_s: float) -> float:
-    """Until some moment between two renewals."""
+    """The time until a random moment between two renewals, in seconds."""
     return random.uniform(1, 2) * ttl_s / 3
 
 
 def _stall_thread(scene: Scene, name: str, ttl_s: float, stall_s: float) -> float | None:
-    """How long after the stall the loss was told; None where the lock is still held."""
+    """Return how long after the stall `on_lost` was called, in seconds; None when the lock is still held."""
     told = threading.Event()
     told_at = 0.0
 
@@ -95,14 +95,14 @@ def _stall_thread(scene: Scene, name: str, ttl_s: float, stall_s: float) -> floa
         time.sleep(_moment_s(ttl_s))
         ended = _hold_gil(stall_s)
         if scene.witness.get(name) != token and not told.wait(_PATIENCE_TTLS * ttl_s):
-            raise CheckFailedError("a lock was lost, and nobody was told")
+            raise CheckFailedError("a lock was lost, and on_lost was not called")
         with contextlib.suppress(LockNotOwnedError):
             lock.release()
     return told_at - ended if told_at else None
 
 
 def _stall_loop(scene: Scene, name: str, ttl_s: float, stall_s: float) -> float | None:
-    """The same in a task."""
+    """As `_stall_thread`, in a task."""
     told_at = 0.0
 
     async def stall() -> float:
@@ -123,7 +123,7 @@ def _stall_loop(scene: Scene, name: str, ttl_s: float, stall_s: float) -> float 
                 try:
                     await asyncio.wait_for(told.wait(), _PATIENCE_TTLS * ttl_s)
                 except asyncio.TimeoutError:
-                    raise CheckFailedError("a lock was lost, and nobody was told") from None
+                    raise CheckFailedError("a lock was lost, and on_lost was not called") from None
             with contextlib.suppress(LockNotOwnedError):
                 await lock.release()
         return ended
@@ -136,4 +136,4 @@ KINDS: dict[str, Callable[[Scene, str, float, float], float | None]] = {
     "threads": _stall_thread,
     "asyncio": _stall_loop,
 }
-"""Whose locks they are."""
+"""By the kind of owner of the locks."""

@@ -1,7 +1,4 @@
-"""The second table of `python -m bench renewal`: what each term costs an uncontended acquire and release.
-
-Rules: all on one server, in interleaved rounds, beside a lock without terms.
-"""
+"""The second table of `python -m bench renewal`: the cost of each option of a lock for an uncontended pair."""
 
 from __future__ import annotations
 
@@ -60,14 +57,14 @@ _SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "breaker": lambda: {"breaker": _breaker()},
 }
 NAMES = tuple(_SETTINGS)
-"""Every term, and the lock without."""
+"""Every option, and a lock without options."""
 
 
 def entrant(name: str, scene: Scene) -> Entrant:
-    """The row of a term.
+    """Make the row of an option.
 
     Raises:
-        AbsentError: what it needs is not installed.
+        AbsentError: when a library that it needs is not installed.
     """
     settings: dict[str, Any] = {"timeout": LEASE_S, **_SETTINGS[name]()}
     key = f"{scene.prefix}:{name}"
@@ -84,7 +81,7 @@ def entrant(name: str, scene: Scene) -> Entrant:
 
 
 def _measure(lock: Lock, meter: Meter, seconds: float) -> Sample:
-    """Take and give back the lock, and count what that costs."""
+    """Acquire and release the lock, and measure the CPU time."""
     meter.start()
     began = time.perf_counter()
     sample = pairs_reused(lock.acquire, lock.release, seconds)
@@ -94,5 +91,5 @@ def _measure(lock: Lock, meter: Meter, seconds: float) -> Sample:
 
 
 def _forget(witness: redis.Redis, key: str) -> None:
-    """Delete the lock, and what it has left beside it."""
+    """Delete the lock and its other keys."""
     witness.delete(key, *witness.keys(f"*{{{key}}}*"))

@@ -3,10 +3,10 @@
     from redislock_fast import Lock              # was: from redis.lock import Lock
     client.lock("name", timeout=10, lock_class=Lock)
 
-or, without touching a caller, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
-`Locker` takes many locks in one round, `Redlock` one lock on several independent servers.
+or, without a change to the callers, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
+`Locker` acquires many locks in one round, `Redlock` one lock on several independent servers.
 
-`implementation` says whether the compiled core is at work ("compiled") or its pure-Python twin ("python").
+`implementation` is "compiled" where the compiled core is at work, "python" where its pure-Python twin is.
 """
 
 import importlib
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what few need when it is asked for: together they would be a third of the import time."""
+    """Import the names that few users need when they are used: together they are a third of the import time."""
     if name in _WHEN_ASKED_FOR:
         return getattr(importlib.import_module(f"redislock_fast.{_WHEN_ASKED_FOR[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

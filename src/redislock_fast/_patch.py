@@ -1,4 +1,4 @@
-"""`patch()`: redis-py's clients make our locks, without a caller being touched."""
+"""`patch()`: redis-py's clients make our locks, without a change to their callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redislock_fast.lock import Lock
 
 __all__ = ["patch", "unpatch"]
 
-# Where redis-py's own code looks the classes up, each under the name "Lock".
+# The modules in which redis-py's own code finds the classes, each under the name "Lock".
 _PLACES: tuple[Any, ...] = (redis.lock, redis.client, redis.cluster)
 _ASYNC_PLACES: tuple[Any, ...] = (redis.asyncio.lock, redis.asyncio.client, redis.asyncio.cluster)
 _ORIGINAL = redis.lock.Lock
@@ -25,17 +25,17 @@ _ASYNC_ORIGINAL = redis.asyncio.lock.Lock
 def patch() -> None:
     """Let `client.lock()` of redis-py's clients return `redislock_fast.Lock`, or `redislock_fast.asyncio.Lock`.
 
-    `redis.lock.Lock` and `redis.asyncio.lock.Lock` are ours then, too, for imports that come later. A `lock_class` that
-    a caller gives still counts. Calling it twice does no harm.
+    `redis.lock.Lock` and `redis.asyncio.lock.Lock` become ours, too, for later imports. A `lock_class` that a caller
+    passes still counts. Calling it twice does no harm.
     """
-    from redislock_fast import asyncio  # noqa: PLC0415  # a third of the import time, for those who need it
+    from redislock_fast import asyncio  # noqa: PLC0415  # a third of the import time, which few users need
 
     _put(_PLACES, Lock)
     _put(_ASYNC_PLACES, asyncio.Lock)
 
 
 def unpatch() -> None:
-    """Take `patch` back. Locks that were made meanwhile go on as they are."""
+    """Restore redis-py's classes. Locks that were made meanwhile stay ours."""
     _put(_PLACES, _ORIGINAL)
     _put(_ASYNC_PLACES, _ASYNC_ORIGINAL)
 

@@ -1,4 +1,4 @@
-"""`Guard`: writes to Redis that a later holder of the lock has not overtaken.
+"""`Guard`: writes to Redis that are refused once a later holder of the lock has written.
 
     lock = Lock(client, "report", timeout=10, fencing=True)
     guard = Guard(client)
@@ -6,8 +6,8 @@
         guard.set("report:today", render(), lock.fence)
 
 A holder that was paused for longer than its lease believes that it still holds the lock. Its fence, a number that is
-higher for each holder, tells what it writes to: a write with a lower fence than one that has written already is refused
-(Kleppmann, "How to do distributed locking"). `docs/fencing.md` has recipes for SQL databases.
+higher for each holder, goes with its writes: a write with a lower fence than an earlier write is refused (Kleppmann,
+"How to do distributed locking"). `docs/fencing.md` has recipes for SQL databases.
 
 Rules: a check and its write are one script; nothing is sent for bad input; commands go through the user's own client,
 so its retries, its pool and its errors are redis-py's.
@@ -38,7 +38,7 @@ _HIGHEST = 1 << 53  # Lua's numbers are exact up to here
 
 
 class StaleFenceError(LockError):
-    """A later holder of the lock has written: this one has lost it. Nothing was written.
+    """A later holder of the lock has written: this holder has lost it. Nothing was written.
 
     Attributes:
         fence: the number that was refused.
@@ -66,7 +66,7 @@ def _telling_stale(fence: int) -> Iterator[None]:
 
 
 class _GuardBase:
-    """The words of a guard's `EVAL`."""
+    """Builds the words of a guard's `EVAL`."""
 
     def __init__(self, client: Any, transport: thread_driver.Transport | loop_driver.Transport) -> None:
         self._client = client
@@ -90,12 +90,12 @@ class _GuardBase:
 class Guard(_GuardBase):
     """Lets a write through unless a higher fence has written to the same key.
 
-    The highest fence stands beside the key, in its hash slot, and never expires: neither the key's ttl nor `DEL` lets a
-    stale writer in. All writers of a key must use a guard, with fences of one lock.
+    The highest fence is kept under another key in the same hash slot, which never expires: neither the guarded key's
+    ttl nor `DEL` lets a stale writer in. All writers of a key must use a guard, with fences of one lock.
 
     Args:
-        client: a `redis.Redis` or `redis.RedisCluster` of any kind, which sends the commands. Not necessarily the
-            lock's server.
+        client: a `redis.Redis` or `redis.RedisCluster` of any kind, which sends the commands. It need not be the lock's
+            server.
 
     Raises:
         TypeError: for a pipeline or an asyncio client.
@@ -108,14 +108,14 @@ class Guard(_GuardBase):
         """Set a key. Sends `EVAL`, with `SET key value [PX ms]` in it.
 
         Args:
-            key: what is guarded, bytes or str.
-            value: what redis-py takes for a value.
-            fence: `lock.fence` of the lock that is held. One that has written may write again.
-            ttl: of the key, in seconds, rounded up to whole milliseconds. None: it does not expire.
+            key: the guarded key, bytes or str.
+            value: any value that redis-py takes.
+            fence: `lock.fence` of the held lock. A fence that has written may write again.
+            ttl: the key's ttl in seconds, rounded up to whole milliseconds. None: it does not expire.
 
         Raises:
             StaleFenceError: a higher fence has written. Nothing is changed.
-            TypeError: a fence that is no int, as None of a lock that is not held.
+            TypeError: a fence that is no int, such as None of a lock that is not held.
             ValueError: a fence below 1 or beyond 2**53, or a `ttl` that is not above 0, or not finite.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
@@ -125,20 +125,20 @@ class Guard(_GuardBase):
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
 
-        The script is written as for `EVAL` alone. When it fails, its fence has been noted all the same.
+        The script is written as for `EVAL` alone. If it fails, its fence is kept all the same.
 
         Args:
             script: its text.
-            keys: its keys, bytes or str; the first is the one that is guarded. In a cluster, all are in one slot.
+            keys: its keys, bytes or str; the first one is guarded. In a cluster, all are in one slot.
             args: its arguments.
-            fence: `lock.fence` of the lock that is held. One that has written may write again.
+            fence: `lock.fence` of the held lock. A fence that has written may write again.
 
         Returns:
-            What redis-py makes of what the script returns.
+            The script's reply, as redis-py returns it.
 
         Raises:
             StaleFenceError: a higher fence has written. The script did not run.
-            TypeError: a fence that is no int, as None of a lock that is not held.
+            TypeError: a fence that is no int, such as None of a lock that is not held.
             ValueError: a fence below 1 or beyond 2**53, or no keys.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
@@ -147,7 +147,7 @@ class Guard(_GuardBase):
 
 
 class AsyncGuard(_GuardBase):
-    """`Guard` for asyncio clients: the same keys, so both may guard the same.
+    """`Guard` for asyncio clients. It uses the same keys, so both may guard the same key.
 
     Args:
         client: a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of any kind, which sends the commands.

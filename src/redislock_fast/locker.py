@@ -1,8 +1,10 @@
-"""`Locker` and `Batch`: many locks taken and given back in one round.
+"""`Locker` and `Batch`: many locks acquired and released in one round.
 
-locker = Locker(client)
-with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
-work_on(batch.acquired)
+    locker = Locker(client)
+    with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
+        work_on(batch.acquired)
+
+On leaving the block, the batch releases what it holds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Batch(BatchBase):
     """Locks that were acquired together, under one token. To be used by one thread at a time.
 
     Attributes:
-        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        acquired: names of the locks that were acquired, in the order given. A later loss or release does not change it.
         missed: names of those that were not.
     """
 
@@ -37,17 +39,19 @@ class Batch(BatchBase):
         self._transport = transport
 
     def release(self) -> dict[Name, bool]:
-        """Give back the locks that are still held.
+        """Release the locks that are still held.
 
-        Sends what `Lock.release` sends, for all locks in one round per server, to the nodes of a cluster at once.
+        Sends what `Lock.release` sends, for all locks in one round per server; the nodes of a cluster are asked at
+        once.
 
         Returns:
-            For each name that was still held whether the lock was still ours. Nothing is held any more.
+            For each name that was still held, whether the lock was still ours. Afterwards nothing is held.
 
         Raises:
-            redis.exceptions.ConnectionError: no connection, after the client's retries. What the server gave no verdict
-                on is still held: it can be released again.
-            redis.exceptions.TimeoutError: no reply in time; likewise.
+            redis.exceptions.ConnectionError: no connection, after the client's retries. Locks without the server's
+            verdict
+                are still held, and can be released again.
+            redis.exceptions.TimeoutError: no reply in time; as for ConnectionError.
         """
         try:
             results: dict[Name, bool] = drive(self._transport, self._releasing())
@@ -60,13 +64,13 @@ class Batch(BatchBase):
         return results
 
     def extend(self, additional_time: float) -> dict[Name, bool]:
-        """Prolong the leases of the locks that are held; sends what `Lock.extend` sends, in one round per server.
+        """Extend the leases of the locks that are held; sends what `Lock.extend` sends, in one round per server.
 
         Args:
             additional_time: seconds to add to each remaining ttl, rounded up to whole milliseconds.
 
         Returns:
-            For each name that was held whether the lock was still ours. What was not leaves the batch.
+            For each name that was held, whether the lock was still ours. A lock that was not leaves the batch.
 
         Raises:
             redis.exceptions.LockError: the locks do not expire.
@@ -83,10 +87,10 @@ class Batch(BatchBase):
         return results
 
     def __enter__(self) -> Batch:
-        """Nothing is sent.
+        """Check that the batch has what was asked for. Sends nothing.
 
         Raises:
-            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+            redis.exceptions.LockError: `all_or_nothing` was set and not every lock was acquired.
         """
         self._check_entry()
         return self
@@ -97,7 +101,7 @@ class Batch(BatchBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+        """Release. If the body raised, an error of the release is logged, so that the body's own exception goes on.
 
         Raises:
             redis.exceptions.LockNotOwnedError: a lock was no longer ours.
@@ -115,7 +119,7 @@ class Batch(BatchBase):
 
 
 class Locker(LockerBase[Lock]):
-    """Makes locks, and takes many at once.
+    """Makes locks, and acquires many at once.
 
     Args:
         client: a `redis.Redis` or `redis.RedisCluster` of any kind; its settings are used, its connections are not.
@@ -135,30 +139,30 @@ class Locker(LockerBase[Lock]):
         sleep: float = 0.1,
         all_or_nothing: bool = False,
     ) -> Batch:
-        """Take the locks that are free, or all.
+        """Acquire the locks that are free, or all.
 
         Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
-        The nodes of a cluster are asked at once; for all or nothing, one after the other.
-        If it raises, nothing is held, and attempts of unknown outcome are undone.
+        The nodes of a cluster are asked at once; with `all_or_nothing`, one after the other. If it raises, nothing is
+        held, and attempts of unknown outcome are cleaned up.
 
         Args:
             names: of the locks, each bytes or str.
             timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
-            blocking_timeout: seconds to wait at most for what is missed. None: for ever. 0 or less makes one round.
-            sleep: seconds between two rounds. Leases that age meanwhile are prolonged.
-            all_or_nothing: where one is missed, give back the rest. While it waits, it holds only the locks whose keys
-                come before the one that it waits for, so that batches do not wait for one another in a circle.
+            blocking_timeout: seconds to wait at most for missed locks. None: for ever. 0 or less makes one round.
+            sleep: seconds between two rounds. Leases that age meanwhile are extended.
+            all_or_nothing: where one lock is missed, release the rest. While it waits, it holds only the locks whose
+                keys come before the one that it waits for, so that batches do not deadlock.
 
         Returns:
-            What was acquired, and what was missed.
+            The batch: the names that were acquired and those that were missed.
 
         Raises:
             TypeError: `names` is a single name.
-            ValueError: a name comes twice, or a time that can be none. Nothing was sent.
+            ValueError: a name comes twice, or an impossible time. Nothing was sent.
             redis.exceptions.DataError: a name that redis-py cannot encode. Nothing was sent.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
-            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         hold = Hold(plan)

@@ -1,6 +1,6 @@
-"""`Redlock`: one lock over several independent servers, held by a majority of them.
+"""`Redlock`: one lock over several independent servers, granted by a majority of them.
 
-What it promises, what it does not, and when one server serves better: `docs/redlock.md`.
+What it guarantees, what it does not, and when one server serves better: `docs/redlock.md`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import ThreadHolding
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
-from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.renewal import Loss
 from redislock_fast._protocol.majority import AcquireRound
@@ -30,10 +29,10 @@ __all__ = ["Redlock"]
 logger = logging.getLogger(__name__)
 
 
-class Redlock(KeepingRedlockBase):
+class Redlock(RedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
-    All requests leave before any reply is waited for, so an operation costs about one round trip, however many servers
+    All requests leave before any reply is waited for, so an operation takes about one round trip, however many servers
     there are. A minority of servers that are down or silent is no failure.
 
     Args:
@@ -43,17 +42,17 @@ class Redlock(KeepingRedlockBase):
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
-        thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
+        thread_local: whether the thread that acquired owns the lock, or every thread that has this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, in seconds, connecting included. All of them
-            together cost it no more, and one that stays silent is not waited for again.
+            together cost it no more, and a server that stays silent is not waited for again.
         auto_renew: whether the lease is renewed, in the background and by a majority, as long as the lock is held.
-            `timeout` is then how long others wait for a holder that died.
-        max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
-        on_lost: called once with the lock and a `LossReason` when it is found to be lost, from a background thread, or
-            by the release or extend that finds it out.
+            `timeout` is then how long others wait after the owner's process has died.
+        max_hold: for how many seconds after the acquire the lease is renewed at most. None: for ever.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, from a background
+            thread, or by the release or extend that finds it out.
 
-    What the background does stands in docs/redlock.md.
+    The work in the background is described in docs/redlock.md.
 
     Raises:
         TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost` that
@@ -72,7 +71,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
-        quorum: ThreadQuorum = quorum_of(transports, ThreadQuorum)
+        quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> ThreadHolding:
@@ -85,7 +84,7 @@ class Redlock(KeepingRedlockBase):
         tell(tenure, reason)
 
     def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
-        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
+        tell_in_background([Loss(tenure, reason)])  # the callback may wait for the lock, which this thread has acquired
 
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
@@ -93,29 +92,29 @@ class Redlock(KeepingRedlockBase):
         """Take the lock.
 
         Sends `SET name token NX PX ms GET` (Redis 7.0, Valkey), or `SET name token NX PX ms` and, when that fails,
-        `GET name`, to every server, once per attempt. An attempt that fails is undone at each server that may have
+        `GET name`, to every server, once per attempt. A failed attempt is cleaned up at each server that may have
         agreed: by `DELIFEQ`, `DELEX` or `EVAL` behind its SET on the same connection.
 
         Args:
             sleep: the longest random time between two attempts in seconds, instead of the lock's own setting.
-            blocking: whether to wait, likewise.
-            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end is not cut off. 0 or
-                less makes one attempt.
+            blocking: whether to wait, instead of the lock's own setting.
+            blocking_timeout: seconds to wait at most, instead of the lock's own setting. An attempt under way at the
+                end is not cut off. 0 or less makes one attempt.
 
         Returns:
-            True once a majority has granted the lock, False when it was not to be had in time.
+            True once a majority has granted the lock, False when none has in time.
 
         Raises:
             redis.exceptions.LockError: this thread holds the lock itself, renewed, and would wait for ever.
-            redis.exceptions.ConnectionError: the last attempt had the votes of less than a majority, since servers
-                could not be reached. Without a `blocking_timeout`, after three such attempts.
-            redis.exceptions.TimeoutError: likewise, since they did not answer.
+            redis.exceptions.ConnectionError: in the last attempt less than a majority voted, since servers could not be
+                reached. Without a `blocking_timeout`, after three such attempts.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
             redis.exceptions.ResponseError: a majority answered with errors, as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
         local = self._mine()
         attempts: list[AcquireRound] = []
-        steps = self._acquiring_on_terms(local, sleep, blocking, blocking_timeout, attempts)
+        steps = self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
         try:
             acquired: bool = self._quorum.drive(steps)
         except Exception:
@@ -129,14 +128,14 @@ class Redlock(KeepingRedlockBase):
         """Give the lock back, at all servers.
 
         Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVAL`. The token is forgotten only after a
-        verdict: when this raises a connection error, it can be called again, and asks those that have not answered.
+        verdict: when this raises a connection error, it can be called again, and asks the servers without an answer.
 
         Raises:
             redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
-                With `auto_renew` or `on_lost` it is a `LockLostError`, which says why; sent after a loss, nothing is.
+                With `auto_renew` or `on_lost` it is a `LockLostError`, which says why. After a loss nothing is sent.
             redis.exceptions.LockError: this thread holds no lock.
             redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
-            redis.exceptions.TimeoutError: likewise, since they did not answer.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
         """
         self._quorum.drive(self._releasing(self._held()))
 
@@ -144,7 +143,7 @@ class Redlock(KeepingRedlockBase):
         """Prolong the lease.
 
         Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVAL`, with the whole new ttl. After a
-        connection error the lease stands as `remaining` says, and this can be tried again.
+        connection error the lease is as long as `remaining` says, and this can be called again.
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
@@ -155,12 +154,12 @@ class Redlock(KeepingRedlockBase):
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is lost: a majority does not hold the token any more, or agreed
-                only when the lease was over. What is left of it is given back. With `auto_renew` or `on_lost` it is a
+                only when the lease was over. The rest of it is released. With `auto_renew` or `on_lost` it is a
                 `LockLostError`, which says why.
             redis.exceptions.LockError: this thread holds no lock.
             ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
-            redis.exceptions.TimeoutError: likewise, since they did not answer.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
         """
         self._quorum.drive(self._extending(self._held(), additional_time, replace_ttl))
         return True
@@ -168,13 +167,10 @@ class Redlock(KeepingRedlockBase):
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's whole `timeout`.
 
-        Sends what `extend` sends.
+        Sends and raises what `extend` does.
 
         Returns:
             True.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: as `extend`, and so the others.
         """
         self._quorum.drive(self._reacquiring(self._held()))
         return True
@@ -184,7 +180,7 @@ class Redlock(KeepingRedlockBase):
 
         Raises:
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
-            redis.exceptions.TimeoutError: likewise, since they did not answer.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
         """
         locked: bool = self._quorum.drive(self._looking(self._held(), b""))
         return locked
@@ -201,7 +197,7 @@ class Redlock(KeepingRedlockBase):
         """Acquire.
 
         Raises:
-            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+            redis.exceptions.LockError: the lock was not granted in time; and what `acquire` raises.
         """
         if self.acquire():
             return self
@@ -213,7 +209,7 @@ class Redlock(KeepingRedlockBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         try:
             self.release()
         except Exception as error:

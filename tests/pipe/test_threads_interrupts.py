@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._pipe import threads_py
+from redislock_fast._pipe import queues_py, resp_py, threads_py
 from redislock_fast._pipe.base import Lost, Pipe
 from tests.support.helpers import PATIENCE_S, start
 from tests.support.pipes import FOREVER, Peer, python_pipe
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+
+_PIPE_FILES = {module.__file__ for module in (threads_py, queues_py, resp_py)}
 
 
 class Interrupted(BaseException):
@@ -28,11 +30,11 @@ class Interrupted(BaseException):
 
 
 def interrupted_at(number: int, work: Callable[[], object]) -> bool:
-    """Interrupt the work before the n-th instruction in the pipe's file. Returns False where there are fewer."""
+    """Interrupt the work before the n-th instruction in the pipe's files. Returns False where there are fewer."""
     count = 0
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != threads_py.__file__:
+        if frame.f_code.co_filename not in _PIPE_FILES:
             return None
         frame.f_trace = on_instruction  # else 3.13 forgets the next line
         frame.f_trace_opcodes = True

@@ -21,14 +21,14 @@ import pytest
 import redis
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._lease import tenure
+from redislock_fast._lease import majority_lease, tenure
+from redislock_fast._lease.majority_lease import QuorumEntry
 from redislock_fast._lease.ownership import SharedHolding
-from redislock_fast._lease.quorum import QuorumEntry
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._pipe.base import Args
-from redislock_fast._procedures import keeper, redlock_keeping, redlock_renewal, renewal
+from redislock_fast._procedures import keeper, redlock_renewal, renewal
 from redislock_fast._procedures import redlock as redlock_procedure
-from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.renewal import Loss, Record, Schedule, due_at, late_entries
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._protocol import majority
@@ -56,7 +56,7 @@ class _Server:
         self.thaws_at = 0.0
 
 
-class _Lock(KeepingRedlockBase):
+class _Lock(RedlockBase):
     """A Redlock whose servers are looked after by the simulation."""
 
     contender: _Contender
@@ -113,7 +113,7 @@ class _Contender:
         local = lock._mine()
         while True:
             try:
-                if not (yield from lock._acquiring_on_terms(local, None, True, dice.uniform(0, 0.5), [])):
+                if not (yield from lock._acquiring(local, None, True, dice.uniform(0, 0.5), [])):
                     continue
                 self.held += 1
                 self.releases = False
@@ -285,7 +285,7 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (keeper, redlock_procedure, redlock_keeping, redlock_renewal, renewal, tenure):
+    for module in (keeper, redlock_procedure, redlock_renewal, renewal, majority_lease, tenure):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)

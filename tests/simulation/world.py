@@ -298,7 +298,7 @@ class Link:
                 self.room.tell_all(BROKEN)
             for line in self.room._lines.values():
                 for seat in line.seats.values():
-                    seat.mailbox.wake()  # type: ignore[attr-defined]
+                    seat.mailbox.wake()
         calls, self._calls = self._calls, deque()
         for call in calls:
             if isinstance(call, Call) and call.open:

@@ -1,10 +1,10 @@
 """`AdaptiveTTL`: a ttl for each lock name, learnt from how long that name has been held.
 
-Rules: what is known of a name is one value that never changes and is replaced as a whole, and the dict that has them
-is used by atomic methods alone. So any thread, signal handler or finalizer may ask and tell at any time, with and
-without the GIL, and a forked child keeps what was known: there is no mutex that it could find taken. Two that tell of
-one name within the same few microseconds may lose one of the two hold times; holders of one name come one after the
-other, so that is rare, and a hold time less does no harm.
+Thread safety: any thread, signal handler or finalizer may ask and tell at any time, with and without the GIL. All that
+is known of a name is one value that is never changed, only replaced, and the dict of them is used by atomic methods
+alone. There is no mutex that a forked child could find locked, so a child keeps what was known. Two threads that tell
+of one name within the same few microseconds may lose one of the two hold times; that is rare, since holders of one name
+come one after the other, and harmless.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from redislock_fast._util.times import clock, positive_ms
 
 __all__ = ["AdaptiveTTL"]
 
-_WINDOW = 128  # hold times per name: the longest one is beyond a quantile of 0.99, the next is not
+_WINDOW = 128  # hold times per name: only the longest is beyond a quantile of 0.99
 
 _KEPT_NAMES = 512
-_MAX_NAMES = 2 * _KEPT_NAMES  # 6 MB when all are known well
+_MAX_NAMES = 2 * _KEPT_NAMES
 
 
 class _Known(NamedTuple):
-    """What is known of a name. The lists are never changed: others may be reading them."""
+    """All that is known of a name. The lists are never changed: other threads may be reading them."""
 
     holds_s: list[float]  # the oldest first
     ranked_s: list[float]  # the same, the shortest first
@@ -41,23 +41,23 @@ class AdaptiveTTL:
     """A ttl that follows the time for which locks are held.
 
     For each name, the ttl is `factor` times the `quantile` of its last 128 hold times, never below `floor` nor above
-    `ceiling`, and not below `initial` before there are 128. The 512 names released last are known, and up to 1,024;
-    whatever is forgotten begins anew.
+    `ceiling`, and not below `initial` before there are 128. The 512 names released last are kept, at most 1,024; a name
+    that was dropped begins anew.
 
     One object may serve any number of locks, threads and event loops; a name stands for the same lock in all of them.
-    A pickle or a copy has the settings and nothing learnt: the other process has its own speed, and a lock sent to it
-    should not weigh megabytes.
+    A pickle or a copy has the settings without the hold times: another process has its own speed, and a lock that is
+    sent to it should not weigh megabytes.
 
     Args:
         initial: the ttl before enough is known, in seconds.
         floor: the lowest ttl, in seconds. It must cover pauses and delays that have nothing to do with the work.
         ceiling: the highest ttl, in seconds: how long a holder that crashed may hold up others.
-        quantile: the part of the hold times that is not longer than the one to reckon with; above 0, and up to 1, which
+        quantile: the share of the hold times that are not longer than the one that counts; above 0, and up to 1, which
             is the longest of all.
-        factor: how many times as long the ttl is, above 1.
+        factor: how many times that hold time the ttl is, above 1.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a time that cannot be a ttl, for times that are not `floor <= initial <= ceiling`, and for a
             `quantile` or `factor` out of range.
     """
@@ -77,7 +77,7 @@ class AdaptiveTTL:
             raise ValueError(
                 f"initial must be from {self.floor} (floor) to {self.ceiling} (ceiling), not {self.initial}"
             )
-        if not 0 < self.quantile <= 1:  # nor is NaN
+        if not 0 < self.quantile <= 1:  # true for NaN, too
             raise ValueError(f"quantile must be above 0 and not above 1, not {self.quantile}")
         if not 1 < self.factor < math.inf:
             raise ValueError(f"factor must be a finite number above 1, not {self.factor}")
@@ -105,7 +105,7 @@ class AdaptiveTTL:
             hold_s: from the acquire to the release, in seconds.
 
         Raises:
-            TypeError: for what is no number.
+            TypeError: for a value that is not a number.
             ValueError: for a time that is negative, NaN or infinite.
         """
         if not 0 <= hold_s < math.inf:
@@ -127,8 +127,8 @@ class AdaptiveTTL:
         return positive_ms(min(max(self.factor * at_quantile_s, at_least_s), self.ceiling), "ttl")
 
     def _forget(self) -> None:
-        """Forget the names noted longest ago, many at once: one at a time would cost a search for each new name."""
-        known = self._known.copy()  # others may be changing it
+        """Drop the names noted longest ago, many at once: one at a time would need a search for each new name."""
+        known = self._known.copy()  # other threads may be changing it
         by_age = sorted(known, key=lambda key: known[key].noted_at)
         for key in by_age[:-_KEPT_NAMES]:
             self._known.pop(key, None)

@@ -1,9 +1,8 @@
-"""`Handle`: a held lock on its way to another process, as a value.
+"""`Handle`: a held lock as a value, to be sent to another process.
 
-The clock that leases are measured with means nothing on another machine, so a handle carries wall-clock time. Rules:
-what is read out of a handle is never more of the lease than its wall clock says, nor more than one ttl from now, so a
-receiver whose clock is behind believes one ttl at most; and a handle that is not well-formed cannot be made, not even
-by unpickling.
+The clock that leases are measured with means nothing on another machine, so a handle carries wall-clock time. A lease
+that is read out of a handle ends no later than its wall clock says, and no later than one ttl from now: so a receiver
+whose clock is behind believes one ttl at most. A handle that is not well-formed cannot be made, not even by unpickling.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ __all__ = ["Handle"]
 class Handle:
     """A held lock, to be sent to another process, which then holds it.
 
-    It can be pickled, and `to_dict` has a form for JSON. Both hold the token: whoever reads them can release the lock.
+    It can be pickled, and `to_dict` has a form for JSON. Both hold the token: any reader of them can release the lock.
 
     Attributes:
         name: the key, as the lock was given it.
         token: the right to release it.
         timeout: the lock's ttl in seconds; None or 0: it does not expire.
         expires_at: until when the lease is certainly valid, in seconds of `time.time()`; None where it does not expire
-            or is not known. The wall clocks of sender and receiver must agree: what the receiver's is behind, he
-            believes too much, up to one ttl.
+            or is not known. The wall clocks of sender and receiver must agree: a receiver whose clock is behind
+            believes in the lease for that much longer, up to one ttl.
         fence: the fencing token, where the lock has one.
 
     Raises:
@@ -63,27 +62,22 @@ class Handle:
             raise TypeError(f"a handle's {what} must not be of type {type(value).__name__}")
 
     def __reduce__(self) -> tuple[type[Handle], tuple[Any, ...]]:
-        return type(self), astuple(self)  # so that unpickling checks as making does
+        return type(self), astuple(self)  # so that unpickling checks the fields, too
 
     @classmethod
     def of(
         cls, name: str | bytes, token: bytes, timeout: float | None, lease_end: float | None, fence: int | None = None
     ) -> Handle:
-        """A handle of what is held here.
+        """A handle of a lock that is held here. Parameters and errors are those of the class, except `lease_end`.
 
         Args:
             name: the key.
             token: the right to release it.
             timeout: the lock's ttl in seconds.
-            lease_end: until when the lease is certainly valid, in seconds of the clock that leases are measured with;
-                None where it does not expire or is not known.
+            lease_end: `expires_at`, in seconds of the clock that leases are measured with here.
             fence: the fencing token.
-
-        Raises:
-            TypeError: as the class.
-            ValueError: likewise.
         """
-        wall_now = time.time()  # read first: whatever passes until the next line is taken off
+        wall_now = time.time()  # read first: the time until the next line is subtracted
         expires_at = None if lease_end is None else wall_now + (lease_end - clock())
         return cls(name, token, None if timeout is None else float(timeout), expires_at, fence)
 
@@ -112,11 +106,11 @@ class Handle:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Handle:
-        """The handle that `to_dict` has put in strings and numbers.
+        """The handle that `to_dict` has turned into strings and numbers.
 
         Raises:
             TypeError: as the class.
-            ValueError: likewise, and for a field that is missing.
+            ValueError: as the class, and for a field that is missing.
         """
         try:
             name = bytes.fromhex(fields["name_hex"]) if "name_hex" in fields else fields["name"]

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from redislock_fast._protocol.majority import AcquireRound, LeaseRound, ReleaseRound, valid_s
 from redislock_fast._util.times import clock
 
-__all__ = ["QuorumLease"]
+__all__ = ["QuorumEntry", "QuorumLease"]
+
+
+class QuorumEntry(NamedTuple):
+    """What is to be cleaned up of a Redlock.
+
+    Attributes:
+        keys: by server.
+        token: under which it was held.
+        quorum: kept alive, since the lock that is dropped may be the last on its servers.
+    """
+
+    keys: list[bytes]
+    token: bytes
+    quorum: Any
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return object.__repr__(self)
 
 
 class QuorumLease:
-    """What a Redlock holds.
+    """The lease of a Redlock.
 
-    Who may touch what: whoever shares the lock object may prolong the lease, also at once. Its two times are assigned
-    as a whole, so who has begun sees that another has come in between.
+    Who may touch what: every thread or task that shares the lock object may prolong the lease, also at once. `times` is
+    assigned as a whole, so each of them notices that another has begun meanwhile.
+
+    Args:
+        acquired: the round that has acquired the lock.
 
     Attributes:
-        token: under which.
-        times: the two that follow; another tuple whenever anybody has begun to set the lease, or has done so.
+        token: under which the lock is held.
+        times: `valid_until` and `ends_at`; another tuple whenever a request that sets the lease begins or succeeds.
         refusals: by server: False where it certainly does not hold the token, because it was never sent there.
-        releasing: the last release that came to no end.
+        releasing: the last release of unknown outcome.
     """
 
     def __init__(self, acquired: AcquireRound) -> None:
@@ -34,14 +57,14 @@ class QuorumLease:
 
     @property
     def ends_at(self) -> float:
-        """When the servers may end it first."""
+        """When the first server may end the lease, in the clock's seconds."""
         return self.times[1]
 
     def renew(self, round_: LeaseRound, before: tuple[float, float]) -> None:
-        """Note the lease that a round has set, and `before`, what stood here when it left.
+        """Note the lease that a round has set. `before`: `times` when the round's requests left.
 
-        Where that has changed, another has set the lease, too, and nobody knows which of the two the servers have heard
-        last: only the shorter is certain.
+        Where `times` has changed, another caller has set the lease meanwhile. The servers may have executed either
+        request last, so only the shorter lease is certain.
         """
         times = self.times
         if times is before:
@@ -50,7 +73,7 @@ class QuorumLease:
             self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))
 
     def shorten(self, ttl_ms: int) -> tuple[float, float]:
-        """Believe in no more of the lease than what a request for another one, from now on, may leave of it."""
+        """Count on no more than what a request that sets this ttl may leave of the lease. Returns the new `times`."""
         now = clock()
         self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))
         return times

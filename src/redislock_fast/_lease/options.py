@@ -1,6 +1,6 @@
-"""The terms on which a lock is held, where they are not simply redis-py's.
+"""The options with which a lock is held, beyond redis-py's.
 
-Rules: what does not go together is refused when the lock is made, before anything is sent. Terms never change.
+Rules: options that do not go together are refused when the lock is made, before anything is sent. They never change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Breaker", "Terms"]
 
 
 class Breaker(Protocol):
-    """What is used of a circuit breaker: pybreaker's `CircuitBreaker` has it."""
+    """The part of a circuit breaker that is used; pybreaker's `CircuitBreaker` has it."""
 
     def calling(self) -> AbstractContextManager[Any]:
-        """Enter to make a call, leave with its error, or without one."""
+        """A context manager: entered to make a call, left with the call's error or without one."""
 
 
-if TYPE_CHECKING:  # made at run time, it would take its part of the import time
+if TYPE_CHECKING:  # at run time, it would only add to the import time
 
     class TermSettings(TypedDict, total=False):
         """The parameters of `Terms`, as a lock takes them."""
@@ -47,17 +47,17 @@ if TYPE_CHECKING:  # made at run time, it would take its part of the import time
 
 
 class Terms:
-    """How a lock is to be held.
+    """The options of one lock.
 
-    The parameters stand on `redislock_fast.Lock`.
+    The parameters are those of `redislock_fast.Lock`.
 
     Attributes:
-        max_hold_s: after how long at most the lock ends, in seconds; None: it is renewed as long as it is held.
-        wait_ms: for how long to wait for the replicas, in milliseconds.
+        max_hold_s: after how many seconds at most the lock ends; None: it is renewed as long as it is held.
+        wait_ms: how many milliseconds to wait for the replicas.
 
     Raises:
         TypeError: for an unknown parameter, or one of the wrong kind.
-        ValueError: for what does not go together, or a time that can be none.
+        ValueError: for options that do not go together, or an impossible time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Terms:
         if bool(wait_replicas) != (wait_timeout is not None):
             raise ValueError("wait_replicas and wait_timeout (in seconds) go together")
         if breaker is not None and not hasattr(breaker, "calling"):
-            raise TypeError(f"breaker needs pybreaker's calling(), which {type(breaker).__name__} has not")
+            raise TypeError(f"breaker needs pybreaker's calling(), which {type(breaker).__name__} does not have")
         self.adaptive = adaptive
         self.auto_renew = bool(auto_renew)
         self.max_hold_s = None if max_hold is None else positive_ms(max_hold, "max_hold") / 1000
@@ -99,14 +99,14 @@ class Terms:
 
     @property
     def watches(self) -> bool:
-        """Whether somebody is to be told of a loss, or loss to be prevented."""
+        """Whether a loss must be prevented or reported."""
         return self.auto_renew or self.on_lost is not None or self.cancel_on_lost
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
-        """See whether a lock can be held so.
+        """Check that a lock can be held with these options.
 
         Args:
-            ttl_ms: its ttl.
+            ttl_ms: its ttl in milliseconds; None: it does not expire.
             thread_local: whether it belongs to one thread or task.
             for_tasks: whether it is an asyncio lock.
 
@@ -114,13 +114,13 @@ class Terms:
             ValueError: it cannot.
         """
         if self.cancel_on_lost and not for_tasks:
-            raise ValueError("cancel_on_lost cancels a task, and this lock is no asyncio lock: use on_lost")
+            raise ValueError("cancel_on_lost cancels a task, and this lock is not an asyncio lock: use on_lost")
         if self.auto_renew and ttl_ms is None:
-            raise ValueError("auto_renew needs a timeout: what does not expire is not renewed")
+            raise ValueError("auto_renew needs a timeout: a lock that does not expire is not renewed")
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
             raise ValueError("max_hold is shorter than the timeout")
         if self.wait_replicas and ttl_ms is None:
-            raise ValueError("wait_replicas needs a timeout: what is not replicated must end by itself")
+            raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must end by itself")
         if ttl_ms is not None and self.wait_ms >= ttl_ms:
             raise ValueError("wait_timeout must be shorter than the timeout, or the lock ends while it is replicated")
         if self.reentrant and not thread_local:

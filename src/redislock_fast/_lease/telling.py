@@ -1,7 +1,7 @@
-"""The callback for a loss that runs now: in it, a lock object must not take its calls for those of a holder.
+"""The `on_lost` callback that runs now: during it, a lock object must not take its calls for calls of a holder.
 
-Who may touch what: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
-attribute is assigned as a whole.
+Thread safety: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
+attribute is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Telling:
     """One call of an `on_lost`.
 
     Attributes:
-        tenure: what was lost; None once the callback has acquired the lock anew.
+        tenure: the lease that was lost; None once the callback has acquired the lock anew.
     """
 
     __slots__ = ("tenure",)
@@ -34,7 +34,7 @@ _current: ContextVar[_Telling | None] = ContextVar("redislock_fast-telling", def
 
 @contextlib.contextmanager
 def telling(tenure: Tenure) -> Iterator[None]:
-    """While the callback for the loss of a tenure is called; a task that is made meanwhile belongs to it, too."""
+    """A context for the call of `on_lost` for a lease. A task that is made in it belongs to the callback, too."""
     before = _current.set(_Telling(tenure))
     try:
         yield
@@ -43,7 +43,7 @@ def telling(tenure: Tenure) -> Iterator[None]:
 
 
 def told_of(lock: Any) -> Tenure | None:
-    """What of this lock was lost, where its callback calls and has not acquired the lock anew; else None."""
+    """The lost lease of this lock, where its own callback calls and has not acquired the lock anew; else None."""
     current = _current.get()
     if current is None or current.tenure is None or current.tenure.lock() is not lock:
         return None
@@ -51,7 +51,7 @@ def told_of(lock: Any) -> Tenure | None:
 
 
 def end_telling(lock: Any) -> None:
-    """The lock was acquired: where its callback has done that, it holds the lock from now on."""
+    """Note that the lock was acquired. If its own callback did that, it holds the lock from now on."""
     current = _current.get()
     if current is not None and told_of(lock) is not None:
         current.tenure = None

@@ -1,15 +1,14 @@
-"""What both pipes, the compiled one and its Python twin, share: their exceptions and the shape of a request."""
+"""The common part of all pipes: their contract, their exceptions and the shape of a request."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
 __all__ = [
-    "MISSING",
     "NOT_ASKED",
     "NOT_ENOUGH",
     "SPIN_US",
@@ -37,7 +36,7 @@ Args: TypeAlias = tuple["bytes | str | int", ...]
 
 
 class Bulk(NamedTuple):
-    """Many commands that differ in one word: cheaper to write than one by one."""
+    """Many commands that differ in one word: cheaper to encode than one by one."""
 
     before: Args
     words: list[bytes]
@@ -49,47 +48,44 @@ class Bulk(NamedTuple):
 
 
 NOT_ASKED: Final = object()
-"""Instead of a reply, where nothing was sent."""
+"""Returned by `Pipe.ask` where nothing was sent."""
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
 
 OnPush: TypeAlias = Callable[[list[Reply]], None]
-"""What is called with each push that answers no request."""
+"""Called with each push that answers no request."""
 
 OnReply: TypeAlias = Callable[[Reply], None]
-"""What is called with the reply to a request that was posted; with the list of them where many were."""
+"""Called with the reply to a posted request, or with the list of replies to many."""
 
 _usable_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 SPIN_US = 100 if _usable_cpus > 1 else 0
-"""How long who reads spins before it blocks, where that pays: a near server's reply comes within 30 us or so. With one
-CPU, there is none to be kept awake."""
+"""How many microseconds a reader spins before it blocks: a near server replies within that. With one CPU it does not
+spin, since the server needs that CPU."""
 
 UNSENT_LIMIT_BYTES: Final = 8 << 20
 """How many bytes of requests may wait to be sent while the server is silent.
 
-A pipe breaks instead of queueing a request while more than that many bytes wait and nothing was heard for
-`UNSENT_SILENCE_S`. A caller without a time limit keeps its connection, so nothing else bounds what the callers that
-come and give up leave in the queue of a frozen server.
+A pipe breaks instead of queueing a request while more bytes wait and none has come for `UNSENT_SILENCE_S`. A caller
+without a time limit keeps its connection, so nothing else bounds the requests that other callers, which come and give
+up, leave in the queue of a frozen server.
 """
 
 UNSENT_SILENCE_S: Final = 5.0
-"""How long a server is silent before `UNSENT_LIMIT_BYTES` counts, in seconds: a batch larger than that may be sent to a
-server that reads."""
+"""How many seconds a server must be silent before `UNSENT_LIMIT_BYTES` counts: a larger batch may be sent to a server
+that reads."""
 
 NOT_ENOUGH = object()
-"""What the reader answers when its buffer ends within a reply."""
-
-MISSING: Any = object()
-"""In place of a reply that has not come."""
+"""Returned by the parser when its buffer ends within a reply."""
 
 
 class Lost(Exception):
     """The connection broke before the reply came.
 
     Attributes:
-        sent: whether a byte of the request may have left. False: the server has certainly not executed it.
+        sent: whether a byte of the request may have left. False: the server has not executed it.
     """
 
     def __init__(self, sent: bool, cause: str) -> None:
@@ -109,21 +105,21 @@ class Malformed(Lost, hiredis.ProtocolError):
 
 
 class NoReply(Exception):
-    """The caller's time is up and the reply is not there. The request may yet be executed; the pipe lives on."""
+    """The caller's time is up without a reply. The request may yet be executed; the pipe stays open."""
 
 
 class Forked(RuntimeError):
-    """In the child, where a signal handler has forked in the middle of a call: that goes on in the parent alone."""
+    """Raised in a child that a signal handler forked in the middle of a call: the call goes on in the parent alone."""
 
 
 class Mailbox(Protocol):
-    """Where one thread waits for what other threads tell it, and for what the server pushes."""
+    """Where one thread waits for messages from other threads and for what the server pushes."""
 
     def tell(self, message: object) -> None:
-        """Put a message in. From any thread; never blocks, and a broken pipe does not matter.
+        """Put a message in. Any thread may; it never blocks and ignores a broken pipe.
 
-        Who waits is woken at once, unless it is that thread's turn to read the socket and another one tells it: then it
-        looks within a tenth of a second. What `on_push` tells, it is told at once.
+        The waiting thread is woken at once, unless it is the reader of the socket and another thread tells it: then it
+        sees the message within a tenth of a second. A message from `on_push` is seen at once.
         """
 
     def wait(self, timeout_s: float, soon: bool = False) -> object:
@@ -131,14 +127,14 @@ class Mailbox(Protocol):
 
         Args:
             timeout_s: how long to wait, in seconds; below 0 for ever.
-            soon: whether it is about to come, so that spinning for it may pay.
+            soon: whether the message is about to come, so that spinning for it may pay.
 
         Raises:
             NoReply: the time is up.
-            Lost: the connection broke, and no message is left.
+            Lost: the connection broke, and no message is there.
             RuntimeError: another thread waits already.
             Forked: a signal handler forked, and this is the child.
-            KeyboardInterrupt: or whatever else a signal handler raised. No message is lost by that.
+            KeyboardInterrupt: or any other exception of a signal handler. No message is lost by that.
         """
 
 
@@ -147,23 +143,23 @@ class Pipe(Protocol):
 
     Attributes:
         on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
-            None drops them. Set it before the pipe is shared. It may tell mailboxes and post, must not wait for
-            anything, since it keeps every caller from its reply, and raises hiredis.ProtocolError for a malformed push,
-            as `on_reply` does for a malformed reply: that breaks the pipe. Whatever else it raises breaks the pipe too,
-            and goes on to the caller that reads.
+            None drops them. Set it before the pipe is shared. It may tell mailboxes and post. It must not block, since
+            that keeps every caller from its reply. For a malformed push it raises hiredis.ProtocolError, as `on_reply`
+            does for a malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to
+            the caller that reads.
 
-    A protocol error breaks the pipe: malformed RESP, a reply that came before its request had left, and a push that
-    answers a subscription which is not the oldest request under way. So no caller gets the reply of another.
+    A protocol error breaks the pipe, so that no caller gets the reply of another: malformed RESP, a reply that came
+    before its request had left, or a push that answers a subscription that is not the oldest request under way.
 
     (S)SUBSCRIBE may be called, not posted, with one channel, both words bytes: RESP3 answers it by a push, and `call`
-    returns that. (S)UNSUBSCRIBE must not be sent: its answer cannot be told from what the server pushes by itself.
+    returns that. (S)UNSUBSCRIBE must not be sent: its answer cannot be told from pushes that answer no request.
     """
 
     on_push: OnPush | None
 
     @property
     def broken(self) -> bool:
-        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+        """True once the connection is broken: every further call raises `Lost(sent=False)`."""
 
     @property
     def silence_s(self) -> float:
@@ -181,35 +177,35 @@ class Pipe(Protocol):
             NoReply: the time is up; the reply will be read and dropped when it comes.
             Forked: a signal handler forked, and this is the child.
             TypeError: a word that is not bytes, str or int. Nothing was sent.
-            KeyboardInterrupt: or whatever else a signal handler raised; as for `NoReply`.
+            KeyboardInterrupt: or any other exception of a signal handler; the reply is dropped as for `NoReply`.
         """
 
     def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
-        """`call`, by a thread that is inside of something meanwhile.
+        """`call`, noting the thread in `inside` until it returns: a nested `ask` of that thread is refused.
 
         Args:
             args: as for `call`.
-            timeout_s: likewise.
-            inside: the identifiers of the threads that are.
+            timeout_s: as for `call`.
+            inside: identifiers of the threads that are in an `ask`; the pipe adds and removes the caller's.
 
         Returns:
-            The reply; NOT_ASKED where the thread is inside already: then it is in a signal handler or a finalizer.
+            The reply; NOT_ASKED where the thread is in `inside` already: it is in a signal handler or a finalizer.
         """
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         """Send requests in one piece and wait for all their replies, which come in the same order.
 
-        All of the requests and of the replies are held in memory: how many that is, is the caller's affair. None at
-        all is a ValueError. As `call` otherwise; if it raises, each of the requests may have been executed.
+        All requests and all replies are held in memory; the caller bounds their number. An empty list is a ValueError.
+        As `call` otherwise; if it raises, each of the requests may have been executed.
         """
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before. Never waits.
+        """Send one request behind all that were sent before. Never blocks.
 
         Args:
             args: the command's words.
-            on_reply: given the reply by whoever reads, as `on_push` is given pushes, and in order with them; not called
-                when the connection breaks before. None drops the reply.
+            on_reply: called with the reply by the thread that reads, in the order of the stream, as `on_push` is; not
+                called when the connection breaks before. None drops the reply.
         """
 
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
@@ -217,21 +213,21 @@ class Pipe(Protocol):
 
         Args:
             requests: as for `call_many`.
-            on_replies: given the list of all replies when the last one has come, as `on_reply` is given one.
+            on_replies: called with the list of all replies when the last one has come, as `on_reply` is.
         """
 
     def mailbox(self) -> Mailbox:
-        """A new mailbox, in which a thread can wait while others call."""
+        """A new mailbox, on which a thread can wait while others call."""
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `Lost`."""
 
     def forget(self) -> None:
-        """In a forked child: refuse every call. Registered for that by the pipe itself."""
+        """In a forked child: refuse every call. The pipe registers itself for that."""
 
 
 def is_answer(push: list[Reply]) -> bool:
-    """Whether a push claims to be the reply to the oldest request under way: RESP3 answers (S)SUBSCRIBE so."""
+    """Whether a push claims to be the reply to the oldest request under way, as RESP3 answers (S)SUBSCRIBE."""
     return push[:1] in ([b"subscribe"], [b"ssubscribe"])
 
 

@@ -1,4 +1,4 @@
-"""The clock of the compiled core, without the GIL: it measures waits, as an event loop's does, never leases."""
+"""The clock of the compiled core, without the GIL. It measures waits, as an event loop's does, never leases."""
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 

@@ -1,8 +1,8 @@
-"""The switch between the compiled core and its Python twin.
+"""The choice between the compiled core and its Python twin.
 
-`REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one; without it, the compiled core is taken where it was
-built as a whole: where one of its modules is missing, or does not import, the twin does all the work. Which one it is
-stands in `implementation`: a slow path is never silent.
+`REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one. Without it, the compiled core is taken where it was
+built as a whole; where one of its modules is missing or cannot be imported, the twin does all the work.
+`implementation` says which one it is: a slow path is never silent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-from redislock_fast._pipe import threads_py
+from redislock_fast._pipe import resp_py
 
 __all__ = ["compiled", "encode", "implementation"]
 
@@ -19,14 +19,14 @@ _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
 
-_MODULES = ("threads", "loop", "resp", "tally")
+_MODULES = ("threads", "loop", "resp")
 
 compiled: ModuleType | None = None
-encode = threads_py.encode
+encode = resp_py.encode
 if _wanted != "python":
     try:
-        _threads, _, _resp, _ = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
-    except Exception as error:  # one that was built for other versions of the others does not raise an ImportError
+        _threads, _, _resp = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
+    except Exception as error:  # a module built against other versions of the others raises another error
         if _wanted == "compiled":
             raise ImportError(
                 "REDISLOCK_FAST_IMPLEMENTATION=compiled, but the compiled core is not here, or not all of it. Install "

@@ -1,4 +1,4 @@
-"""Types of the compiled pipe of an event loop; what it does is said in `loop_py.py`."""
+"""Types of the compiled pipe of an event loop; `loop_py.py` has its contract."""
 
 import asyncio
 from collections.abc import Awaitable

@@ -1,22 +1,22 @@
 # cython: language_level=3, freethreading_compatible=True
-"""The compiled pipe of an event loop: `loop_py.AsyncPipe`, which is its readable twin, and its contract.
+"""The compiled pipe of an event loop; `loop_py.py` has its contract and its readable twin.
 
-Clever in six places, for the hot path alone (figures: `python -m bench throughput --mode asyncio`):
+It has six shortcuts for the hot path (figures: `python -m bench throughput --mode asyncio`):
 
-- `Waiter` is what a task awaits: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in
-  the next iteration of the loop. That saves each reply a handle, and a lone task one of two iterations with a system
-  call. A task is stepped only while no other runs, which for a protocol's methods is the rule.
-- A task that is stepped so is told its loop without the system call (before Python 3.12) by which asyncio finds out
-  whether it is in a forked child: a sixth of the CPU of a pair.
-- A lone caller's reply is waited for by spinning, in the iteration of the loop after its request, as `threads.pyx` does
-  it and where `spin.pxd` finds that it pays: twice the pairs/s of one task, whose CPU would else go to sleep
-  twice a pair. Whatever else is ready runs first, in every iteration.
-- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second. One
-  write for all of it was 0.7 of the pairs/s with 100 tasks, and 0.6 with 10.
-- Who was told of a lock is stepped before the rest of the buffer is parsed, and what he sends leaves at once: mostly
-  the release for which all others wait. The server then hands over while the others' requests are made.
-- What such a release leads to, mostly the next hand-over, is waited for as a lone caller's reply is. Tasks that hand
-  one lock around do so 1.6 times as often, since neither the client nor the server goes to sleep in between.
+- A task awaits a `Slot`: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in the next
+  iteration of the loop. That saves a handle for each reply and, for a lone task, one of two iterations with a system
+  call. A task is stepped only while no other task runs, which is so when the loop calls a protocol.
+- A task that is stepped so gets its loop from here. Before Python 3.12, asyncio makes a system call for that, to see
+  whether it is in a forked child.
+- The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
+  it pays: else the CPU would go to sleep twice for each lock. All else that is ready runs first, in every iteration.
+- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second.
+- A task that was told of a lock is stepped before the rest of the buffer is parsed, and what it sends leaves at once:
+  mostly the release for which all others wait. The server then hands over while the others' requests are made.
+- The pipe spins for the result of such a release, mostly the next hand-over, as for a lone caller's reply: so neither
+  the client nor the server goes to sleep while tasks hand one lock around.
+
+Thread safety: everything belongs to the loop's thread.
 """
 
 cimport cython
@@ -35,6 +35,7 @@ import hiredis
 from redislock_fast._pipe.clock cimport monotonic
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
+    Buffer,
     Plain,
     append_run,
     is_answer,
@@ -62,14 +63,14 @@ from redislock_fast._pipe.base import (
 
 cdef enum:
     INBOX_BYTES = 65536
-    FLUSH_BYTES = 4096  # and what is longer leaves in such pieces
+    FLUSH_BYTES = 4096  # requests of stepped tasks that are longer leave at once
     ALL = 0x7FFFFFFF
 
 cdef extern from *:
     """
     static _Thread_local PyObject* redislock_stepping = NULL;
     """
-    PyObject* stepping "redislock_stepping"  # the loop whose pipe steps a task in this thread now; NULL for none
+    PyObject* stepping "redislock_stepping"  # the loop whose pipe now steps a task in this thread; NULL for none
 
 cdef extern from *:
     """
@@ -94,12 +95,12 @@ cdef object get_running_loop = asyncio.get_running_loop
 
 
 def running_loop():
-    """`asyncio.get_running_loop`, without its system call where a pipe steps the task that asks."""
+    """`asyncio.get_running_loop`, without its system call in a task that a pipe steps."""
     return get_running_loop() if stepping == NULL else <object>stepping
 
 
 def forget_stepping():
-    """In a forked child, which is in the middle of a step of its parent's loop but has none itself."""
+    """In a forked child: no loop steps a task. The parent's may have been in the middle of a step."""
     global stepping
     stepping = NULL
 
@@ -108,39 +109,56 @@ def _raise(error):
     raise error
 
 
+cdef enum State:
+    WAITING = 0
+    DONE = 1       # outcome is the reply
+    FAILED = 2     # outcome is the exception
+    CANCELLED = 3  # outcome is the message, or None
+    DROPPED = 4    # no caller ever waited; callback, if any, is called with the reply
+
+
 @cython.final
 @cython.freelist(256)
-cdef class Waiter:
-    """What a task awaits: as much of a future as `asyncio.Task` uses. Awaited once, by the caller that got it."""
+cdef class Slot:
+    """The awaitable of one request: a future for one task, with as much of `asyncio.Future` as `asyncio.Task` uses."""
+
+    cdef object loop
+    cdef object callback           # the task's wake-up and its context; None before it waits
+    cdef object context
+    cdef object outcome
+    cdef State state
+    cdef list replies              # of many replies, those that have come; None where one is wanted
+    cdef Py_ssize_t wanted         # the number of replies still to come, without the last one
+    cdef tuple request             # of `call`
+    cdef double deadline           # CLOCK_MONOTONIC; NEVER for none
+    cdef Slot next
+    cdef public bint _asyncio_future_blocking
 
     def __await__(self):
         return self
 
     __iter__ = __await__
 
-    def __next__(self):  # for who resumes it from Python; C does so by `resume`
+    def __next__(self):  # called from Python; C calls `resume`
         if self.state == WAITING:
             self._asyncio_future_blocking = True
             return self
         raise StopIteration(self.result())
 
     def get_loop(self):
-        """The loop that it belongs to."""
         return self.loop
 
     def add_done_callback(self, callback, *, context=None):
-        """Called by the task that waits."""
+        """Note the wake-up of the task that waits."""
         self.callback = callback
         self.context = context
         if self.state != WAITING:
             self._schedule()
 
     def done(self):
-        """Whether there is an outcome."""
         return self.state != WAITING
 
     def cancelled(self):
-        """Whether the wait was cancelled."""
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
@@ -154,7 +172,7 @@ cdef class Waiter:
         """The reply.
 
         Raises:
-            Lost: and whatever else has ended the wait.
+            Lost: or whatever else has ended the wait.
         """
         if self.state == DONE:
             return self.outcome
@@ -180,29 +198,68 @@ cdef class Waiter:
 
 
 cdef PySendResult resume(PyObject* self, PyObject* value, PyObject** result) except PYGEN_ERROR:
-    """`Waiter.__next__` as C has it."""
+    """`Slot.__next__` for C."""
     result[0] = NULL
-    cdef Waiter waiter = <Waiter>self
-    cdef bint waits = waiter.state == WAITING
+    cdef Slot slot = <Slot>self
+    cdef bint waits = slot.state == WAITING
     cdef object answer
     if waits:
-        waiter._asyncio_future_blocking = True
-        answer = waiter
+        slot._asyncio_future_blocking = True
+        answer = slot
     else:
-        answer = waiter.outcome if waiter.state == DONE else waiter.result()
+        answer = slot.outcome if slot.state == DONE else slot.result()
     Py_INCREF(answer)
     result[0] = <PyObject*>answer
     return PYGEN_NEXT if waits else PYGEN_RETURN
 
 
-set_am_send(Waiter, resume)
+set_am_send(Slot, resume)
 
 
 cdef class LoopPipe:
-    """One connection that many tasks call; `loop_py.AsyncPipe` says what each method does.
+    """One connection that many tasks call; `loop_py.Pipe` says what each method does.
 
     To be derived from, together with `asyncio.BufferedProtocol`.
     """
+
+    cdef object __weakref__
+    cdef readonly object transport
+    cdef readonly object closed    # a future, done when the transport is gone
+    cdef readonly bint broken
+    cdef object loop
+    cdef object done               # a future that is done
+    cdef object owner
+    cdef object parser
+    cdef public object on_push     # called with each push that answers no request, or None
+    cdef bytearray inbox
+    cdef object view               # a memoryview of the inbox
+    cdef char* landing             # the inbox's bytes
+    cdef bint between              # the parser holds no part of a reply
+    cdef Slot head
+    cdef Slot tail
+    cdef Slot done_head            # completed, their tasks yet to run
+    cdef Slot done_tail
+    cdef Py_ssize_t done_count
+    cdef bint receiving            # replies and pushes are being parsed
+    cdef Slot told_head            # listeners that have got a message, their tasks yet to run
+    cdef Slot told_tail
+    cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
+    cdef Py_ssize_t half           # how many requests of stepped tasks leave together
+    cdef Buffer queued             # the bytes that leave with the next flush
+    cdef Py_ssize_t queued_count   # how many of the last slots are in queued
+    cdef Py_ssize_t just_sent      # how many slots' requests have left since bytes were received last
+    cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
+    cdef bint delivering           # tasks are being stepped: what they send leaves together
+    cdef bint flushing             # a flush is scheduled
+    cdef bint paused               # the transport's buffer is full
+    cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
+    cdef bint scheduled            # a spin is scheduled
+    cdef Spinner calling           # of lone callers
+    cdef Spinner handing           # of tasks that hand a lock on
+    cdef Spinner* awaited          # the kind of wait to spin for; NULL for none
+    cdef object timer
+    cdef double timer_at           # its time; NEVER without
+    cdef double heard              # when the last byte came
 
     def __cinit__(self, transport, owner, received=b""):
         self.transport = transport
@@ -238,43 +295,37 @@ cdef class LoopPipe:
 
     @property
     def is_idle(self):
-        """Whether no reply is missing."""
         return self.head is None
 
     @property
     def silence_s(self):
-        """For how long requests have been under way without a byte coming back."""
         return monotonic() - self.heard
 
     # ---- callers ----
 
     def call(self, tuple args not None, double timeout_s):
-        """Send one request; await the result."""
-        cdef Waiter waiter = Waiter.__new__(Waiter)
-        waiter.request = args
-        self._enlist(args, None, request_size(args), waiter, timeout_s)
-        return waiter
+        cdef Slot slot = Slot.__new__(Slot)
+        slot.request = args
+        self._enlist(args, None, request_size(args), slot, timeout_s)
+        return slot
 
     def call_many(self, requests, double timeout_s):
-        """Send requests in one piece; await the result."""
-        cdef Waiter waiter = Waiter.__new__(Waiter)
-        cdef Py_ssize_t size = requests_size(requests, &waiter.wanted)
-        waiter.wanted -= 1
-        waiter.replies = []
-        self._enlist(None, requests, size, waiter, timeout_s)
-        return waiter
+        cdef Slot slot = Slot.__new__(Slot)
+        cdef Py_ssize_t size = requests_size(requests, &slot.wanted)
+        slot.wanted -= 1
+        slot.replies = []
+        self._enlist(None, requests, size, slot, timeout_s)
+        return slot
 
     def post(self, tuple args not None, on_reply=None):
-        """Send one request behind all that were sent before; nobody waits for its reply."""
-        cdef Waiter waiter = Waiter.__new__(Waiter)
-        waiter.state = DROPPED
-        waiter.callback = on_reply
-        self._enlist(args, None, request_size(args), waiter, -1)
+        cdef Slot slot = Slot.__new__(Slot)
+        slot.state = DROPPED
+        slot.callback = on_reply
+        self._enlist(args, None, request_size(args), slot, -1)
         if on_reply is None:
             self._write()
 
     def close(self):
-        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
         if not self.broken:
             self.paused = False  # the transport takes it all now, and sends what it can
             self._write()
@@ -282,27 +333,25 @@ cdef class LoopPipe:
             self.transport.close()
 
     def listener(self):
-        """What a task awaits, once, until `tell` gives it a message."""
-        cdef Waiter waiter = Waiter.__new__(Waiter)
-        waiter.loop = self.loop
-        return waiter
+        cdef Slot slot = Slot.__new__(Slot)
+        slot.loop = self.loop
+        return slot
 
-    def tell(self, Waiter waiter not None, message):
-        """Give a listener a message, unless it has one or was cancelled."""
-        if waiter.state != WAITING:
+    def tell(self, Slot slot not None, message):
+        if slot.state != WAITING:
             return
         if self.receiving:
-            waiter.state = DONE
-            waiter.outcome = message
+            slot.state = DONE
+            slot.outcome = message
             if self.told_head is None:
-                self.told_head = waiter
+                self.told_head = slot
             else:
-                self.told_tail.next = waiter
-            self.told_tail = waiter
+                self.told_tail.next = slot
+            self.told_tail = slot
         else:
-            waiter._end(DONE, message)
+            slot._end(DONE, message)
 
-    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Waiter waiter, double timeout_s) except -1:
+    cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Slot slot, double timeout_s) except -1:
         """Queue one request (args), or many."""
         cdef double now = monotonic()
         if self.broken:
@@ -311,12 +360,12 @@ cdef class LoopPipe:
             self._leave()
         if reserve(&self.queued, size) < 0:
             raise MemoryError
-        waiter.loop = self.loop
-        waiter.deadline = NEVER
+        slot.loop = self.loop
+        slot.deadline = NEVER
         if timeout_s >= 0:
-            waiter.deadline = now + timeout_s
-            if waiter.deadline < self.timer_at:
-                self._watch(waiter.deadline)
+            slot.deadline = now + timeout_s
+            if slot.deadline < self.timer_at:
+                self._watch(slot.deadline)
         if requests is None:
             write_request(self.queued.data + self.queued.used, args)
         else:
@@ -324,13 +373,13 @@ cdef class LoopPipe:
         self.queued.used += size
         self.queued_count += 1
         if self.tail is None:
-            self.head = self.tail = waiter
+            self.head = self.tail = slot
             self.heard = now
             if not self.delivering:
                 self._write()
         else:
-            self.tail.next = waiter
-            self.tail = waiter
+            self.tail.next = slot
+            self.tail = slot
             if self.delivering:
                 if self.queued_count >= self.half or self.queued.used >= FLUSH_BYTES:
                     self._write()
@@ -344,7 +393,7 @@ cdef class LoopPipe:
         self._write()
 
     cdef int _write(self) except -1:
-        """Send what is queued, unless the transport has enough."""
+        """Send what is queued, unless the transport's buffer is full."""
         cdef object data
         if self.queued.used and not self.paused and not self.broken:
             data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
@@ -359,7 +408,7 @@ cdef class LoopPipe:
     # ---- spinning ----
 
     cdef int _await(self, Spinner* spinner) except -1:
-        """Somebody waits for what is under way: spin for it in the next iteration of the loop, where that pays."""
+        """A task waits for a reply or message: spin for it in the next iteration of the loop, where that pays."""
         if self.fd < 0 or not may_spin(spinner):
             return 0
         self.awaited = spinner
@@ -376,10 +425,10 @@ cdef class LoopPipe:
             return
         if self.head is not self.tail and self.awaited is &self.calling:
             return
-        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin is to see
+        while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin receives
             with nogil:
                 got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, give_up)
-            if got <= 0:  # the transport will see what there is
+            if got <= 0:  # the transport receives the rest
                 return
             self.buffer_updated(got)
 
@@ -393,30 +442,30 @@ cdef class LoopPipe:
         return 0
 
     def _on_timer(self):
-        """End the waits whose time is up, and come again for the next. The waiters stay, for their replies."""
+        """End the waits whose time is up, and set the timer for the next. The slots stay for their replies."""
         cdef double now = monotonic()
         cdef double next_deadline = NEVER
-        cdef Waiter waiter = self.head
+        cdef Slot slot = self.head
         self.timer = None
         self.timer_at = NEVER
-        while waiter is not None:
-            if waiter.state == WAITING:
-                if waiter.deadline <= now:
-                    waiter._end(FAILED, NoReply("no reply in time"))
-                elif waiter.deadline < next_deadline:
-                    next_deadline = waiter.deadline
-            waiter = waiter.next
+        while slot is not None:
+            if slot.state == WAITING:
+                if slot.deadline <= now:
+                    slot._end(FAILED, NoReply("no reply in time"))
+                elif slot.deadline < next_deadline:
+                    next_deadline = slot.deadline
+            slot = slot.next
         if next_deadline < NEVER:
             self._watch(next_deadline)
 
     # ---- the transport's calls ----
 
     def get_buffer(self, sizehint):
-        """Where to receive into."""
+        """The buffer to receive into."""
         return self.view
 
     def buffer_updated(self, Py_ssize_t received):
-        """Complete the waiters whose replies have come; then their tasks run."""
+        """Complete the slots whose replies have come; then their tasks run."""
         if self.broken:
             return
         self.heard = monotonic()
@@ -440,56 +489,13 @@ cdef class LoopPipe:
             self._write()
 
     cdef int _deliver(self, Py_ssize_t received) except -1:
-        cdef object reply
-        cdef list push
-        cdef Waiter waiter
-        cdef Plain plain
-        cdef Py_ssize_t length = 0
-        cdef Py_ssize_t count
+        """Complete the slots whose replies stand in the inbox, and deliver its pushes."""
         cdef Py_ssize_t at = 0
         try:
-            while self.between and at < received:
-                plain = plain_reply(self.landing + at, received - at, &length)
-                if plain == NOT_PLAIN:
-                    push = message_push(self.landing + at, received - at, &length)
-                    if push is None:
-                        break
-                    at += length
-                    self._take(push)
-                    if self.broken:
-                        return 0
-                    continue
-                reply = plain_object(plain)
-                waiter = self.head
-                if self.answerable and waiter.replies is not None and waiter.wanted:
-                    count = append_run(
-                        waiter.replies, reply, self.landing + at, received - at, length, waiter.wanted
-                    )
-                    waiter.wanted -= count
-                    at += count * length
-                else:
-                    at += length
-                    self._complete(reply)
-            if at < received:
-                self.parser.feed(self.inbox, at, received - at)
-                # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header
-                # of an array has no data left either.
-                self.between = False
-            while not self.between:
-                reply = self._parse()
-                if reply is NOT_ENOUGH:
-                    return 0
-                if type(reply) is not PushNotification:
-                    self._complete(reply)
-                elif is_answer(reply):
-                    if self.head is None or not is_answer_to(reply, self.head.request):
-                        raise hiredis.ProtocolError("a subscription that nobody asked for")
-                    self._complete(reply)
-                else:
-                    self._take(reply)
-                    if self.broken:
-                        return 0
-                self.between = not self.parser.has_data()
+            if self.between:
+                at = self._deliver_unparsed(received)
+            if not self.broken:
+                self._deliver_parsed(at, received)
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
             self.transport.abort()
@@ -499,8 +505,64 @@ cdef class LoopPipe:
             self.loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
         return 0
 
+    cdef Py_ssize_t _deliver_unparsed(self, Py_ssize_t received) except -1:
+        """Deliver plain replies and messages, up to the first that is for the parser. Returns where that begins."""
+        cdef object reply
+        cdef list push
+        cdef Slot slot
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef Py_ssize_t at = 0
+        while at < received:
+            plain = plain_reply(self.landing + at, received - at, &length)
+            if plain == NOT_PLAIN:
+                push = message_push(self.landing + at, received - at, &length)
+                if push is None:
+                    break
+                at += length
+                self._take(push)
+                if self.broken:
+                    break
+                continue
+            reply = plain_object(plain)
+            slot = self.head
+            if self.answerable and slot.replies is not None and slot.wanted:
+                count = append_run(slot.replies, reply, self.landing + at, received - at, length, slot.wanted)
+                slot.wanted -= count
+                at += count * length
+            else:
+                at += length
+                self._complete(reply)
+        return at
+
+    cdef int _deliver_parsed(self, Py_ssize_t at, Py_ssize_t received) except -1:
+        """Let the parser have what begins at `at`, and deliver what it makes of that and of what it has already."""
+        cdef object reply
+        if at < received:
+            self.parser.feed(self.inbox, at, received - at)
+            # Only a reply with nothing after it leaves the parser between replies: a parser that has taken in the
+            # header of an array has no data left either.
+            self.between = False
+        while not self.between:
+            reply = self._parse()
+            if reply is NOT_ENOUGH:
+                return 0
+            if type(reply) is not PushNotification:
+                self._complete(reply)
+            elif is_answer(reply):
+                if self.head is None or not is_answer_to(reply, self.head.request):
+                    raise hiredis.ProtocolError("a subscription that was not asked for")
+                self._complete(reply)
+            else:
+                self._take(reply)
+                if self.broken:
+                    return 0
+            self.between = not self.parser.has_data()
+        return 0
+
     cdef int _take(self, object push) except -1:
-        """A push that answers no request."""
+        """Deliver a push that answers no request."""
         if self.on_push is not None:
             self.on_push(push)
             if self.told_head is not None:
@@ -515,44 +577,44 @@ cdef class LoopPipe:
             raise hiredis.ProtocolError(str(error)) from None
 
     cdef int _complete(self, object reply) except -1:
-        """Give the oldest waiter its reply, or one of its replies."""
-        cdef Waiter waiter = self.head
+        """Give the oldest slot its reply, or one of its replies."""
+        cdef Slot slot = self.head
         if not self.answerable:
-            if self.broken:  # by what was called with a reply before
+            if self.broken:  # by a callback for an earlier reply
                 return 0
-            raise hiredis.ProtocolError("a reply that nobody asked for")
-        if waiter.replies is not None:
-            waiter.replies.append(reply)
-            if waiter.wanted:
-                waiter.wanted -= 1
+            raise hiredis.ProtocolError("a reply without a request")
+        if slot.replies is not None:
+            slot.replies.append(reply)
+            if slot.wanted:
+                slot.wanted -= 1
                 return 0
-            reply = waiter.replies
+            reply = slot.replies
         self.answerable -= 1
-        self.head = waiter.next
+        self.head = slot.next
         if self.head is None:
             self.tail = None
-        waiter.next = None
-        if waiter.state == WAITING:
-            waiter.state = DONE
-            waiter.outcome = reply
-            self._make_done(waiter)
-        elif waiter.state == DROPPED and waiter.callback is not None:
-            waiter.callback(reply)
+        slot.next = None
+        if slot.state == WAITING:
+            slot.state = DONE
+            slot.outcome = reply
+            self._make_done(slot)
+        elif slot.state == DROPPED and slot.callback is not None:
+            slot.callback(reply)
         return 0
 
-    cdef int _make_done(self, Waiter waiter) except -1:
-        """The waiter's task is to be stepped."""
+    cdef int _make_done(self, Slot slot) except -1:
+        """Note that the slot's task is to be stepped."""
         if self.done_head is None:
-            self.done_head = waiter
+            self.done_head = slot
         else:
-            self.done_tail.next = waiter
-        self.done_tail = waiter
+            self.done_tail.next = slot
+        self.done_tail = slot
         self.done_count += 1
         return 0
 
     cdef int _step_told(self) except -1:
-        """Let the tasks run that were told something, before the rest is even parsed."""
-        cdef Waiter waiter
+        """Step the tasks that have got a message, before the rest of the buffer is parsed."""
+        cdef Slot slot
         if self.awaited is &self.handing:
             self.awaited = NULL
         self.receiving = False
@@ -560,9 +622,9 @@ cdef class LoopPipe:
         self.half = ALL
         try:
             while self.told_head is not None:
-                waiter = self.told_head
-                self.told_head = waiter.next
-                self._step_one(waiter)
+                slot = self.told_head
+                self.told_head = slot.next
+                self._step_one(slot)
             if self.queued.used:
                 self._write()
                 self._await(&self.handing)
@@ -572,31 +634,31 @@ cdef class LoopPipe:
         return 0
 
     cdef int _step(self) except -1:
-        """Let the tasks of completed waiters run: now, or (not direct) in the loop's next iteration."""
-        cdef Waiter waiter
+        """Step the tasks of completed slots: now or, where not `direct`, in the loop's next iteration."""
+        cdef Slot slot
         self.half = (self.done_count + 1) // 2
         self.done_count = 0
         while self.done_head is not None:
-            waiter = self.done_head
-            self.done_head = waiter.next
-            self._step_one(waiter)
+            slot = self.done_head
+            self.done_head = slot.next
+            self._step_one(slot)
         return 0
 
-    cdef int _step_one(self, Waiter waiter) except -1:
+    cdef int _step_one(self, Slot slot) except -1:
         global stepping
         cdef object callback
         cdef object context
         cdef PyObject* before = stepping
-        waiter.next = None
-        if not self.direct or waiter.context is None:
-            waiter._schedule()
+        slot.next = None
+        if not self.direct or slot.context is None:
+            slot._schedule()
             return 0
-        callback, waiter.callback = waiter.callback, None
-        context, waiter.context = waiter.context, None
+        callback, slot.callback = slot.callback, None
+        context, slot.context = slot.context, None
         PyContext_Enter(context)
         stepping = <PyObject*>self.loop
         try:
-            callback(self.done if PyCFunction_Check(callback) else waiter)  # of C: asyncio.Task's
+            callback(self.done if PyCFunction_Check(callback) else slot)  # a wake-up in C is asyncio.Task's
         except BaseException as error:
             # SystemExit or KeyboardInterrupt, which end the loop.
             self.loop.call_soon(_raise, error)
@@ -607,28 +669,28 @@ cdef class LoopPipe:
         return 0
 
     def eof_received(self):
-        """The transport closes itself."""
+        """Nothing: the transport closes itself."""
 
     def pause_writing(self):
-        """Keep what callers send until the transport has room."""
+        """Keep what callers send until the transport has room again."""
         self.paused = True
 
     def resume_writing(self):
-        """Send it."""
+        """Send what was kept."""
         self.paused = False
         self._write()
 
     def connection_lost(self, error):
-        """Fail every waiter."""
+        """Fail every slot."""
         self._fail("the connection broke" if error is None else str(error))
         self.owner = None
         if not self.closed.done():
             self.closed.set_result(None)
 
     cdef int _fail(self, str cause) except -1:
-        """Fail every waiter, each with what is known of it."""
-        cdef Waiter waiter = self.head
-        cdef Waiter following
+        """Fail every slot with what is known of it."""
+        cdef Slot slot = self.head
+        cdef Slot following
         cdef Py_ssize_t count = 0
         if self.broken:
             return 0
@@ -637,21 +699,21 @@ cdef class LoopPipe:
         self.head = self.tail = None
         if self.timer is not None:
             self.timer.cancel()
-        following = waiter
+        following = slot
         while following is not None:
             count += 1
             following = following.next
-        while waiter is not None:
-            if waiter.state == WAITING:
-                waiter._end(FAILED, Lost(count > self.queued_count, cause))
+        while slot is not None:
+            if slot.state == WAITING:
+                slot._end(FAILED, Lost(count > self.queued_count, cause))
             count -= 1
-            following = waiter.next
-            waiter.next = None
-            waiter = following
+            following = slot.next
+            slot.next = None
+            slot = following
         return 0
 
     cdef int _leave(self) except -1:
-        """The server is silent, and too much waits to be sent."""
+        """Break the pipe: the server is silent, and too much waits to be sent."""
         self._fail("the server is silent, and too much waits to be sent")
         self.transport.abort()
         raise Lost(False, "the connection is closed")

@@ -1,10 +1,10 @@
-"""The pipe of an event loop: one connection that all tasks of the loop call.
+"""The pipe of an event loop: one connection that all tasks of the loop call. The readable twin of `loop.pyx`.
 
-A caller's request leaves at once when nothing is under way, else with all others of this iteration of the loop; replies
+A caller's request leaves at once when nothing is under way, else with all others of this iteration of the loop. Replies
 are matched to callers first in, first out, a whole buffer in one pass. A caller that is cancelled or whose time is up
 abandons its slot, which still consumes its reply. There is one timer per connection, never one per request.
 
-Who may touch what: everything belongs to the loop's thread.
+Thread safety: everything belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from redislock_fast._pipe.base import (
     new_reader,
 )
 from redislock_fast._pipe.impl import compiled, encode
+from redislock_fast._pipe.resp_py import joined, next_reply
 from redislock_fast._util import fork
 
-__all__ = ["AsyncPipe", "Pipe", "new_pipe", "running_loop"]
+__all__ = ["LoopPipe", "Pipe", "new_pipe", "running_loop"]
 
 _NEVER = math.inf
 _INBOX_BYTES = 65536
@@ -48,7 +49,8 @@ class Pipe(Protocol):
 
     Attributes:
         on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
-            raise: that breaks the pipe, and the loop is told. What `base.Pipe` says of (UN)SUBSCRIBE holds here too.
+            raise: that breaks the pipe, and the error goes to the loop. As in `base.Pipe`, (S)SUBSCRIBE may be called,
+                and (S)UNSUBSCRIBE must not be sent.
     """
 
     on_push: OnPush | None
@@ -59,24 +61,24 @@ class Pipe(Protocol):
 
     @property
     def broken(self) -> bool:
-        """True once the connection is of no more use: every further call raises `Lost(sent=False)`."""
+        """True once the connection is broken: every further call raises `Lost(sent=False)`."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no reply is missing."""
+        """Whether no reply is to come."""
 
     @property
     def silence_s(self) -> float:
-        """For how long requests have been under way without a byte coming back, in seconds."""
+        """For how many seconds requests have been under way without a byte coming back."""
 
     def call(self, args: Args, timeout_s: float) -> Awaitable[Reply]:
-        """Send one request. To be awaited at once, and once; the contract is that of `base.Pipe.call`."""
+        """Send one request. The result is awaited at once, and once; the contract is that of `base.Pipe.call`."""
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> Awaitable[list[Reply]]:
-        """Send requests in one piece; likewise `base.Pipe.call_many`."""
+        """Send requests in one piece. The result is awaited at once, and once; see `base.Pipe.call_many`."""
 
     def listener(self) -> Awaitable[object]:
-        """What a task awaits, at once and once, until `tell` gives it a message."""
+        """A future that a task awaits, at once and once, until `tell` gives it a message."""
 
     def tell(self, listener: Awaitable[object], message: object) -> None:
         """Give a listener a message, unless it has one or was cancelled."""
@@ -85,13 +87,13 @@ class Pipe(Protocol):
         """Send one request behind all that were sent before; `base.Pipe.post` for a loop."""
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
+        """Break the pipe: callers that still wait get `Lost`. Queued requests are sent first."""
 
     async def wait_closed(self, limit_s: float) -> None:
-        """Wait until the closed connection is gone; it is cut off after so many seconds."""
+        """Wait until the closed connection is gone; abort it after `limit_s` seconds."""
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
+        """In a forked child: close the copy of the socket, without telling the server, the loop or its selector."""
 
 
 def _raise(error: BaseException) -> None:
@@ -99,8 +101,8 @@ def _raise(error: BaseException) -> None:
 
 
 @final
-class _Slot:
-    """Where replies go that are not one for one waiting caller: many, one for nobody, or a subscription's."""
+class Slot:
+    """Where replies go that are not one reply for one caller: many, one for no caller, or a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 
@@ -119,34 +121,33 @@ class _Slot:
 
 
 class _Leaving:
-    """How a connection is left, whichever pipe drives it."""
+    """The end of a connection, for both pipes."""
 
     transport: asyncio.Transport
     closed: asyncio.Future[None]
 
     async def wait_closed(self, limit_s: float) -> None:
-        """Wait until the closed connection is gone; it is cut off after so many seconds."""
         await asyncio.wait([self.closed], timeout=limit_s)
         if not self.closed.done():
             self.transport.abort()
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the socket without a word to the server, the loop or its selector."""
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
-            # The transport is the parent's and stays as it is, so the number must remain valid: it becomes /dev/null's.
+            # The transport is the parent's and must not change, so its descriptor must stay valid: it becomes
+            # /dev/null's.
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, sock.fileno())
             os.close(null)
 
 
-class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
-    """One connection that many tasks call.
+class LoopPipe(_Leaving, asyncio.BufferedProtocol):
+    """One connection that many tasks call; see `Pipe` for the contract of each method.
 
     Args:
         transport: a connected stream transport of the running loop; the pipe becomes its protocol.
         owner: lives as long as the connection does.
-        received: what was received on it already.
+        received: the bytes that were received on it already.
     """
 
     def __init__(self, transport: asyncio.Transport, owner: object, received: bytes = b"") -> None:
@@ -154,14 +155,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._owner = owner
         self.transport = transport
         self._parser = new_reader()
-        self._slots: deque[asyncio.Future[Any] | _Slot] = deque()
+        self._slots: deque[asyncio.Future[Any] | Slot] = deque()
         self._deadlines: deque[float] = deque()  # of each slot
-        self._queued: list[bytes] = []  # leaves with the next iteration of the loop
-        self._queued_slots = 0  # how many of the last slots are in it
+        self._queued: list[bytes] = []  # leave with the next iteration of the loop
+        self._queued_slots = 0  # how many of the last slots are in `_queued`
         self._queued_bytes = 0
         self._just_sent = 0  # how many slots' requests have left since bytes were received last
         self._answerable = 0  # how many slots' requests had left before: only these can have been answered
-        self._paused = False  # the transport has enough to send
+        self._paused = False  # the transport's buffer is full
         self._flushing = False  # a flush is scheduled
         self._timer: asyncio.Handle | None = None
         self._timer_at = _NEVER
@@ -170,7 +171,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.broken = False
         transport.set_protocol(self)
-        if not transport.is_reading():  # redis-py's reader had enough
+        if not transport.is_reading():  # redis-py's reader has paused it
             transport.resume_reading()
         self._inbox = bytearray(_INBOX_BYTES)
         if received:
@@ -179,57 +180,47 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no reply is missing."""
         return not self._slots
 
     @property
     def silence_s(self) -> float:
-        """For how long requests have been under way without a byte coming back."""
         return self._loop.time() - self._heard_s
 
     # ---- callers ----
 
     def call(self, args: Args, timeout_s: float) -> asyncio.Future[Reply]:
-        """Send one request. The contract of `base.Pipe.call`, but for the result: a future, to be awaited at once."""
         future: asyncio.Future[Reply] = self._loop.create_future()
-        slot = _Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
+        slot = Slot(future, 1, subscription=args) if args[:1] in _SUBSCRIBING else future
         self._send(encode(args), slot, timeout_s)
         return future
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> asyncio.Future[list[Reply]]:
-        """Send requests in one piece; `base.Pipe.call_many` for a loop."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
-        one_by_one = requests.requests() if isinstance(requests, Bulk) else requests
-        if not one_by_one:
-            raise ValueError("no requests")
-        self._send(b"".join(map(encode, one_by_one)), _Slot(future, len(one_by_one)), timeout_s)
+        data, count = joined(requests)
+        self._send(data, Slot(future, count), timeout_s)
         return future
 
     def listener(self) -> asyncio.Future[object]:
-        """What a task awaits until `tell` gives it a message."""
         return self._loop.create_future()
 
     def tell(self, listener: Awaitable[object], message: object) -> None:
-        """Give a listener a message, unless it has one or was cancelled."""
         assert isinstance(listener, asyncio.Future)
         if not listener.done():
             listener.set_result(message)
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before; nobody waits for its reply."""
-        self._send(encode(args), _Slot(None, 1, on_reply), -1.0)
+        self._send(encode(args), Slot(None, 1, on_reply), -1.0)
         if on_reply is None:
             self._flush()
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`. What is queued is sent first."""
         if not self.broken:
             self._paused = False  # the transport takes it all now, and sends what it can
             self._flush()
             self._fail("the connection was closed")
             self.transport.close()
 
-    def _send(self, data: bytes, slot: asyncio.Future[Any] | _Slot, timeout_s: float) -> None:
+    def _send(self, data: bytes, slot: asyncio.Future[Any] | Slot, timeout_s: float) -> None:
         if self.broken:
             raise Lost(False, "the connection is closed")
         now = self._loop.time()
@@ -274,13 +265,13 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
-        """End the waits whose time is up, and come again for the next. The slots stay, for their replies."""
+        """End the waits whose time is up, and set the timer for the next. The slots stay for their replies."""
         self._timer = None
         self._timer_at = _NEVER
         now = self._loop.time()
         next_deadline = _NEVER
         for slot, deadline in zip(self._slots, self._deadlines, strict=True):
-            future = slot.future if type(slot) is _Slot else slot
+            future = slot.future if type(slot) is Slot else slot
             if future is None or future.done():
                 continue
             if deadline <= now:
@@ -293,7 +284,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     # ---- the transport's calls ----
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # the same for any
-        """Where to receive into."""
+        """The buffer to receive into."""
         return self._inbox
 
     def buffer_updated(self, received: int) -> None:
@@ -308,15 +299,15 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
     def _deliver(self) -> None:
         try:
             while True:
-                reply = self._parse()
+                reply = next_reply(self._parser)
                 if reply is NOT_ENOUGH:
                     return
                 if type(reply) is not hiredis.PushNotification:
                     self._complete(reply)
                 elif is_answer(reply):
                     oldest = self._slots[0] if self._slots else None
-                    if type(oldest) is not _Slot or not is_answer_to(reply, oldest.subscription):
-                        raise hiredis.ProtocolError("a subscription that nobody asked for")
+                    if type(oldest) is not Slot or not is_answer_to(reply, oldest.subscription):
+                        raise hiredis.ProtocolError("a subscription that was not asked for")
                     self._complete(reply)
                 elif self.on_push is not None:
                     self.on_push(reply)
@@ -328,21 +319,15 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self.transport.abort()
             self._loop.call_soon(_raise, error)  # from the loop itself, since uvloop lets a protocol raise nothing
 
-    def _parse(self) -> Any:
-        try:
-            return self._parser.gets()
-        except Exception as error:  # TypeError for a map whose key is a list, MemoryError for an array of billions
-            raise hiredis.ProtocolError(str(error)) from None
-
     def _complete(self, reply: Any) -> None:
         """Give the oldest slot its reply, or one of its replies."""
         if not self._answerable:
-            if self.broken:  # by what was called with a reply before
+            if self.broken:  # by a callback for an earlier reply
                 return
-            raise hiredis.ProtocolError("a reply that nobody asked for")
+            raise hiredis.ProtocolError("a reply without a request")
         slot = self._slots[0]
-        future = slot.future if type(slot) is _Slot else slot
-        if type(slot) is _Slot:
+        future = slot.future if type(slot) is Slot else slot
+        if type(slot) is Slot:
             slot.replies.append(reply)
             slot.wanted -= 1
             if slot.wanted:
@@ -351,17 +336,17 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
                 reply = slot.replies
         del self._slots[0], self._deadlines[0]
         self._answerable -= 1
-        if type(slot) is _Slot and slot.on_reply is not None:
+        if type(slot) is Slot and slot.on_reply is not None:
             slot.on_reply(slot.replies[0])
         elif future is not None and not future.done():
             future.set_result(reply)
 
     def pause_writing(self) -> None:
-        """Keep what callers send until the transport has room."""
+        """Keep what callers send until the transport has room again."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Send it."""
+        """Send what was kept."""
         self._paused = False
         self._flush()
 
@@ -373,7 +358,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     def _fail(self, cause: str) -> None:
-        """Fail every slot, each with what is known of it."""
+        """Fail every slot with what is known of it."""
         if self.broken:
             return
         self.broken = True
@@ -381,7 +366,7 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
             self._timer.cancel()
         sent = len(self._slots) - self._queued_slots
         for index, slot in enumerate(self._slots):
-            future = slot.future if type(slot) is _Slot else slot
+            future = slot.future if type(slot) is Slot else slot
             if future is not None and not future.done():
                 future.set_exception(Lost(index < sent, cause))
         self._answerable = 0
@@ -390,14 +375,14 @@ class AsyncPipe(_Leaving, asyncio.BufferedProtocol):
         self._queued.clear()
 
 
-new_pipe: Callable[..., Pipe] = AsyncPipe
+new_pipe: Callable[..., Pipe] = LoopPipe
 running_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop
 if compiled is not None:
     from redislock_fast._pipe import loop
 
-    class CompiledPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
-        """The same, compiled; a class of our own because asyncio asks for its `BufferedProtocol` by type."""
+    class CompiledLoopPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
+        """The compiled pipe; a class in Python because asyncio asks for its `BufferedProtocol` by type."""
 
-    new_pipe = CompiledPipe
+    new_pipe = CompiledLoopPipe
     running_loop = loop.running_loop
     fork.on_fork(loop.forget_stepping)

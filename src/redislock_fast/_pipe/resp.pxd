@@ -1,4 +1,4 @@
-"""Table of contents of RESP for the compiled pipes. No state: callers own their buffers."""
+"""Declarations of RESP for the compiled pipes. No state: callers own their buffers."""
 
 
 cdef enum Plain:         # the replies that need no parser

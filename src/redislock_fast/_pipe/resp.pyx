@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True
-"""RESP for the compiled pipes: requests written into buffers, and what is plainest of replies told without a parser."""
+"""RESP for the compiled pipes: writes requests into buffers, and reads the plainest replies without a parser."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy
 from redislock_fast._pipe.base import Bulk
 
 cdef enum:
-    MOST_BYTES = 1 << 20  # of a bulk string that is told without the parser
+    MOST_BYTES = 1 << 20  # a bulk string of this size or more is for the parser
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -20,17 +20,7 @@ cdef extern from "Python.h":
 # ---- requests ----
 
 def encode(tuple args not None):
-    """The bytes of one request.
-
-    Args:
-        args: the command's words: bytes, str (sent as UTF-8) or int (sent in decimal).
-
-    Returns:
-        A RESP array of bulk strings.
-
-    Raises:
-        TypeError: for a word of another type.
-    """
+    """The bytes of one request; see `resp_py.encode`."""
     cdef Py_ssize_t size = request_size(args)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, size)
     write_request(PyBytes_AS_STRING(out), args)
@@ -69,12 +59,12 @@ cdef inline unsigned long long magnitude(long long number) noexcept nogil:
 
 
 cdef Py_ssize_t request_size(tuple args) except -1:
-    """How many bytes write_request will write; raises TypeError before anything is written."""
+    """How many bytes write_request will write. Raises TypeError before anything is written."""
     return 3 + digits(PyTuple_GET_SIZE(args)) + words_size(args)
 
 
 cdef Py_ssize_t words_size(tuple args) except -1:
-    """How many bytes write_words will write; raises TypeError before anything is written."""
+    """How many bytes write_words will write. Raises TypeError before anything is written."""
     cdef Py_ssize_t size = 0
     cdef Py_ssize_t length = 0
     cdef long long number
@@ -130,7 +120,7 @@ cdef char* write_words(char* at, tuple args) except NULL:
 
 
 cdef Py_ssize_t requests_size(object requests, Py_ssize_t* count) except -1:
-    """How many bytes write_requests will write, and how many requests they are."""
+    """How many bytes write_requests will write. `count` gets the number of requests."""
     cdef Py_ssize_t size = 0
     cdef Py_ssize_t length
     cdef tuple before
@@ -173,8 +163,7 @@ cdef char* write_requests(char* at, object requests) except NULL:
         for args in requests:
             at = write_request(at, args)
         return at
-    # What the requests have in common is written once and copied: 0.10 us of CPU a request, with sending it and reading
-    # its reply, instead of 0.16.
+    # The common part of the requests is written once and copied: that takes two thirds of the CPU.
     before, words, after = requests
     head = PyBytes_FromStringAndSize(NULL, 3 + digits(len(before) + 1 + len(after)) + words_size(before))
     write_words(write_header(PyBytes_AS_STRING(head), 42, len(before) + 1 + len(after)), before)
@@ -195,7 +184,7 @@ cdef char* write_requests(char* at, object requests) except NULL:
 
 
 cdef bint may_subscribe(tuple args) except -1:
-    """Whether the request's name is as long as that of a (S)SUBSCRIBE, so that `subscribed_channel` must look at it."""
+    """Whether the request's name is as long as that of a (S)SUBSCRIBE, so that `base.is_answer_to` must look at it."""
     cdef object name = args[0]
     return 9 <= len(name) <= 10
 
@@ -203,9 +192,9 @@ cdef bint may_subscribe(tuple args) except -1:
 # ---- replies ----
 
 cdef Plain plain_reply(const char* data, Py_ssize_t size, Py_ssize_t* length) noexcept nogil:
-    """Which of the five replies that an uncontended lock gets the data begins with, and how long that is.
+    """Which of the five replies to an uncontended lock's requests the data begins with, and its length.
 
-    Clever, for the hot path alone: two calls of hiredis less are 0.6 of 5 us of ours per reply (bench throughput).
+    A shortcut for the hot path alone: two calls of hiredis less per reply.
     """
     if size >= 3 and memcmp(data, b"_\r\n", 3) == 0:
         length[0] = 3
@@ -249,10 +238,10 @@ cdef Py_ssize_t bulk_size(const char* data, Py_ssize_t size, Py_ssize_t* at) noe
 
 
 cdef list message_push(const char* data, Py_ssize_t size, Py_ssize_t* length):
-    """The message of a channel that the data begins with, as hiredis would parse it, and how long that is; else None.
+    """The message of a channel that the data begins with, as hiredis would parse it, and its length; None for none.
 
-    Clever, for the hot path alone: hiredis takes 22 us for the message that grants a lock, where the process has slept
-    while others had the CPU, of the 90 from its arrival to the end of `acquire`.
+    A shortcut for the hot path alone, the message that grants a lock: hiredis takes a quarter of the time from its
+    arrival to the end of `acquire` where the process has slept while other processes had the CPU.
     """
     cdef Py_ssize_t at = 17
     cdef Py_ssize_t found
@@ -283,21 +272,14 @@ cdef bint is_answer(object push) except -1:
 cdef Py_ssize_t append_run(
     list replies, object reply, const char* data, Py_ssize_t size, Py_ssize_t length, Py_ssize_t most
 ) except -1:
-    """Append the plain reply that the data begins with as often as it stands there in a row, at most `most` times.
+    """Append the plain reply that the data begins with as often as it is repeated there; returns how often.
 
-    Clever, for batches alone, where nearly all replies are the same: without it, a call for a thousand locks takes 27
-    us of CPU instead of 23, on a socket where the replies stand ready.
+    A shortcut for batches alone, where nearly all replies are the same.
 
     Args:
-        replies: where to.
-        reply: the reply, as `plain_object` gives it.
-        data: begins with it.
-        size: of the data.
+        reply: as `plain_object` gives it.
         length: of the reply in the data.
-        most: at least one.
-
-    Returns:
-        How often.
+        most: how often at most; at least one.
     """
     cdef Py_ssize_t end = min(size, length * most)
     cdef Py_ssize_t at = length
@@ -310,7 +292,7 @@ cdef Py_ssize_t append_run(
 # ---- buffers ----
 
 cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil:
-    """Make room for so many bytes more. Returns -1 when there is no memory."""
+    """Make room for `more` bytes. Returns -1 when there is no memory."""
     cdef Py_ssize_t room = buffer.room
     cdef char* data
     if buffer.used + more <= room:

@@ -1,12 +1,12 @@
-"""Spinning for a reply instead of sleeping until it comes, in both compiled pipes, and when not to.
+"""Spinning for a reply instead of sleeping until it comes, in both compiled pipes.
 
-A CPU that falls asleep between a request and its reply takes 30 to 60 us to wake up, where a near server needs 20 for
-the reply. So who reads looks again and again for a while. Between two looks he gives the CPU to whoever is ready for
-it: a thread that a reply has just woken, the server, another who spins. Without giving way, it was no faster than
-blocking where several threads call, and kept several processes from their replies (docs/performance.md).
+A CPU that falls asleep between a request and its reply takes longer to wake up than a near server takes to reply. So a
+reader receives again and again for a while, without blocking. In between it yields the CPU to any thread that is ready:
+one that a reply has just woken, the server, another spinner.
 
-A busy program that is given the CPU keeps it for milliseconds. And a reply from afar, or a message that nobody may send
-for long, comes after the spin. Where that is so, spinning is left off, and tried again ever more seldom.
+A spinner that yields to a busy process gets the CPU back only after milliseconds. And a reply of a far server, or a
+message that comes whenever another client sends it, comes after the spin. The `Spinner` sees both, and stops spinning
+for a number of waits, which grows while spinning keeps failing.
 """
 
 from libc.errno cimport EAGAIN, errno
@@ -20,20 +20,20 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<sched.h>" nogil:
     int sched_yield() noexcept
 
-# What a spin that went wrong costs, some 3 ms behind a busy program, must be little to what is gained between two of
-# them, some 10 us a wait: so the more of them follow one another, the more waits are blocked for in between.
+# A failed spin costs milliseconds (behind a busy process), a successful one saves microseconds. So the more failures
+# follow one another, the more waits block in between.
 cdef enum:
-    LATE_US = 1000   # a busy program keeps the CPU for longer; threads that were woken need some 50 us each
-    FUTILE = 8       # so many spins without a reply, less those with one, are as bad
-    FEWEST = 64      # so many waits are blocked for then, the next time twice as many
-    MOST = 16384     # up to that
-    PROBATION = 8    # half as many again after so many times as many spins without harm
+    LATE_US = 1000   # a yield that takes longer gave the CPU to a busy process
+    FUTILE = 8       # spins without a reply, less those with one, that count as a failure
+    FEWEST = 64      # waits that block after the first failure; each further failure doubles it
+    MOST = 16384     # the most waits that block after a failure
+    PROBATION = 8    # after this many times `penalty` spins without a failure, `penalty` is halved
 
 
-cdef struct Spinner:     # one kind of wait; belongs to whoever receives
-    int blocks           # so many of the next waits are not to be spun for
-    int penalty          # so many it will be
-    int spins            # since it was last changed
+cdef struct Spinner:     # of one kind of wait; belongs to the thread that receives
+    int blocks           # how many of the next waits block
+    int penalty          # how many waits will block after the next failure
+    int spins            # since penalty was last changed
     int futile           # spins without a reply, less those with one, but not below 0
 
 
@@ -42,7 +42,7 @@ cdef inline Spinner new_spinner() noexcept nogil:
 
 
 cdef inline bint may_spin(Spinner* spinner) noexcept nogil:
-    """Whether to spin for what is waited for next."""
+    """Whether to spin in the next wait."""
     if spinner.blocks == 0:
         return True
     spinner.blocks -= 1
@@ -50,7 +50,7 @@ cdef inline bint may_spin(Spinner* spinner) noexcept nogil:
 
 
 cdef inline Py_ssize_t spin(Spinner* spinner, int fd, char* into, Py_ssize_t size, double give_up) noexcept nogil:
-    """Receive without blocking until CLOCK_MONOTONIC reaches so much; -1 with errno when nothing came."""
+    """Receive without blocking until CLOCK_MONOTONIC reaches `give_up`; -1 with errno when nothing came."""
     cdef bint late = False
     cdef double now
     cdef Py_ssize_t got

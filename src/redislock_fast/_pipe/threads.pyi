@@ -1,4 +1,4 @@
-"""Types of the compiled core; what it does is said in `base.py` and `threads.pyx`."""
+"""Types of the compiled pipe of threads; `base.py` has its contract, `threads.pyx` its description."""
 
 from typing import Protocol, final
 

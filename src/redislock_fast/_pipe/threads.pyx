@@ -4,17 +4,17 @@
 One `Pipe` drives one plain TCP or unix socket for many threads, without a thread of its own:
 
 1. A caller queues its request and a slot. If no thread reads, it becomes the reader; else it sleeps on its slot.
-2. The reader sends what is queued, reads what comes and completes the slots in order, whoever owns them. What is
-   queued while it spins or delivers leaves in one write: requests that arrive together travel together. While it
-   blocks, callers send for themselves: no request waits for another's round trip.
+2. The reader sends what is queued, reads what comes and completes the slots in order, for all callers. Requests that
+   are queued while it spins or delivers leave in one write. While it blocks, callers send for themselves: no request
+   waits for the round trip of another.
 3. When its own slot is complete, the reader hands reading to the oldest caller that still waits.
 4. A caller that stops waiting abandons its slot. The slot still consumes its reply, so no caller gets another's.
-5. A thread that waits for a `Mailbox` is a listener: it takes its turn at reading as a caller does, after all callers.
+5. A thread that waits for a `Mailbox` is a listener: it becomes the reader as a caller does, but after all callers.
 
-The reader works without the GIL, from its being woken to its handing over: the callers that it wakes want the GIL, and
-would fight for it with the reader while the server waits (bench, 16 threads: 1.4 times the pairs/s). It takes the GIL
-only for what hiredis must parse, pushes among it, and for what ends a wait otherwise. Errors and signals: `base.py`.
-Field by field, who may touch what: `threads.pxd`. The readable twin: `threads_py.py`.
+The reader works without the GIL, from its waking to its handing on: the callers that it wakes want the GIL, and would
+compete for it with the reader while the server waits. It takes the GIL only for what hiredis must parse, pushes
+included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. The rules on who may touch
+what: `threads.pxd`. The readable twin: `threads_py.py`.
 """
 
 cimport cython
@@ -44,6 +44,7 @@ import hiredis
 from redislock_fast._pipe.clock cimport monotonic
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
+    Buffer,
     Plain,
     append_run,
     is_answer,
@@ -117,17 +118,17 @@ cdef enum:
     INBOX_BYTES = 65536
     SCRATCH_BYTES = 512       # requests up to this size are encoded on the stack
     SIGNAL_CHECK_MS = 50      # a signal that came just before a blocking call does not end it
-    EACH_US = 2               # what each of many requests takes the server
-    MOST_SPUN_FOR = 128       # so many, until all are executed; with more, that would take too much CPU
-    FAR_US = 150              # a server that never answers within is far away
-    STALE_AFTER_MS = 1        # idle for so long: look for a closed connection before sending
+    EACH_US = 2               # the server's time for each of many requests
+    MOST_SPUN_FOR = 128       # the largest batch to spin for: with more, spinning would take too much CPU
+    FAR_US = 150              # a server that has never replied within this is far away
+    STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
 
 cdef Py_ssize_t UNSENT_LIMIT = UNSENT_LIMIT_BYTES
 cdef double UNSENT_SILENCE = UNSENT_SILENCE_S
 
 cdef object PushNotification = hiredis.PushNotification
 
-cdef unsigned long main_thread  # the one that runs signal handlers, whichever thread a signal has interrupted
+cdef unsigned long main_thread  # the thread that runs signal handlers, whichever thread a signal interrupts
 
 
 def _note_main_thread():
@@ -150,6 +151,47 @@ cdef class Pipe:
         fd: a connected stream socket.
         spin_us: spin for at most so many microseconds before a blocking read; 0 for never.
     """
+
+    cdef cython.pymutex mutex
+    cdef object owner              # fixed; the redis-py connection, which closes the descriptor
+    cdef object parser             # reader; hiredis.Reader
+    cdef public object on_push     # set before the pipe is shared
+    cdef int fd                    # fixed
+    cdef bytearray inbox           # reader; what recv fills and the parser copies
+    cdef char* landing             # fixed; the inbox's bytes (it is never resized)
+    cdef Py_ssize_t landed         # reader; how many bytes of the inbox the last recv filled
+    cdef Py_ssize_t consumed       # reader; how many of them are delivered
+    cdef unsigned long long answerable  # reader; bytes that had left when it last received
+    cdef bint between              # reader; the parser holds no part of a reply
+    cdef Slot* filling             # reader; the oldest, while more of its many replies are to come; else NULL
+    cdef Slot* head                # mutex; the oldest request without a reply
+    cdef Slot* tail                # mutex
+    cdef Slot* listeners           # mutex; slots of waiting mailboxes, oldest first
+    cdef Slot* last_listener       # mutex
+    cdef Slot* ready               # mutex; slots whose owners are to be woken, oldest first
+    cdef Slot* ready_tail          # mutex
+    cdef bint reading              # mutex; a thread is the reader
+    cdef bint sending              # mutex; a thread is a sender
+    cdef bint callers_send         # mutex; see threads.pxd
+    cdef bint dead                 # mutex; read without it as a hint
+    cdef bint forked               # set once, in a forked child
+    cdef object __weakref__
+    cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
+    cdef Buffer leaving            # sender, else reader; requests that are being sent
+    cdef Py_ssize_t left           # sender, else reader; how much of leaving is sent
+    cdef unsigned long long accepted  # mutex; bytes ever queued
+    cdef unsigned long long offered   # mutex; bytes ever moved into leaving
+    cdef bint far                  # mutex; no reply has ever come within FAR_US
+    cdef unsigned long long timed  # mutex; while far: the end of the request whose reply is timed; 0 for none
+    cdef double timed_at           # mutex; CLOCK_MONOTONIC at which that was queued
+    cdef unsigned long long sent   # sender, else reader; bytes ever sent
+    cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
+    cdef Spinner calling           # reader; for waits for a reply, to a call or a post
+    cdef Spinner listening         # reader; for waits for a message that another client is to send
+    cdef int error                 # reader; errno of the last failed turn
+    # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: any thread
+    # reads it; the reader sets it, or the thread that queues that request.
+    cdef double heard
 
     def __cinit__(self, object owner, int fd, int spin_us=0):
         self.owner = owner
@@ -178,7 +220,7 @@ cdef class Pipe:
     def __dealloc__(self):
         cdef Slot* slot = self.head
         cdef Slot* next_slot
-        while slot != NULL:  # abandoned, all of them: who calls keeps the pipe alive
+        while slot != NULL:  # all are abandoned: a caller keeps the pipe alive
             next_slot = slot.next
             drop_slot(slot)
             slot = next_slot
@@ -187,22 +229,18 @@ cdef class Pipe:
 
     @property
     def broken(self):
-        """True once every further call raises `Lost(sent=False)`."""
         return self.dead
 
     @property
     def silence_s(self):
-        """For how long requests have been under way without a byte coming back."""
         return monotonic() - self.heard
 
     def call(self, tuple args not None, double timeout_s):
-        """Send one request and wait for its reply."""
         cdef Place place
         cdef Slot* slot = self._queue(args, None, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
     def ask(self, tuple args not None, double timeout_s, set inside not None):
-        """`call`, by a thread that is inside meanwhile; NOT_ASKED where it is already."""
         cdef Place place
         cdef Slot* slot
         cdef object thread = PyThread_get_thread_ident()
@@ -216,21 +254,17 @@ cdef class Pipe:
             inside.discard(thread)
 
     def call_many(self, requests, double timeout_s):
-        """Send requests in one piece and wait for all their replies."""
         cdef Place place
         cdef Slot* slot = self._queue(None, requests, WAITING, None, &place)
         return self._wait(slot, place, timeout_s)
 
     def post(self, tuple args not None, on_reply=None):
-        """Send one request behind all that were sent before; nobody waits for its reply."""
         self._post(args, None, on_reply)
 
     def post_many(self, requests, on_replies not None):
-        """Send requests in one piece; nobody waits for their replies."""
         self._post(None, requests, on_replies)
 
     def close(self):
-        """Break the pipe: who still waits gets `Lost`."""
         cdef bint idle
         if self.forked:
             return
@@ -239,14 +273,13 @@ cdef class Pipe:
             if idle:
                 self.reading = True
             elif not self.dead:
-                c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, who fails every slot
+                c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, which fails every slot
         if idle:
             self._fail("the connection was closed")
             with nogil, self.mutex:
                 self.reading = False
 
     def mailbox(self):
-        """A new mailbox."""
         return Mailbox(self)
 
     cdef int _post(self, tuple args, object requests, object on_reply) except -1:
@@ -261,7 +294,7 @@ cdef class Pipe:
     cdef Slot* _queue(
         self, tuple args, object requests, SlotState state, object on_reply, Place* place
     ) except NULL:
-        """Queue one request (args), or many. The slot of a post is another's at once."""
+        """Queue one request (args), or many. The slot of a post belongs to the pipe at once."""
         cdef char scratch[SCRATCH_BYTES]
         cdef char* data = scratch
         cdef Py_ssize_t size
@@ -329,7 +362,7 @@ cdef class Pipe:
             else:
                 self.reading = True
                 place = ALONE if self.head == NULL else READING
-                if place == ALONE and slot.state == ABANDONED:  # who waits looks first how long the pipe was idle
+                if place == ALONE and slot.state == ABANDONED:  # a caller that waits first needs the idle time
                     self.heard = monotonic()
             memcpy(self.queued.data + self.queued.used, data, size)
             self.queued.used += size
@@ -347,7 +380,7 @@ cdef class Pipe:
         return place
 
     cdef Place _listen(self, Slot* slot) noexcept nogil:
-        """Begin to wait for a mailbox. REFUSED: there is no need to, or no use."""
+        """Begin to wait for a mailbox. REFUSED: it has a message, or the pipe is dead, or there is no memory."""
         with self.mutex:
             if slot.before != NULL or self.listeners == slot:
                 return BUSY
@@ -376,7 +409,7 @@ cdef class Pipe:
             if place == ALONE:
                 self._begin(&wait)
             elif place == SENDING:
-                self._send_queue()  # with the GIL: to hand that on first takes as long
+                self._send_queue()  # with the GIL: to release it first would take as long as the send
             self._attend(&wait)
             complete = True
             if slot.state != DONE:
@@ -387,7 +420,7 @@ cdef class Pipe:
                 drop_slot(slot)
 
     cdef int _attend(self, Wait* wait) except -1:
-        """Wait until the slot is complete, driving the socket whenever it is this caller's turn to."""
+        """Wait until the slot is complete, and drive the socket whenever this caller is the reader."""
         cdef Py_ssize_t outcome
         while True:
             with nogil:
@@ -398,7 +431,7 @@ cdef class Pipe:
                 self._deliver_rest()
                 self._check_forked()
                 if wait.slot.state != WAITING or wait.slot.messages:
-                    self._drive(wait)  # with the GIL: those that it has woken would be faster to take it
+                    self._drive(wait)  # with the GIL, which the callers that it has woken would take first
                     return 0
             elif outcome == OUTCOME_SIGNAL:
                 PyErr_CheckSignals()
@@ -411,13 +444,13 @@ cdef class Pipe:
                 self._fail(strerror(self.error).decode())
 
     cdef int _check_forked(self) except -1:
-        """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
+        """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
         if self.forked:
             raise Forked("a signal handler has forked: the call goes on in the parent process alone")
         return 0
 
     cdef int _begin(self, Wait* wait) except -1:
-        """Reader, with nothing under way but its own request, which is not sent yet."""
+        """Reader, with nothing under way but its own request, which is not sent yet: look for a closed connection."""
         cdef double now = monotonic()
         wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
@@ -427,10 +460,10 @@ cdef class Pipe:
         return 0
 
     cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil:
-        """Wait for the reply, as a follower or as the reader, as far as that goes without the GIL.
+        """Wait for the reply without the GIL, as a follower or as the reader.
 
         Returns OUTCOME_COMPLETE when the slot is complete and reading handed on; a number of bytes when some of them
-        are for the parser; or what keeps the caller from waiting on.
+        are for the parser; or the outcome that keeps the caller from waiting on.
         """
         cdef Py_ssize_t got
         if not wait.lead:
@@ -484,7 +517,7 @@ cdef class Pipe:
         return OUTCOME_COMPLETE
 
     cdef bint _leave(self, Wait* wait) noexcept nogil:
-        """The caller is done, or gives up. Returns whether its slot is abandoned, and no longer its own."""
+        """End a caller's wait. Returns whether its slot is abandoned, and no longer its own."""
         cdef SlotState state
         if self.forked:  # the slot's wake and neighbours are the parent's to deal with
             return True
@@ -493,8 +526,8 @@ cdef class Pipe:
             if state == WAITING:
                 wait.slot.state = ABANDONED
         if state != WAITING and not wait.woken:
-            # Who changed the state is about to release wake, and needs no GIL for it; or it is the reader, which parses
-            # on and has yet to wake all that are ready.
+            # The thread that changed the state is about to release wake, without the GIL; or it is the reader, which
+            # still parses and has yet to wake the slots that are ready.
             self._wake_ready()
             PyThread_acquire_lock(wait.slot.wake, WAIT_LOCK)
         if state == LEAD:
@@ -506,9 +539,9 @@ cdef class Pipe:
         return state == WAITING or state == LEAD
 
     cdef Py_ssize_t _look_at_clock(self, Wait* wait) noexcept nogil:
-        """Reader, before each turn: whether its time is up, or signal handlers are to run, though replies keep coming.
+        """Reader, before each turn: whether its time is up, or signal handlers are due, though replies keep coming.
 
-        Returns an Outcome, or 0. Before its first delivery, the turn itself looks.
+        Returns an Outcome, or 0. Before the first delivery, the turn itself checks that.
         """
         if wait.signals_at != 0:
             if wait.timeout_s >= 0 and self.heard >= wait.deadline:
@@ -520,7 +553,7 @@ cdef class Pipe:
         return 0
 
     cdef bint _take_queue(self, Wait* wait) noexcept nogil:
-        """Reader: make what is queued what is leaving. Returns False when a message has come for this listener."""
+        """Reader: load what is queued for sending. Returns False when a message has come for this listener."""
         with self.mutex:
             self.callers_send = False
             if wait.slot.messages:
@@ -533,8 +566,9 @@ cdef class Pipe:
     cdef bint _may_block(self, Wait* wait) noexcept nogil:
         """Reader, with nothing leaving: let callers send for themselves. Returns False when it has more to send first.
 
-        Where a near server's reply is about to come, what is queued leaves in one write behind it. Without that, 64
-        threads on loopback made 0.7 of the pairs/s; with it, 2 threads 1 ms away would make 0.8 of redis-py's.
+        Where a near server's reply is about to come, what is queued leaves in one write behind it. With many threads on
+        loopback, letting callers send then costs a third of the throughput; with a few threads and a far server, not
+        letting them costs a fifth.
         """
         cdef Slot* oldest
         cdef bint idle
@@ -546,14 +580,13 @@ cdef class Pipe:
         return not wait.sends
 
     cdef bint _is_idle(self) noexcept nogil:
-        """Under the mutex: whether the next reply is not about to come."""
+        """Under the mutex: whether no reply is expected soon."""
         return self.far or self._caller() == NULL
 
     cdef void _send_early(self, bint sends) noexcept nogil:
-        """Reader, before it delivers what has come: note what can be answered by that, and send what is queued.
+        """Reader, before it delivers: note which requests the received bytes can answer, and send what is queued.
 
-        To wake up takes the server as long as to wake somebody here. Pairs/s of threads on loopback: 2 and 4 of them
-        1.16 times, 8 1.09, 16 1.02, 64 0.99; 16 on one lock 1.05. Without room, or after an error, the bytes wait for
+        So the server wakes up while this thread wakes its callers. Without room, or after an error, the bytes wait for
         the next turn.
         """
         with self.mutex:
@@ -563,7 +596,7 @@ cdef class Pipe:
             self._send()
 
     cdef bint _load(self) noexcept nogil:
-        """Sender, else reader; under the mutex: make what is queued what is leaving. Returns whether anything is."""
+        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
         cdef Buffer spare
         if self.queued.used and self.left == self.leaving.used:
             spare = self.leaving
@@ -575,7 +608,7 @@ cdef class Pipe:
         return self.left < self.leaving.used
 
     cdef void _send_queue(self) noexcept nogil:
-        """Sender: send until nothing is queued. Without room, or after an error, it is the reader's."""
+        """Sender: send until nothing is queued. Without room, or after an error, the reader sends the rest."""
         cdef bint stuck = False
         while True:
             with self.mutex:
@@ -647,10 +680,10 @@ cdef class Pipe:
         return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
 
     cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
-        """Reader: receive without blocking, for a while; -1 when nothing came, or that would not pay.
+        """Reader: spin, that is receive without blocking, for a while; -1 when nothing came, or spinning does not pay.
 
-        As long as some hundred requests take, whose replies come all at once when the last is executed: a batch of 100
-        in 0.87 of the time, for 1.04 to 1.1 of the CPU. Beyond, that would be too much CPU: 1.5 with 200.
+        For a batch of up to MOST_SPUN_FOR requests it spins until the server has executed all: their replies come at
+        once. With more, the spin would take too much CPU.
         """
         cdef double spin_us = self.spin_us
         if spin_us == 0 or 0 <= wait.timeout_s < 1e-3 or not may_spin(wait.spinner):
@@ -660,7 +693,7 @@ cdef class Pipe:
         return spin(wait.spinner, self.fd, self.landing, INBOX_BYTES, monotonic() + 1e-6 * spin_us)
 
     cdef int _look_for_eof(self) except -1:
-        """Reader, before anything was sent after a pause: a connection closed meanwhile executes nothing."""
+        """Reader: look for a close before sending after a pause: a connection closed meanwhile executes nothing."""
         cdef Py_ssize_t got = self._receive()
         if got > 0:
             self._send_early(False)
@@ -673,8 +706,8 @@ cdef class Pipe:
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil:
         """Reader: complete the slots whose replies have come, up to the first reply that is for the parser.
 
-        The plain ones are what an uncontended lock gets, so its threads are served without the GIL, for which they and
-        the reader would have to fight.
+        An uncontended lock gets plain replies only, so its threads are served without the GIL, for which they would
+        compete with the reader.
         """
         cdef Plain plain
         cdef Py_ssize_t length = 0
@@ -704,59 +737,14 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef int _deliver_rest(self) except -1:
-        """Reader: let the parser have what is left of the inbox, and complete the slots whose replies have come."""
-        cdef object reply
-        cdef list push
-        cdef Plain plain
-        cdef Py_ssize_t length = 0
-        cdef Py_ssize_t count
-        cdef const char* data
+        """Reader: complete the slots whose replies stand in what is left of the inbox, and deliver its pushes."""
         if self.consumed == self.landed:
             return 0
         try:
-            while self.between and self.consumed < self.landed:
-                data = self.landing + self.consumed
-                plain = plain_reply(data, self.landed - self.consumed, &length)
-                if plain == NOT_PLAIN:
-                    push = message_push(data, self.landed - self.consumed, &length)
-                    if push is None:
-                        break
-                    self.consumed += length
-                    if self.on_push is not None:
-                        self.on_push(push)
-                        self._check_forked()
-                    continue
-                reply = plain_object(plain)
-                if self.filling != NULL and self.filling.wanted:
-                    count = append_run(
-                        <list>self.filling.replies,
-                        reply,
-                        data,
-                        self.landed - self.consumed,
-                        length,
-                        self.filling.wanted,
-                    )
-                    self.filling.wanted -= count
-                    self.consumed += count * length
-                else:
-                    self.consumed += length
-                    self._complete(reply)
-            if self.consumed == self.landed:
-                return 0
-            self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
-            self.consumed = self.landed
-            # Only a reply with nothing after it leaves the parser between replies: one that has taken in the header of
-            # an array has no data left either.
-            self.between = False
-            while not self.between:
-                reply = self._parse()
-                if reply is NOT_ENOUGH:
-                    return 0
-                if type(reply) is PushNotification:
-                    self._take_push(reply)
-                else:
-                    self._complete(reply)
-                self.between = not self.parser.has_data()
+            if self.between:
+                self._deliver_unparsed()
+            if self.consumed < self.landed:
+                self._deliver_parsed()
         except hiredis.ProtocolError as error:
             self._fail(f"the server broke the protocol: {error}")
         except BaseException:
@@ -767,8 +755,64 @@ cdef class Pipe:
                 self._wake_ready()
         return 0
 
+    cdef int _deliver_unparsed(self) except -1:
+        """Reader: deliver plain replies and messages, up to the first reply or push that is for the parser."""
+        cdef object reply
+        cdef list push
+        cdef Plain plain
+        cdef Py_ssize_t length = 0
+        cdef Py_ssize_t count
+        cdef const char* data
+        while self.consumed < self.landed:
+            data = self.landing + self.consumed
+            plain = plain_reply(data, self.landed - self.consumed, &length)
+            if plain == NOT_PLAIN:
+                push = message_push(data, self.landed - self.consumed, &length)
+                if push is None:
+                    return 0
+                self.consumed += length
+                if self.on_push is not None:
+                    self.on_push(push)
+                    self._check_forked()
+                continue
+            reply = plain_object(plain)
+            if self.filling != NULL and self.filling.wanted:
+                count = append_run(
+                    <list>self.filling.replies,
+                    reply,
+                    data,
+                    self.landed - self.consumed,
+                    length,
+                    self.filling.wanted,
+                )
+                self.filling.wanted -= count
+                self.consumed += count * length
+            else:
+                self.consumed += length
+                self._complete(reply)
+        return 0
+
+    cdef int _deliver_parsed(self) except -1:
+        """Reader: let the parser have what is left of the inbox, and deliver what it makes of that."""
+        cdef object reply
+        self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
+        self.consumed = self.landed
+        # Only a reply with nothing after it leaves the parser between replies: a parser that has taken in the header of
+        # an array has no data left either.
+        self.between = False
+        while not self.between:
+            reply = self._parse()
+            if reply is NOT_ENOUGH:
+                return 0
+            if type(reply) is PushNotification:
+                self._take_push(reply)
+            else:
+                self._complete(reply)
+            self.between = not self.parser.has_data()
+        return 0
+
     cdef int _take_push(self, object push) except -1:
-        """Reader: a push answers the oldest request if that is the subscription that it tells of."""
+        """Reader: take a push: the reply to the oldest request if that is its subscription, else for `on_push`."""
         cdef Slot* slot
         if not is_answer(push):
             if self.on_push is not None:
@@ -835,7 +879,7 @@ cdef class Pipe:
             return self._unlink()
 
     cdef Slot* _unlink(self) noexcept nogil:
-        """Reader, under the mutex: take the oldest slot, which has its reply. Returns it when nobody waits for that."""
+        """Reader, under the mutex: unlink the oldest slot, which has its reply. Returns it when it is abandoned."""
         cdef Slot* slot = self.head
         self.head = slot.next
         if self.head == NULL:
@@ -848,7 +892,7 @@ cdef class Pipe:
         return NULL
 
     cdef void _make_ready(self, Slot* slot) noexcept nogil:
-        """Reader, under the mutex: the slot's owner, if another, is to be woken."""
+        """Reader, under the mutex: note that the slot's owner, if another thread, is to be woken."""
         if slot.wake != NULL:
             if self.ready == NULL:
                 self.ready = slot
@@ -869,9 +913,9 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef void _hand_over(self) noexcept nogil:
-        """Reader: give reading to the oldest caller that waits, else to a listener.
+        """Reader: hand reading on to the oldest caller that waits, else to a listener.
 
-        What is queued is sent first, unless a caller of a near server reads on: it sends that as soon as it wakes up.
+        Queued requests are sent first, unless a caller of a near server becomes the reader, which sends them at once.
         """
         cdef Slot* slot
         cdef bint stuck = False
@@ -912,7 +956,7 @@ cdef class Pipe:
         return slot
 
     cdef void _tell(self, Slot* slot) noexcept nogil:
-        """Count a message that was put into a mailbox, and wake who waits for it, unless he reads: he looks."""
+        """Count a message that was put into a mailbox, and wake its waiting thread, unless that reads: it sees it."""
         cdef PyThread_type_lock wake = NULL
         with self.mutex:
             slot.messages += 1
@@ -931,7 +975,7 @@ cdef class Pipe:
         return False
 
     cdef void _stop_listening(self, Slot* slot) noexcept nogil:
-        """Listener, done or gone: leave the list."""
+        """Listener: leave the list at the end of its wait."""
         if self.forked:
             return
         with self.mutex:
@@ -949,7 +993,7 @@ cdef class Pipe:
             slot.wake = NULL
 
     cdef int _fail(self, str cause) except -1:
-        """Reader: break the pipe and fail every slot, each with what is known of it. Not in a forked child."""
+        """Reader: break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
         with nogil:
             self._stop_sending()
@@ -959,12 +1003,12 @@ cdef class Pipe:
         return 0
 
     cdef void _stop_sending(self) noexcept nogil:
-        """Reader: let nobody queue or send any more: what is sent is known then, and the descriptor may be closed."""
+        """Reader: end all queueing and sending. Then it is known what is sent, and the descriptor may be closed."""
         cdef bint sending
         with self.mutex:
             self.dead = True
             sending = self.sending
-        while sending:  # by a call that does not block
+        while sending:  # briefly: a sender's call does not block
             sched_yield()
             with self.mutex:
                 sending = self.sending
@@ -1004,7 +1048,11 @@ cdef class Pipe:
 
 @cython.final
 cdef class Mailbox:
-    """Where one thread waits for what a pipe's `on_push` tells it; see `base.Mailbox`."""
+    """Where one thread waits for the messages that a pipe's `on_push` tells it; see `base.Mailbox`."""
+
+    cdef Pipe pipe                 # fixed
+    cdef object messages           # a deque, added to before slot.messages is, taken from after
+    cdef Slot slot                 # among the listeners while a thread waits, which is then its owner
 
     def __cinit__(self, Pipe pipe not None):
         self.pipe = pipe
@@ -1012,13 +1060,11 @@ cdef class Mailbox:
         self.slot.state = DONE
 
     def tell(self, object message):
-        """Put a message in."""
         self.messages.append(message)
         if not self.pipe.forked:
             self.pipe._tell(&self.slot)
 
     def wait(self, double timeout_s, bint soon=False):
-        """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
         cdef Place place
         self.pipe._check_forked()
         place = self.pipe._listen(&self.slot)
@@ -1028,7 +1074,7 @@ cdef class Mailbox:
             self._wait(place, timeout_s, soon)
         if self.pipe._take_message(&self.slot):
             try:
-                PyErr_CheckSignals()  # or Python would raise that as soon as the caller had the message
+                PyErr_CheckSignals()  # else Python would raise as soon as the caller had the message
             except BaseException:
                 if not self.pipe.forked:
                     self.pipe._tell(&self.slot)  # it stays
@@ -1067,7 +1113,7 @@ cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) 
 
 
 cdef bint make_wake(Slot* slot) noexcept nogil:
-    """Give a follower's slot what its owner will sleep on. Returns False without memory for it."""
+    """Give a follower's slot the lock on which its owner will sleep. Returns False without memory for it."""
     slot.wake = PyThread_allocate_lock()
     if slot.wake == NULL:
         return False
@@ -1076,7 +1122,7 @@ cdef bint make_wake(Slot* slot) noexcept nogil:
 
 
 cdef void wake_all(Slot* slot) noexcept nogil:
-    """Wake the slots' owners: after the mutex, which is what they want first."""
+    """Wake the slots' owners. Called after the mutex is released, which they take first."""
     cdef PyThread_type_lock wake
     while slot != NULL:
         wake = slot.wake

@@ -1,4 +1,4 @@
-"""What a lock does, written once as generators of steps for threads and tasks. No I/O.
+"""The procedures of a lock, written once as generators of steps for threads and tasks. No I/O.
 
 May import leases, the protocol, the pipe's types and helpers; not the transports, which drive the generators. Start at
 `steps.py`, then `waiting.py` and `waiters.py` (waiting for a contended lock), `renewal.py`, `batch.py`, `redlock.py`.

@@ -1,10 +1,11 @@
-"""How a batch is acquired: rounds of requests, windows, waiting.
+"""The acquire of a batch: rounds of requests, windows, waiting.
 
-- Windows: at most so many requests are under way at once to each server, whatever the number of names.
-- Leases are prolonged while others are waited for, so that what is returned is fresh.
-- All or nothing: locks are waited for in the order of their keys, and while one is waited for only those before it are
-  held. So of any number of batches that wait, the one that waits for the last key waits for nobody who waits. And one
-  server is asked after the other, so that of two batches that want the same at once, one gets all of it as a rule.
+- Windows: a fixed number of requests at most is under way to each server at once, whatever the number of names.
+- Leases are extended while other locks are waited for, so that the batch is returned with fresh leases.
+- All or nothing: locks are waited for in the order of their keys, and only the locks before the one that is waited for
+  are held. So there is no deadlock: of all waiting batches, the one that waits for the last key waits for none of the
+  others. Servers are asked one after the other: so of two batches that want the same locks at once, one gets all of
+  them as a rule.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from redislock_fast._util.times import clock
 __all__ = ["acquiring"]
 
 _WINDOW = 1024
-"""Requests under way at once to one server: about 100 kB, after which a longer window gains nothing."""
+"""How many requests may be under way to one server at once: with more, nothing is gained."""
 
 _FRESH = 0.75
-"""What must be left of a lease that is returned."""
+"""The part of a lease that must be left when it is returned."""
 
 
 def acquiring(hold: Hold) -> Steps:
-    """Acquire what the plan says. Returns the indexes of what was missed.
+    """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
 
-    If it raises, `hold` has all that may be held: whoever drives it undoes that.
+    If it raises, `hold` has all locks that may be held, for the driver to clean up.
     """
     acquisition = _Acquisition(hold)
     return acquisition.all_or_nothing() if hold.plan.all_or_nothing else acquisition.what_is_free()
 
 
 class _Acquisition:
-    """The rounds of one acquiring; `hold` is what is held so far."""
+    """The rounds of one acquire; `hold` is what is held so far."""
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
@@ -49,7 +50,7 @@ class _Acquisition:
     # ---- the two ways ----
 
     def what_is_free(self) -> Steps:
-        """Take what is free, in rounds."""
+        """Take the locks that are free, in rounds."""
         missed = yield from self._round(range(len(self._plan.keys)))
         missed += yield from self._refresh()
         waited = False
@@ -63,11 +64,11 @@ class _Acquisition:
         return missed
 
     def all_or_nothing(self) -> Steps:
-        """Take all, in the order of their keys: while one is waited for, only those before it are held."""
+        """Take all locks, in the order of their keys: while one is waited for, only those before it are held."""
         keys = self._plan.keys
         order = sorted(range(len(keys)), key=keys.__getitem__)
         place = {index: at for at, index in enumerate(order)}
-        held = 0  # of the order, how many are held
+        held = 0  # how many of `order` are held
         while True:
             missed = yield from self._round(order[held:])
             missed += yield from self._refresh()
@@ -93,24 +94,24 @@ class _Acquisition:
         return self._deadline is not None and clock() + self._plan.sleep > self._deadline
 
     def _pause(self) -> Sleep:
-        """Until the next round, but not so long that what is held meanwhile expires."""
+        """The pause before the next round, short enough that no held lock expires meanwhile."""
         ttl_ms = self._plan.ttl_ms
         if ttl_ms is None or not self._hold.groups:
             return Sleep(self._plan.sleep)
         return Sleep(min(self._plan.sleep, ttl_ms / 4000))
 
     def _limit_s(self) -> float | None:
-        """How long an operation may take."""
+        """How many seconds an operation may take; None for no limit."""
         return max(self._deadline - clock(), 0.0) if self._bounded and self._deadline is not None else None
 
     def _round(self, indexes: Indexes) -> Steps:
-        """Ask once for each of these locks. Returns the indexes of those that others hold."""
+        """Ask once for each of these locks. Returns the indexes of the locks that others hold."""
         missed: list[int] = []
         ttl_ms = self._plan.ttl_ms
         for windows in (yield from self._rounds(indexes)):
             groups = [Group(window, None) for window in windows]
             operations = [AcquireMany(self._hold.keys_of(window), self._hold.token, ttl_ms) for window in windows]
-            self._hold.groups += groups  # before: whatever happens then, it is undone
+            self._hold.groups += groups  # before it is asked: so every error cleans it up
             yield all_of(operations, self._limit_s())
             for group, operation in zip(groups, operations, strict=True):
                 if ttl_ms is not None:
@@ -121,7 +122,7 @@ class _Acquisition:
         return missed
 
     def _refresh(self) -> Steps:
-        """Prolong leases of which less than three quarters are left. Returns the indexes of locks that were lost."""
+        """Extend leases of which less than three quarters are left. Returns the indexes of locks that were lost."""
         ttl_ms = self._plan.ttl_ms
         lost: list[int] = []
         if ttl_ms is None:
@@ -164,7 +165,7 @@ class _Acquisition:
             self._hold.forget(group, [index not in indexes for index in group.indexes])
 
     def _regroup(self) -> Steps:
-        """What came in many small rounds is kept and given back in few large ones."""
+        """Merge groups from many small rounds into few large ones."""
         groups = self._hold.groups
         if groups:
             ends = [group.expires_at for group in groups if group.expires_at is not None]
@@ -174,7 +175,7 @@ class _Acquisition:
             self._hold.groups = [Group(window, end) for windows in rounds for window in windows]
 
     def _rounds(self, indexes: Indexes) -> Steps:
-        """Cut into rounds of windows: lists that one server has and that are not too long, of each server one."""
+        """Cut into rounds of windows. A window has locks of one server; a round, at most one window of each server."""
         if not indexes:
             return []
         parts: Sequence[Sequence[int]] = yield Split(self._hold.keys_of(indexes))

@@ -1,8 +1,8 @@
-"""Many locks held, prolonged and given back together: what `Batch` is made of, for threads and for asyncio.
+"""Many locks held, extended and released together: the base of `Batch`, for threads and for asyncio.
 
-Each operation is a generator of steps (`steps.py`). How locks are acquired stands in `acquiring.py`.
+Each operation is a generator of steps (`steps.py`). `acquiring.py` acquires the locks.
 
-One token for the whole batch: a key's value tells who holds it, and no two batches have the same.
+A batch has one token of its own, by which its locks' values tell that it holds them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ __all__ = ["BatchBase", "Group", "Hold", "Indexes", "Name", "Plan"]
 Name: TypeAlias = "str | bytes"
 
 Indexes: TypeAlias = "list[int] | range"
-"""Which of a batch's names. A range is all of them, and saves looking each of them up."""
+"""The places of locks among a batch's names. A range means all of them, and saves looking each of them up."""
 
 
 class Plan:
-    """What to acquire, checked.
+    """The checked parameters of an acquire.
 
     Args:
         names: of the locks.
-        keys_of: the names' keys, and whether names that differ have certainly different ones.
+        keys_of: gives the names' keys, and whether names that differ have different keys for certain.
         timeout: the ttl in seconds; None or 0: they do not expire.
         blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
-        all_or_nothing: whether to take all or none.
+        all_or_nothing: whether to take all locks or none.
 
     Raises:
         TypeError: `names` is one str or bytes.
-        ValueError: a name comes twice; or a time that can be none.
+        ValueError: a name comes twice; or an impossible time.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Plan:
             raise TypeError("names is an iterable of names, not a single one")
         self.names = list(names)
         self.keys, injective = keys_of(self.names)
-        # Finds the names that come twice, and is the result of whatever succeeds for all: made once, that takes half of
-        # the time of a set now and a dict of names and verdicts then.
+        # Shows whether a name comes twice, and is the result of every operation that succeeds for all: made once, this
+        # takes half of the time of a set here and a dict there.
         self.all_held: dict[Name, bool] = dict.fromkeys(self.names, True)
         if len(self.all_held if injective else set(self.keys)) != len(self.keys):
             seen: set[bytes] = set()
@@ -72,10 +72,10 @@ class Plan:
 
 
 class Group:
-    """Locks of one server that are held, at most a window of them.
+    """Held locks of one server, at most a window of them.
 
     Attributes:
-        indexes: which of the batch's names they are.
+        indexes: their places among the batch's names.
         expires_at: until when all their leases are certainly valid, in the clock's seconds; None: they do not expire.
         doubtful: whether a release of unknown outcome left while they were valid.
     """
@@ -87,7 +87,7 @@ class Group:
 
 
 class Hold:
-    """What a batch holds: its token, and groups of locks."""
+    """The locks that a batch holds: its token, and groups of locks."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -96,7 +96,7 @@ class Hold:
         self._generation = fork.generation
 
     def live_groups(self) -> list[Group]:
-        """The groups; none in a forked child, which holds nothing of its parent's."""
+        """The groups; none in a forked child, which holds nothing of its parent's locks."""
         if self._generation != fork.generation:
             self.groups = []
         return self.groups
@@ -107,12 +107,12 @@ class Hold:
         return keys if type(indexes) is range else list(map(keys.__getitem__, indexes))
 
     def entries(self) -> list[tuple[bytes, bytes]]:
-        """The keys and the token of all that is held, to be undone."""
+        """The keys and the token of all held locks, for a cleanup."""
         keys = self.plan.keys
         return [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
 
     def doubt(self) -> None:
-        """What is held is being released, without our learning of the verdict."""
+        """Note that all held locks are being released with unknown outcome."""
         now = clock()
         for group in self.live_groups():
             group.doubtful = group.expires_at is None or now < group.expires_at
@@ -122,7 +122,7 @@ class Hold:
         self.keep(group, [at for at, held in enumerate(results) if held])
 
     def keep(self, group: Group, places: list[int]) -> None:
-        """Drop all locks of a group but those in these places."""
+        """Drop all locks of a group but those at these places."""
         if len(places) == len(group.indexes):
             return
         if places:
@@ -131,7 +131,7 @@ class Hold:
             self.groups.remove(group)
 
     def rounds(self, groups: list[Group]) -> Steps:
-        """Returns the groups in rounds: lists of groups, each of another server, to be dealt with at once."""
+        """Returns the groups in rounds: lists of groups of different servers, which are asked at once."""
         if len(groups) < 2:
             return [[*groups]] if groups else []
         parts = yield Split([self.plan.keys[group.indexes[0]] for group in groups])
@@ -139,12 +139,7 @@ class Hold:
 
 
 class BatchBase:
-    """Locks that are held together under one token. To be used by one thread or task at a time.
-
-    Attributes:
-        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
-        missed: names of those that were not.
-    """
+    """The base of both `Batch` classes, which describe its attributes."""
 
     def __init__(self, hold: Hold, missed: list[int]) -> None:
         self._hold = hold
@@ -158,7 +153,7 @@ class BatchBase:
                 self.acquired = [name for index, name in enumerate(names) if index not in gone]
 
     def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
-        """By name, in the order given."""
+        """The verdicts by name, in the order given."""
         names = self._hold.plan.names
         if len(verdicts) == 1:
             indexes, results = verdicts[0]
@@ -171,7 +166,7 @@ class BatchBase:
 
     def _check_entry(self) -> None:
         if self._hold.plan.all_or_nothing and self.missed:
-            first: Any = self.missed[0]  # bytes, too, as in the errors of a lock whose name is bytes
+            first: Any = self.missed[0]  # may be bytes, as in the errors of a lock with such a name
             raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
 
     def _check_exit(self, results: dict[Name, bool]) -> None:

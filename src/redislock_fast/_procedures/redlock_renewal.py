@@ -1,18 +1,15 @@
-"""Renewal of Redlocks: what `renewal.py` does on one server, by rounds over several.
+"""Renewal of Redlocks: what `renewal.py` does on one server, by majority rounds over several.
 
-Rules: those of `renewal.py`. A quorum that agrees renews; one that refuses says that the lock is lost; where too few
-answer, it is tried again until the lease ends. All that is due is asked for at once.
-
-Nothing here waits.
+Rules: those of `renewal.py`. Where a majority agrees, the lease is renewed; where a majority refuses, it is lost; where
+too few servers vote, it is tried again until the lease ends. All leases that are due are renewed at once.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from redislock_fast._lease.majority_lease import QuorumLease
+from redislock_fast._lease.majority_lease import QuorumEntry, QuorumLease
 from redislock_fast._lease.options import Terms
-from redislock_fast._lease.quorum import QuorumEntry
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import Loss, Verdict, attempting, limit_s, lose, renewable, unheeded
 from redislock_fast._procedures.steps import AskAll, Steps
@@ -23,19 +20,19 @@ from redislock_fast._util.times import clock
 __all__ = ["QuorumTenure", "reason_of_round", "renew", "renewing"]
 
 _MOST_AT_ONCE = 256
-"""Rounds under way at once: what a frozen server owes then is little enough for its connection."""
+"""Majority rounds under way at once: so few that the replies which a frozen server owes then fit its connection."""
 
 
 class QuorumTenure(Tenure):
-    """One holding of a Redlock on terms.
+    """The lease of a Redlock that is held on options.
 
     Args:
         lock: the lock object.
         keys: by server.
-        lease: what it holds.
+        lease: as the lock knows it.
         ttl_ms: its ttl.
-        terms: how it is held.
-        quorum: who asks its servers.
+        terms: the options.
+        quorum: asks the servers.
     """
 
     __slots__ = ("_quorum", "keys", "lease")
@@ -50,27 +47,27 @@ class QuorumTenure(Tenure):
 
     @property
     def entry(self) -> QuorumEntry:
-        """What must be undone at all servers."""
+        """What is to be cleaned up at all servers."""
         return QuorumEntry(self.keys, self.token, self._quorum)
 
-    def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for whatever reason
-        """Whether something of it may stand on a server: a minority may still have it."""
+    def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for any reason
+        """Whether a server may still hold the lock after the loss: a minority may."""
         return self.terms.auto_renew
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
-        """As for a lock on one server. What an extend adds to is the lease that was set last."""
+        """Note a renewal, as for a lock on one server, and in the lease too: an extend adds to the last ttl set."""
         super().renewed(expires_at, certainly)
         if self.expires_at == expires_at:
             self.lease.times = (self.lease.valid_until, expires_at)
 
 
 def renew(quorum: Any, due: list[Any], losses: list[Loss]) -> Any:
-    """Renew what is due at the servers of a quorum; a `Burst`."""
+    """Renew what is due at the servers of a Redlock; a `Burst`."""
     return quorum.drive(renewing(due, losses))
 
 
 def renewing(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
-    """Renew what can be renewed; see `renewal.renewing`."""
+    """Renew what can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(tenures), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
         yield from _burst(open_ones[at : at + _MOST_AT_ONCE], losses)
@@ -108,7 +105,7 @@ def _asking_why(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
 
 
 def reason_of_round(round_: TakenRound) -> LossReason:
-    """Why a lock is lost whose lease has not ended, by what a majority has there now."""
+    """Why a lock was lost whose lease has not ended, by what a majority of the servers holds now."""
     if round_.agreed:
         return LossReason.TAKEN
     return LossReason.DELETED if round_.refused else LossReason.SERVER_GONE

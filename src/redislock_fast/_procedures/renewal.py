@@ -1,8 +1,8 @@
-"""Renewal: what is due when, and how all that is due on one server is renewed in one burst.
+"""Renewal: which lease is due when, and how all leases that are due on one server are renewed in one batch.
 
-Rules: a renewal is compare-only and never brings a lost lock back; it is tried again until the lease ends; a lost lock
-is lost for good, and whatever may still be executed for it is undone. One renewer for each server: one that is frozen
-holds up no other's.
+Rules: a renewal is compare-only and never recreates a lost lock. It is retried until the lease ends. A lost lock stays
+lost: whatever may still be executed for it is cleaned up. There is one renewer for each server, so a frozen server
+delays no renewal on another one.
 
 Nothing here waits.
 """
@@ -45,36 +45,36 @@ __all__ = [
 ]
 
 _MOST_AT_ONCE = 1024
-"""Requests of a burst under way at once, as in a batch."""
+"""Requests of a renewal batch that are under way at once, as in a batch of locks."""
 
 _SHORTEST_LIMIT_S = 0.05
-_LONGEST_LIMIT_S = 1.0  # threads renew one burst after another: none holds up the next, or the news of a loss, for long
+_LONGEST_LIMIT_S = 1.0  # threads renew one batch after another: it must not delay the next, or the report of a loss
 _LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
 
-_dice = random.SystemRandom()  # the module's own is the user's, who may have seeded it, and alike in forked processes
+_dice = random.SystemRandom()  # the module's own may be seeded by the user, and is alike in forked processes
 
 _deadline_of = operator.attrgetter("deadline")
 
 _GRAIN = 1 / 8
-"""What is due within so much of an interval is renewed together."""
+"""Leases that are due within this part of an interval are renewed together."""
 
 
 class Loss(NamedTuple):
-    """A tenure that was lost, and is to be told of."""
+    """A lease that was lost, and is to be reported."""
 
     tenure: Tenure
     reason: LossReason
 
 
 Burst: TypeAlias = "Callable[[Any, list[Tenure], list[Loss]], Any]"
-"""Renews what is due on a transport, and fills in what is found to be lost. For a loop, it gives a coroutine."""
+"""Renews the leases that are due on a transport, and adds those found lost. For a loop, it gives a coroutine."""
 
 
 class Verdict(NamedTuple):
-    """What came of one renewal.
+    """The result of one renewal.
 
     Attributes:
-        held: whether the lock is held; None: nobody knows.
+        held: whether the lock is held; None where that is not known.
         expires_at: until when its lease is valid by that, in the clock's seconds; None: nothing was sent.
     """
 
@@ -83,20 +83,20 @@ class Verdict(NamedTuple):
 
 
 class Record(weakref.ref[Tenure]):
-    """What a schedule has of a tenure: enough to undo it when its handle was dropped.
+    """A schedule's reference to a lease: enough to clean up when the lock's handle was dropped.
 
     Attributes:
-        entry: what must be undone then.
+        entry: the cleanup that is needed then.
         key: the lock's name on the wire.
-        pid: of the process that may undo it.
+        pid: of the process that may clean up.
         ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
-        is_over: whether it needs nobody's care any more.
+        is_over: whether the lease needs no more care.
     """
 
     __slots__ = ("entry", "is_over", "key", "pid", "ticks")
 
     def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
-        """As `weakref.ref` is made."""
+        """Make a weak reference that calls `dropped`."""
         return super().__new__(cls, tenure, dropped)
 
     def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
@@ -107,9 +107,9 @@ class Record(weakref.ref[Tenure]):
         self.is_over = False
 
     def was_dropped(self) -> bool:
-        """Whether the tenure ended because its handle was dropped, in this process.
+        """Whether the lease ended because its handle was dropped, in this process.
 
-        A forked child loses what its parent's other threads hold before it is told that it is a child.
+        In a forked child, the leases of the parent's other threads are dropped before the child is told of the fork.
         """
         if self.is_over or self.pid != os.getpid():
             return False
@@ -117,36 +117,36 @@ class Record(weakref.ref[Tenure]):
         return True
 
     def warn(self) -> None:
-        """Say that the handle was dropped. Where warnings are errors, this raises."""
+        """Warn that the handle was dropped. Where warnings are errors, this raises."""
         name = self.key.decode(errors="backslashreplace")
         warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
 class Schedule:
-    """Which tenure is due when.
+    """Which lease is due when.
 
-    Ticks are milliseconds of the clock. What is due at about the same time comes to the same tick, so that adding and
-    removing cost a dict operation, and bursts come by themselves.
+    Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
+    removing cost a dict operation, and renewal batches form by themselves.
 
-    Who may touch what: whoever has the renewer's lock, or runs on its loop. A finalizer may come in between, and does
-    no more than to add or remove a record of its own.
+    Thread safety: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may come in between;
+    it only adds or removes a record of its own.
 
     Attributes:
-        looks_at: when whoever renews will look without being told, in the clock's seconds.
+        looks_at: when the renewer will look without being told, in the clock's seconds.
     """
 
     def __init__(self) -> None:
         self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
-        self._ticks: list[int] = []  # a heap; some may have nothing due any more
-        self._taken = 0  # until which tick all that was due has been taken
+        self._ticks: list[int] = []  # a heap; at some, nothing may be due any more
+        self._taken = 0  # the tick up to which all records were taken
         self.looks_at = math.inf
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
-        """Schedule it, instead of whenever it was due. Returns whether whoever renews must be told of it."""
+        """Schedule a record, in place of its earlier time. Returns whether the renewer must be told."""
         self.remove(record)
         grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
         ticks = max(int(due_at * 1000) // grain * grain, 0)
-        if ticks <= self._taken:  # it would be due again and again until its time has come
+        if ticks <= self._taken:  # rounded down, it would be due again and again until its time
             ticks = math.ceil(due_at * 1000)
         record.ticks = ticks
         if ticks not in self._due:
@@ -155,13 +155,13 @@ class Schedule:
         return ticks < self.looks_at * 1000
 
     def remove(self, record: Record) -> None:
-        """Forget it."""
+        """Remove a record from the schedule."""
         if record.ticks is not None:
             self._due.get(record.ticks, {}).pop(id(record), None)
             record.ticks = None
 
     def take(self, now: float) -> list[Tenure]:
-        """What is due now. It is not scheduled any more."""
+        """Take the leases that are due now off the schedule."""
         due: list[Tenure] = []
         self._taken = int(now * 1000)
         while self._ticks and self._ticks[0] <= self._taken:
@@ -173,35 +173,35 @@ class Schedule:
         return due
 
     def next_at(self) -> float | None:
-        """When something is due next, in the clock's seconds; None: never."""
+        """When the next lease is due, in the clock's seconds; None: never."""
         while self._ticks and not self._due.get(self._ticks[0]):
             self._due.pop(heapq.heappop(self._ticks), None)
         return self._ticks[0] / 1000 if self._ticks else None
 
 
 def late_entries(losses: list[Loss]) -> list[Any]:
-    """What must be undone, since a renewal of it may yet be executed. None of the lost is looked after any more."""
+    """The cleanups of lost locks whose renewal may yet be executed. The lost locks get no more care."""
     for tenure, _ in losses:
         tenure.record.is_over = True
     return [tenure.record.entry for tenure, reason in losses if tenure.may_be_left(reason)]
 
 
 def due_at(tenure: Tenure, now: float) -> float:
-    """When to look after it next."""
+    """When a lease is due next."""
     if tenure.troubled or tenure.busy or tenure.renewing:
         return tenure.retry_at(now)
     return tenure.due_at(now, _dice.random())
 
 
-# ---- bursts ----
+# ---- renewal batches ----
 
 
 def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
-    """Renew what can be renewed.
+    """Renew the leases that can be renewed.
 
     Args:
-        tenures: what is due.
-        losses: filled with what is found to be lost, which nobody has been told of yet.
+        tenures: the leases that are due.
+        losses: gets the leases that are found to be lost and have not been reported yet.
     """
     open_ones = renewable(tenures, losses)
     if not open_ones:
@@ -220,10 +220,10 @@ def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
 
 @contextlib.contextmanager
 def unheeded() -> Iterator[None]:
-    """Go on after whatever fails: it is tried again until the leases end, or nobody knows then.
+    """Go on after any error: a renewal is retried until the lease ends, or its result stays unknown.
 
-    An error keeps the frames that it has passed, and redis-py's keep one another alive: they must not keep a tenure, or
-    what was dropped would be renewed until the next collection of garbage.
+    An error keeps the frames that it has passed, and redis-py's errors keep one another: they must not keep a lease, or
+    a dropped lock would be renewed until the next garbage collection.
     """
     try:
         yield
@@ -232,7 +232,7 @@ def unheeded() -> Iterator[None]:
 
 
 def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
-    """Those that can be renewed. Of the others, notes which are lost by now."""
+    """The leases that can be renewed. Of the others, notes which are lost by now."""
     now = clock()
     open_ones: list[Tenure] = []
     for tenure in tenures:
@@ -244,13 +244,13 @@ def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
 
 
 def lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
-    """Note a loss, unless that was noted before."""
+    """Note a loss, unless it was noted before."""
     if tenure.lose(reason):
         losses.append(Loss(tenure, reason))
 
 
 def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
-    """Renew tenures of one server."""
+    """Renew leases of one server."""
     now = clock()
     asked = _requests(tenures, now)
     if not asked:
@@ -287,21 +287,21 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 def attempting(
     tenures: list[Tenure], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[Loss]
 ) -> Steps:
-    """Make an attempt to renew tenures, and note what came of it.
+    """Make an attempt to renew leases, and note its results.
 
     Args:
-        tenures: whose renewal has begun.
+        tenures: the leases, whose renewal has begun.
         step: the attempt.
-        verdicts: what came of it, by tenure.
+        verdicts: gives its results, by lease.
         losses: as for `renewing`.
 
     Returns:
-        Those that are certainly not held any more, for a reason that is not known yet.
+        The leases that are certainly not held any more, for a reason that is not known yet.
     """
     try:
         with unheeded():
             yield step
-    except BaseException:  # a cancel: what is under way may yet be executed
+    except BaseException:  # cancelled: requests under way may yet be executed
         for tenure in tenures:
             tenure.troubled = True
         raise
@@ -318,8 +318,8 @@ def attempting(
 
 
 def _note(tenure: Tenure, verdict: Verdict, now: float, losses: list[Loss]) -> bool:
-    """Note what came of a renewal. Returns False where the lock is not held any more, and nobody has said why."""
-    if now >= tenure.deadline:  # a renewal that came too late does not bring it back
+    """Note the result of a renewal. Returns False where the lock is not held any more, and the reason is not known."""
+    if now >= tenure.deadline:  # a renewal that came too late does not recreate it
         lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
     elif verdict.held is False:
         return tenure.over
@@ -329,7 +329,7 @@ def _note(tenure: Tenure, verdict: Verdict, now: float, losses: list[Loss]) -> b
 
 
 def limit_s(tenures: list[Tenure], now: float) -> float:
-    """For how long to wait for the answers: there must be time for another attempt."""
+    """How many seconds to wait for the replies: there must be time for another attempt."""
     first_deadline: float = min(map(_deadline_of, tenures))
     return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
@@ -339,11 +339,11 @@ def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
     operation = Many(looks)
     with unheeded():
         yield Execute(operation, limit_s(tenures, clock()))
-    unanswered = len(operation.unfinished) > 0  # then nobody knows
+    unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
     for tenure, look in zip(tenures, looks, strict=True):
         lose(tenure, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
 
 
 def reason_of(look: Look) -> LossReason:
-    """Why a lock is lost whose lease has not ended, by what stands there now."""
+    """Why a lock is lost whose lease has not ended, judged by the value that its key has now."""
     return LossReason.TAKEN if look.result else LossReason.DELETED

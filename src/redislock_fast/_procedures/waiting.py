@@ -1,21 +1,19 @@
-"""How a waiter gets a contended lock: a procedure of steps, and what those come to on a usual day.
+"""How a waiter gets a contended lock: a procedure of steps, with a short way for the usual case.
 
-He stands in the lock's queue and is told when the lock is handed to him. Lost messages, dead holders, deleted keys and
-flushed servers are found by looking: one waiter of each line repeats his request once an interval (the first time
-later, where the last wait was long), and when the holder's ttl has ended. What the server denies makes him fall back,
-first to watching the key and trying when it changes, then to polling.
+A waiter joins the lock's queue and gets a message when the lock is granted. Health checks find lost messages, dead
+holders, deleted keys and flushed servers: one waiter of each key queue repeats its request once an interval (the first
+time later, where the last wait was long), and when the holder's ttl has ended. Where the server denies something, the
+waiter falls back, first to watching the key and trying when it changes, then to polling.
 
-On a usual day there are no steps: `join`, listen, `granted`. That takes half as many calls. Whatever else happens is
-told to the steps, which go on from there.
+In the usual case no steps are driven: `join`, listen, `granted`. That takes half as many calls. Whatever else happens
+is given to the steps, which go on from there.
 """
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
-from typing import Final, TypeGuard
+from typing import Final
 
-from redislock_fast._pipe.base import Lost
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Seat
 from redislock_fast._protocol.commands import Acquire, Reacquire
@@ -26,53 +24,54 @@ from redislock_fast._util.tokens import is_held_with, new_token
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
 POLL: Final = "poll"
-"""The outcome where nobody can be told anything: who waits must poll."""
+"""The outcome where the connection takes no messages: the caller must poll."""
 
 TIME_UP: Final = "time up"
-"""The outcome when the lock was not to be had in time."""
+"""The outcome when the lock was not granted in time."""
 
 _DENIED: Final = "denied"
 _LOOK: Final = "look"
 _DUE: Final = "due"
 
-_NEVER = math.inf
-
 _SPENT = 0.25
-"""How much of a lease may have passed when it is returned; beyond, it is renewed first."""
+"""How much of a lease may have passed when the lock is returned; beyond, the lease is renewed first."""
 
 _SHORTEST_INTERVAL_S = 0.01
 _LONGEST_S = 1e9
-_AWAKE_INTERVALS = 8  # a process that has not looked for so many intervals and a second is asleep, and passed over
+_AWAKE_INTERVALS = 8  # without a health check for so many intervals and a second, a process counts as asleep
 _AWAKE_MS = 1000
-_KEPT_MS = 3_600_000  # what everybody has left behind goes after an hour
+_KEPT_MS = 3_600_000  # a queue that all waiters have left behind is deleted after an hour
 
 
 @lru_cache(128)
 def _patience(interval_s: float) -> tuple[float, int, int]:
-    """How often a waiter looks, and for how long he counts as awake and the queue is kept."""
+    """The interval of health checks, and for how long in ms a waiter counts as awake and the queue is kept."""
     interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
     awake_ms = int(1000 * _AWAKE_INTERVALS * min(interval_s, _LONGEST_S)) + _AWAKE_MS
     return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)
 
 
 class Waiting:
-    """Waiting for a lock that another holds.
+    """Waiting for a lock that another owner holds. It belongs to the thread or task that waits.
+
+    A token is used on one connection only, since a request on a broken one may be executed at any time. So a waiter
+    that loses its connection loses its place, and starts again as a new `Seat` with a new token.
 
     Args:
         key: the lock.
         token: the waiter's.
         ttl_ms: of the lock, once it is granted.
-        interval_s: how often to look whether all is well, in seconds.
+        interval_s: how often health checks are made, in seconds.
         limit: when to give up.
-        queues: whether the token was made for this waiter. One that a caller has brought may be another holder's too:
-            with it, nobody can be told apart.
-        kind: how the lock is taken where nobody hands it over.
+        queues: whether the token was made for this waiter. A token that a caller has brought may be another owner's,
+            too: then the two could not be told apart in the queue.
+        kind: the operation that takes the lock where it is not handed over.
 
     Attributes:
         ttl_ms: as above.
-        attempt: the last one to take it where nobody handed it over.
-        token: the waiter's. Whatever ends the steps without a grant, the lock may be granted to it: unless that was
-            said to be TIME_UP or POLL, whoever drives them then sends `Leave`.
+        attempt: the last operation that tried to take the lock where it was not handed over.
+        token: the waiter's. The lock may be granted to it whatever ends the steps without a grant: the driver then
+            sends `Leave`, unless the outcome was TIME_UP or POLL.
     """
 
     __slots__ = (
@@ -111,7 +110,7 @@ class Waiting:
         """Join the queue, without waiting for the reply: that saves a wake-up.
 
         Returns:
-            For how long to listen, in seconds; None where that could not be done.
+            For how long to listen, in seconds; None where the queue cannot be joined so.
         """
         channel = seat.channel
         if not self.queues or channel is None:
@@ -119,15 +118,10 @@ class Waiting:
         seat.interval_s = self._interval_s
         publish = seat.room.publish
         request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        seat.asked_at = clock()
-        try:
-            seat.base.post(seat.link, request, seat.answer)
-        except Lost:
-            return None
-        return self._listen_s(seat)
+        return seat.post_wait(request, self._limit.deadline)
 
     def granted(self, seat: Seat, message: object) -> Grant | None:
-        """The first message, if it is a grant that needs no second look: no place was lost yet, so it is ours."""
+        """The first message, if it is a grant that is recent enough: the waiter has lost no place in the queue yet."""
         if type(message) is Grant:
             now = clock()
             ttl_ms = self.ttl_ms
@@ -137,14 +131,11 @@ class Waiting:
         return None
 
     def steps(self, begun: tuple[Seat | None, object] | None = None) -> Steps:
-        """Returns a `Grant`; TIME_UP; POLL when there is no way to be told.
-
-        A token is used on one connection only, since what was sent on a lost one may be executed at any time. So who
-        loses his connection loses his place.
+        """Wait for the lock. Returns a `Grant`; TIME_UP; POLL where the connection takes no messages.
 
         Args:
-            begun: the answer to `Enter`, and what has been heard since `join`: a message, None when none has come in
-                time, what was raised, or ENTERED.
+            begun: the answer to `Enter`, and what has come since `join`: a message, None when none has come in time,
+                what was raised, or ENTERED.
         """
         while True:
             if begun is None:
@@ -153,22 +144,11 @@ class Waiting:
             if seat is None:
                 return POLL
             try:
-                queues = self.queues and seat.channel is not None
                 outcome = yield from self._joining(seat, heard)
-                if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
-                    grant = yield from self._leave(seat, self.limit_s())
-                    if grant:
-                        return grant
-                if outcome is _DENIED:
-                    seat.leave_queue()
-                    outcome = yield from self._watching(seat)
-                if seat.asked_at and outcome in (BROKEN, TIME_UP):
-                    seat.withdraw()
+                outcome = yield from self._falling_back(seat, outcome)
                 if outcome is not BROKEN:
                     return outcome
-                if queues:
-                    self.token = new_token()
-            except GeneratorExit:  # in whatever thread
+            except GeneratorExit:  # in any thread, so nothing may be sent
                 raise
             except BaseException:
                 seat.withdraw()
@@ -182,6 +162,22 @@ class Waiting:
         """How long to wait at most from now on, in seconds; below 0 when the time is up."""
         return self._limit.left_s()
 
+    def _falling_back(self, seat: Seat, outcome: object) -> Steps:
+        """Go on where the queue has no result. Returns the outcome; BROKEN to start again as a new waiter."""
+        queues = self.queues and seat.channel is not None
+        if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
+            grant = yield from self._leave(seat, self.limit_s())
+            if grant:
+                return grant
+        if outcome is _DENIED:
+            seat.line.dequeue(seat)
+            outcome = yield from self._watching(seat)
+        if seat.asked_at and outcome in (BROKEN, TIME_UP):
+            seat.withdraw()
+        if outcome is BROKEN and queues:
+            self.token = new_token()
+        return outcome
+
     # ---- in the queue ----
 
     def _joining(self, seat: Seat, heard: object) -> Steps:
@@ -189,7 +185,7 @@ class Waiting:
             try:
                 raise heard
             finally:
-                del heard  # likewise
+                del heard  # an error would keep this frame, and this frame the error
         if not self.queues or seat.channel is None:
             return _DENIED
         if heard is ENTERED:
@@ -203,14 +199,14 @@ class Waiting:
         return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
 
     def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
-        """Ask, listen, and ask again: also for the oldest, when it is time to look."""
+        """Ask the server, listen, and ask again. A health check asks for the oldest waiter, too."""
         watches = True
         while True:
             wait = self._wait(seat, b"" if oldest is None else oldest.token)
             yield Execute(wait, self.limit_s())
             if wait.denied == MOVING:
                 return (yield from self._trying())
-            if wait.unsettled:  # it is undone
+            if wait.unsettled:  # it is cleaned up
                 self.token = new_token()
                 return BROKEN
             if wait.denied:
@@ -219,14 +215,14 @@ class Waiting:
                 return _DENIED
             if not seat.current:
                 return BROKEN
-            seat.asked_at = 0.0  # what was posted before has been executed before
+            seat.asked_at = 0.0  # a request that was posted before has been executed before
             if wait.result:
                 grant = yield from self._found(seat, wait.word)
                 if grant:
                     return grant
                 continue
             seat.note(wait.word, wait.sent_at, wait.left_ms)
-            seat.arrival = wait.arrival or seat.arrival  # a grant to an earlier place is not worth anything any more
+            seat.arrival = wait.arrival or seat.arrival  # a grant of an earlier place does not count any more
             if oldest is not None and self._is_lost(wait, oldest):
                 seat.wake_others()
             if wait.foreign and watches:
@@ -235,14 +231,15 @@ class Waiting:
                 watches = not watch.denied
                 if watches and watch.word != wait.word:
                     continue
-            outcome = yield from self._listening(seat, (yield Listen(seat, self._listen_s(seat))))
+            message = yield Listen(seat, seat.listen_s(self._limit.deadline))
+            outcome = yield from self._listening(seat, message)
             if outcome is not _LOOK and outcome is not _DUE:
                 return outcome
             oldest = seat.oldest() if outcome is _DUE else None
 
     @staticmethod
     def _is_lost(wait: Wait, oldest: Seat) -> bool:
-        """Whether who should be in the queue is not there: then all have lost their places."""
+        """Whether a waiter that should be in the queue is not there: then all have lost their places."""
         return not wait.is_there and oldest.is_queued and not is_held_with(wait.word, oldest.token)
 
     def _wait(self, seat: Seat, look_for: bytes) -> Wait:
@@ -250,55 +247,37 @@ class Waiting:
         words = (seat.room.publish, seat.channel, self._awake_ms, self._kept_ms, look_for)
         return Wait(self.key, self.token, self.ttl_ms, *words)
 
-    def _listen_s(self, seat: Seat) -> float:
-        """For how long to listen, in seconds."""
-        until = seat.due_at() or _NEVER
-        deadline = self._limit.deadline
-        if deadline is not None:
-            seat.gives_up_at = deadline
-            until = min(until, deadline)
-        seat.until = until
-        return max(until - clock(), 0.0)
-
-    @staticmethod
-    def _is_ours(message: object, seat: Seat) -> TypeGuard[Grant]:
-        """Whether it is a grant, and not of a place that we had, and lost, and have since been told so."""
-        return type(message) is Grant and (not seat.arrival or float(message.arrival or 0) >= seat.arrival)
-
     def _listening(self, seat: Seat, message: object) -> Steps:
-        """Returns what has come of the waiting, or to ask again: _LOOK when told to, _DUE when it is time to look."""
+        """Returns the outcome; or to ask the server again: _LOOK after a message, _DUE for a health check."""
         while True:
-            if self._is_ours(message, seat):
+            if seat.accepts(message):
                 return (yield from self._if_fresh(seat, message)) or _LOOK
             if message is None:
-                now = clock()
                 if self._limit.is_over:
                     return (yield from self._leave(seat, 0.0)) or TIME_UP
-                if now >= (seat.due_at() or _NEVER):  # else another of the line looks
-                    seat.line.looked_at = now
-                    seat.line.spare_s = 0.0
+                if seat.is_due():
                     return _DUE
             elif message is not RECKON and type(message) is not Grant:
                 return BROKEN if message is BROKEN else _LOOK
-            message = yield Listen(seat, self._listen_s(seat))
+            message = yield Listen(seat, seat.listen_s(self._limit.deadline))
 
     def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
-        """Leave the queue. Returns the grant, if there was one meanwhile, or the lock is free and nobody else's turn.
+        """Leave the queue. Returns the grant if there was one meanwhile, or if the lock is free and the queue empty.
 
-        Not where a posted wait is unanswered and on another connection: `withdraw` will undo that.
+        Not where a posted request is unanswered and on another connection: `withdraw` cleans that up.
         """
         leave = Leave(self.key, self.token, seat.current or not seat.asked_at, self.ttl_ms)
         yield Execute(leave, limit_s)
         return (yield from self._found(seat, leave.word)) if leave.result else None
 
     def _found(self, seat: Seat, word: bytes) -> Steps:
-        """The lock is ours, of which no message has told: the grant; None when the lock is lost."""
+        """The lock is the waiter's, though no message has said so. Returns the grant; None when the lock is lost."""
         grant = yield from self._if_fresh(seat, Grant(word, seat.since))
         seat.waited_s = 0.0
         return grant
 
     def _if_fresh(self, seat: Seat, grant: Grant) -> Steps:
-        """The grant, with its lease renewed if that may have lasted for long; None when the lock is lost."""
+        """The grant, with its lease renewed if it may have lasted for long already; None when the lock is lost."""
         if self.granted(seat, grant):
             return grant
         reacquire = Reacquire(self.key, self.token, self.ttl_ms, queued=True)
@@ -308,9 +287,9 @@ class Waiting:
     # ---- without a queue ----
 
     def _trying(self) -> Steps:
-        """The lock's slot is moving, and has no queue until it has arrived: try once, and pause.
+        """Try once, and pause: the lock's slot is moving, and has no queue until it has arrived.
 
-        With a token of its own, because the other one may have a place in the queue that is left only by and by.
+        With a new token, because the other one may still have a place in the queue.
         """
         self.token = new_token()
         self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
@@ -325,6 +304,7 @@ class Waiting:
         return BROKEN
 
     def _watching(self, seat: Seat) -> Steps:
+        """Watch the key, and try to take the lock when it changes."""
         while True:
             watch = Watch(self.key)
             yield Execute(watch, self.limit_s())
@@ -336,7 +316,7 @@ class Waiting:
                 yield Execute(attempt, self.limit_s())
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)
-                if attempt.unsettled and self.queues:  # it is undone
+                if attempt.unsettled and self.queues:  # it is cleaned up
                     self.token = new_token()
                 continue
             if self.queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left

@@ -1,5 +1,6 @@
-"""Requests to the server and what their replies mean. No I/O, no clock, no randomness.
+"""Requests to the server and the meaning of their replies. No I/O, no clock, no randomness.
 
-May import the pipe's types (`_pipe.base`) and helpers. Start at `commands.py` (acquire, release, extend, reacquire),
-then `queue.py` with `lua/wait.lua` and `lua/hand_over.lua` (waiting), `capabilities.py` (what a server understands).
+May import the pipe's types (`_pipe.base`) and helpers. Start at `operation.py` (the rules) and `commands.py` (acquire,
+release, extend, reacquire), then `queue.py` with `lua/wait.lua` and `lua/hand_over.lua` (waiting), `capabilities.py`
+(what a server understands).
 """

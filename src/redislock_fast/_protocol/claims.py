@@ -1,14 +1,14 @@
-"""The keys that attempts by a caller's own token have taken, as the replies to their requests say.
+"""Which keys were taken by acquires with a caller's own token, as the replies to their requests say.
 
-Another holder may have the same token, so an attempt of unknown outcome is not undone for that alone: it would delete
-that holder's lock. It is undone when a reply says that the attempt itself took the key. That reply is heard also after
-the caller has given up. If the connection breaks before it comes, the key is left to its ttl.
+Another owner may have the same token. So an acquire of unknown outcome is not cleaned up for that alone: the cleanup
+could delete the other owner's lock. It is cleaned up when a reply says that this acquire itself took the key. Such a
+reply counts also after the caller has given up. If the connection breaks before it comes, the key is left to its ttl.
 
-The attempts of one channel with one key and one token share a `Claim`: what one attempt takes, another one finds held
-with its token, and holds from then on.
+The acquires of one server transport with one key and one token share a `Claim`: the lock that one of them takes is
+found with the same token by another, and is that one's from then on.
 
-Who may touch what: the fields of a claim, under the mutex of its `Claims`. A signal handler or a finalizer of the same
-thread may enter that again. The thread or loop that reads the connection calls a `Heard`.
+Who may touch what: the fields of a claim are used under the mutex of its `Claims`, which a signal handler or a
+finalizer of the same thread may enter again. The thread or loop that reads the connection calls a `Heard`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ __all__ = ["Claim", "Claims", "Heard"]
 
 
 class Claims:
-    """The claims of one channel.
+    """The claims of one server transport.
 
     Args:
-        undo: the channel's; only a weak reference is kept, since a request under way must keep no channel alive.
+        undo: `Cleanup.undo` of the transport. Only a weak reference is kept: a request under way must not keep the
+            transport alive.
     """
 
     def __init__(self, undo: Callable[[list[tuple[bytes, bytes]]], None]) -> None:
@@ -37,7 +38,7 @@ class Claims:
         self.open: weakref.WeakValueDictionary[tuple[bytes, bytes], Claim] = weakref.WeakValueDictionary()
 
     def begin(self, operation: AcquireOwn) -> None:
-        """Give an attempt that begins its claim. `Claim.end` ends that."""
+        """Give an acquire that begins its claim. Each `begin` is followed by one `Claim.end`."""
         entry = operation.key, operation.token
         with self.mutex:
             claim = self.open.get(entry)
@@ -48,10 +49,10 @@ class Claims:
 
 
 class Claim:
-    """Whether attempts with one key and one token have taken the key and nobody holds it.
+    """Whether acquires with one key and one token have taken the key although no caller owns the lock.
 
     Attributes:
-        under_way: how many attempts have not ended.
+        under_way: how many acquires have not ended.
     """
 
     __slots__ = ("__weakref__", "_claims", "_entry", "_is_held", "_is_taken", "under_way")
@@ -64,13 +65,17 @@ class Claim:
         self._is_held = False
 
     def take(self) -> None:
-        """A request of an attempt took the key, whether or not the attempt has ended."""
+        """A request of an acquire took the key, whether or not the acquire has ended."""
         with self._claims.mutex:
             self._is_taken = True
             self._undo_if_unheld()
 
     def end(self, is_held: bool) -> None:
-        """An attempt has ended. `is_held`: its caller holds the lock, so no late reply concerns anybody any more."""
+        """An acquire has ended.
+
+        Args:
+            is_held: whether its caller owns the lock: then late replies do not matter any more.
+        """
         with self._claims.mutex:
             self.under_way -= 1
             if is_held:
@@ -80,7 +85,7 @@ class Claim:
             self._undo_if_unheld()
 
     def _undo_if_unheld(self) -> None:
-        # Under the mutex: an attempt that begins later finds the entry among those that must be undone first.
+        # Under the mutex: an acquire that begins later finds the entry among those that are to be cleaned up first.
         if self._is_taken and not self._is_held and not self.under_way:
             self._is_taken = False
             undo = self._claims.undo()
@@ -89,16 +94,16 @@ class Claim:
 
 
 class Heard:
-    """A request of an attempt, given its reply by whoever reads.
+    """The callback for the reply to a request of such an acquire.
 
     Args:
-        claim: the attempt's.
+        claim: of the acquire.
         request: what was posted.
-        tell: wakes the caller, which is told this object.
+        tell: wakes the caller; its argument is this object.
 
     Attributes:
-        reply: to the request, once the caller was told.
-        tell: None once the caller has stopped waiting, since it leads to the connection.
+        reply: to the request, once the caller was woken.
+        tell: None once the caller has stopped waiting, since it refers to the connection.
     """
 
     __slots__ = ("_claim", "_request", "reply", "tell")
@@ -110,7 +115,7 @@ class Heard:
         self.tell: Callable[[Any], None] | None = tell
 
     def __call__(self, reply: Reply) -> None:
-        """The reply is there."""
+        """Take the reply."""
         if has_taken(self._request, reply):
             self._claim.take()
         self.reply = reply

@@ -1,8 +1,8 @@
-"""The operations that number a lock's holders: state machines, as those of `commands.py` are.
+"""The operations that number a lock's holders, for fencing; see `operation.py` for their rules.
 
-A number is given once, to one holder, and is higher than all before it: under the lock, by a script, from a counter
-beside the lock that never expires. Kleppmann's "How to do distributed locking" calls it a fencing token. Asked again,
-the holder gets the number that he has. Without scripts there are no numbers.
+A number is given once, to one holder, and is higher than all numbers before it. A script gives it, from a counter that
+never expires, while the lock is held. A holder that asks again gets the number that it has. Without scripts there are
+no numbers. (Kleppmann, "How to do distributed locking", calls the number a fencing token.)
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, Refused, TokenOperation
+from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
@@ -30,7 +31,7 @@ def _request(operation: TokenOperation, ttl_ms: bytes | int) -> Args:
 
 
 def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
-    """What the script returned: verdict, value, and with a number that too; None when it is to be sent whole."""
+    """The script's verdict, the lock's value and, unless it is another's, the number; None: send the whole script."""
     if isinstance(reply, hiredis.ReplyError):
         if operation.error_code(reply) == "NOSCRIPT":
             return None
@@ -58,12 +59,13 @@ class AcquireFenced(Acquire):
             self.sent_at = now
         return _request(self, self.ttl_ms or 0)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
         answer = _answer(self, reply)
         if answer is None:
             return False
         verdict, self.holder = answer[:2]
-        # Found with our token, it is ours by an attempt of unknown outcome; else by another who has the same token.
+        # Found with our token, the lock is ours by an attempt of unknown outcome; else another holder has the same
+        # token.
         self.result = verdict == _TAKEN or (verdict == _HELD and self.unsettled)
         if verdict in (_TAKEN, _HELD):
             self.fence = answer[2]
@@ -73,16 +75,16 @@ class AcquireFenced(Acquire):
 class AcquireOwnFenced(AcquireOwn, AcquireFenced):
     """Take the lock by the caller's own token, and get a number.
 
-    A lock that is found held with the token keeps its number: its holder goes on. One that is taken gets a new number,
-    though the same token may have held it before: that holder has lost it, and may not know.
+    A lock that is found held with the token keeps its number: its holder goes on. A lock that is taken gets a new
+    number, even if the same token has held it before: that holder has lost it and may not know.
     """
 
 
 class Fence(TokenOperation):
-    """Number the holder of a lock that was taken without a number: one that was handed over.
+    """Number the holder of a lock that was taken without a number, by a hand-over.
 
-    Idempotent: the number of a token that holds the lock does not change. So the token must be one that has never had
-    a number before.
+    Idempotent: the number of a token that holds the lock does not change. So the token must never have had a number
+    before.
 
     `result` is False when the lock is not held with the token any more. `fence` is the number when it is True.
     """
@@ -92,7 +94,7 @@ class Fence(TokenOperation):
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return _request(self, b"")
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server, at any time
         answer = _answer(self, reply)
         if answer is None:
             return False

@@ -1,7 +1,7 @@
-"""The names of what stands beside a lock on the server: queue, fence, and the channels on which its waiters listen.
+"""The names that belong to a lock: the keys of its queue and its fence, and the channels of its waiters.
 
-All are in the hash slot of their lock, as a cluster wants it. The rules for slots are the cluster specification's:
-what stands between the first "{" and the next "}", if anything does, is hashed alone.
+All are in the hash slot of their lock, as a cluster requires. Slots follow the cluster specification: where a key has a
+"{" with a "}" behind it, and anything in between, that part alone is hashed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SLOTS = 16384
 
 
 class _Numbers:
-    """For each slot the lowest number whose digits hash to it, found on the way to what is asked for: 3 ms at first.
+    """For each slot the lowest number whose digits hash to it. A search keeps what it finds on its way.
 
-    Filled under the lock, which a finalizer of the same thread may enter again.
+    The table is filled under the lock, which a finalizer of the same thread may enter again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Numbers:
 _numbers = _Numbers()
 
 
-@lru_cache(1024)  # each contended acquire and release asks: 0.1 us instead of 1.3
+@lru_cache(1024)  # each contended acquire and release asks
 def queue_keys(key: bytes) -> tuple[bytes, bytes]:
     """The keys of a lock's queue and of its waiters."""
     base = _base_of(key)
@@ -58,17 +58,17 @@ def fence_key(key: bytes) -> bytes:
 
 
 def guard_key(key: bytes) -> bytes:
-    """The key where a guard notes the highest fence that has written to this key."""
+    """The key at which a guard keeps the highest fence that has written to this key."""
     return _base_of(key) + b":guard"
 
 
 def channel_beside(key: bytes, listener: bytes) -> bytes:
-    """A channel for a listener in the lock's slot: one for all locks of a slot, so that they are bounded in number."""
+    """A channel for a listener, in the lock's slot. Locks of one slot share it, which bounds the number of channels."""
     return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), listener)
 
 
 def _base_of(key: bytes) -> bytes:
-    """What the keys beside this one begin with. No two keys share it: the ways to stay in the slot end differently."""
+    """The common prefix of a lock's other keys. No two locks share it: the ways to stay in the slot end differently."""
     if _tag_of(key) is not key:
         return key + b":rlf:tagged"
     if key and b"}" not in key:
@@ -77,7 +77,7 @@ def _base_of(key: bytes) -> bytes:
 
 
 def _tag_of(key: bytes) -> bytes:
-    """What of a key is hashed."""
+    """The part of a key that is hashed."""
     begin = key.find(b"{")
     end = key.find(b"}", begin + 1)
     return key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
@@ -85,4 +85,4 @@ def _tag_of(key: bytes) -> bytes:
 
 def slot_of(key: bytes) -> int:
     """The hash slot of a key."""
-    return crc_hqx(_tag_of(key) if b"{" in key else key, 0) % _SLOTS  # a batch asks for each key: half of the time
+    return crc_hqx(_tag_of(key) if b"{" in key else key, 0) % _SLOTS  # a batch asks for each key

@@ -1,15 +1,15 @@
-"""One operation at all servers of a Redlock at once: who has voted how, and what is certain by then.
+"""A majority round: one operation at all servers of a Redlock, how they have voted, and what is certain by then.
 
 The rules are those of "The Redlock algorithm", https://redis.io/docs/latest/develop/clients/patterns/distributed-locks:
 the clock starts before the first request leaves, a majority decides, and a lease counts for its ttl less the time
-passed and an allowance for clocks that run apart.
+passed and an allowance for clocks that drift.
 
-Each server's part is an operation of `commands.py`. Its result is the server's vote; a server that errs, cannot be
-reached or stays silent has none.
+Each server executes an operation of `commands.py`, whose result is the server's vote. A server that answers with an
+error, cannot be reached or does not answer has no vote.
 
-Who may touch what: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by whoever asks its server
-or reads that server's connection. A vote never changes; one that comes late is still noted. `decided` becomes True, and
-stays so.
+Who may touch what: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks its
+server or by the reader of that server's connection. A vote never changes; one that comes late is still noted. `decided`
+becomes True, and stays so.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 
 
 def valid_s(ttl_ms: int) -> float:
-    """For how long a lease is certainly valid, from before its request left, in seconds.
+    """For how long a lease is certainly valid from the time before its request left, in seconds.
 
-    Less than the ttl, for clocks that drift.
+    That is less than the ttl, for clocks that drift.
     """
     ttl_s = ttl_ms / 1000
     return ttl_s - drift_s(ttl_s)
@@ -48,8 +48,8 @@ class Round:
 
     Args:
         operations: by server.
-        limit_s: how long to wait for replies, from before the first request.
-        votes: of servers that are not to be asked, because their vote is known; None for the others.
+        limit_s: how long to wait for replies, in seconds from before the first request.
+        votes: by server: the vote of one that is not to be asked, because its vote is known; None for the others.
 
     Attributes:
         votes: by server: True for agreed, False for refused, None where there is no verdict, or none yet.
@@ -58,8 +58,8 @@ class Round:
         lost: by server: whether its connection broke, and nothing has left since.
         decided: whether no vote that is missing can change the outcome.
         began: the time before the first request, in the clock's seconds.
-        insists: whether it goes on whatever happens, also at servers that have not answered for long.
-        undone: whether it has been given up, so that nothing more must be set.
+        insists: whether the servers must execute it in the end, also those that have not answered for long.
+        undone: whether it was given up, so that nothing more must be set.
     """
 
     insists = False
@@ -74,7 +74,7 @@ class Round:
     ) -> None:
         count = len(operations)
         for operation in operations:
-            # A script's text, not its hash: who asks may have gone on before anybody reads NOSCRIPT.
+            # A script's text, not its hash: the caller may have gone on before NOSCRIPT is read.
             operation.with_text = True
         self.operations = operations
         self.limit_s = limit_s
@@ -101,17 +101,17 @@ class Round:
         return self.operations[index].request(dialect, self.began)
 
     def lose(self, index: int, sent: bool) -> None:
-        """The connection broke under a server's request; `sent`: of which a byte may have left."""
+        """The connection broke before the reply came; `sent`: after a byte of the request may have left."""
         self.operations[index].lost(sent)
         self.lost[index] = True
 
     def take(self, index: int, reply: Reply, dialect: Dialect) -> bool:
-        """Take a server's reply. True: it has had its say. False: send it the next request.
+        """Take a server's reply. True: the server is done. False: send it the next request.
 
         Raises:
-            Malformed: it is none that the request can have; the connection must be left.
+            Malformed: the reply is none that the request can have; the connection must be left.
         """
-        if self.votes[index] is not None:  # by another connection, when this one seemed lost
+        if self.votes[index] is not None:  # by another connection, when this one seemed broken
             return True
         operation = self.operations[index]
         try:
@@ -125,7 +125,7 @@ class Round:
         return finished or self.undone
 
     def _count(self) -> None:
-        """By whoever has noted a vote: the last of those who do so at once sees all of them."""
+        """Called after each vote is noted: of several threads that do so at once, the last one sees all votes."""
         votes = self.votes
         if not self.decided and (votes.count(True) >= self._quorum or votes.count(False) > len(votes) - self._quorum):
             self.decided = True
@@ -134,26 +134,26 @@ class Round:
 
     @property
     def agreed(self) -> bool:
-        """Whether a quorum has agreed."""
+        """Whether a majority has agreed."""
         return self.votes.count(True) >= self._quorum
 
     @property
     def refused(self) -> bool:
-        """Whether so many have refused that no quorum can agree."""
+        """Whether so many servers have refused that no majority can agree."""
         return self.votes.count(False) > len(self.votes) - self._quorum
 
     @property
     def answered(self) -> bool:
-        """Whether a quorum has voted, one way or the other."""
+        """Whether a majority has voted."""
         return len(self.votes) - self.votes.count(None) >= self._quorum
 
-    # ---- undoing ----
+    # ---- cleanup ----
 
     def close(self, now: float) -> None:
-        """Nobody waits any more: give up what has come to nothing."""
+        """The caller stops waiting: give up a round that has failed."""
 
     def give_up(self) -> None:
-        """Whatever has been agreed to, nobody will know of it."""
+        """The caller will not learn of the outcome: what the servers have agreed to must not stay."""
         self.undone = not self.insists
 
     def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
@@ -162,7 +162,7 @@ class Round:
 
 
 class LeaseRound(Round):
-    """What gives a lease: `AcquireRound` or `ReacquireRound`."""
+    """A majority round that sets a lease: `AcquireRound` or `ReacquireRound`."""
 
     ttl_ms: int
 
@@ -173,18 +173,18 @@ class LeaseRound(Round):
 
     @property
     def ends_at(self) -> float:
-        """When the first server may end it."""
+        """When the first server may end the lease, in the clock's seconds."""
         return self.began + self.ttl_ms / 1000
 
 
 class AcquireRound(LeaseRound):
-    """Take the lock at as many servers as have it free.
+    """Take the lock at each server where it is free.
 
     Args:
         keys: by server.
-        token: a fresh one: no server may know it from an earlier attempt.
-        ttl_ms: the lease.
-        limit_s: as of a round.
+        token: a new one, which no server knows from an earlier attempt.
+        ttl_ms: of the lease.
+        limit_s: as for `Round`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float) -> None:
@@ -194,7 +194,7 @@ class AcquireRound(LeaseRound):
         self.ttl_ms = ttl_ms
 
     def is_held_with(self, token: bytes) -> bool:
-        """Whether a quorum has refused since it holds this token."""
+        """Whether a majority has refused because it holds this token."""
         holders = [operation.holder for operation in self._acquires]
         return holders.count(token) >= self._quorum
 
@@ -215,14 +215,14 @@ class AcquireRound(LeaseRound):
 class ReacquireRound(LeaseRound):
     """Set the ttl wherever the lock holds this token.
 
-    An absolute ttl for an extend too: servers that missed an earlier one then have the same lease as the others.
+    An extend sets the whole ttl, too: a server that missed an earlier extend has the same lease as the others then.
 
     Args:
         keys: by server.
         token: the lock's.
         ttl_ms: the new lease.
-        limit_s: as of a round.
-        votes: as of a round.
+        limit_s: as for `Round`.
+        votes: as for `Round`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, votes: list[bool | None]) -> None:
@@ -231,14 +231,14 @@ class ReacquireRound(LeaseRound):
 
 
 class ReleaseRound(Round):
-    """Delete the lock wherever it holds this token: behind the acquire also at servers that are silent.
+    """Delete the lock wherever it holds this token; at a silent server too, behind the acquire.
 
     Args:
         keys: by server.
         token: the lock's.
-        ends_at: when the servers may end the lease first.
-        limit_s: as of a round.
-        votes: as of a round.
+        ends_at: when the first server may end the lease, in the clock's seconds.
+        limit_s: as for `Round`.
+        votes: as for `Round`.
         doubtful: by server: whether an earlier release may have been executed.
     """
 
@@ -267,53 +267,43 @@ class ReleaseRound(Round):
 
 
 class _LookFor(Look):
-    """Whether the lock holds this token; whether anything, for an empty one."""
+    """Whether the lock holds this token; with `another`, whether it holds another value; any value, for no token."""
 
-    def __init__(self, key: bytes, token: bytes) -> None:
+    def __init__(self, key: bytes, token: bytes, another: bool = False) -> None:
         super().__init__(key)
         self.token = token
+        self.another = another
 
     def feed(self, reply: Reply, dialect: Dialect) -> bool:
         finished = super().feed(reply, dialect)
-        if self.token:
+        if self.another:
+            self.result = self.result and self.holder != self.token
+        elif self.token:
             self.result = is_held_with(self.holder, self.token)
         return finished
 
 
 class LookRound(Round):
-    """Look who holds the lock.
+    """Read whether the lock is held.
 
     Args:
         keys: by server.
         token: which token to look for; empty for any value.
-        limit_s: as of a round.
+        limit_s: as for `Round`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
         super().__init__([_LookFor(key, token) for key in keys], limit_s)
 
 
-class _LookForAnother(Look):
-    """Whether the lock holds another token than this one."""
-
-    def __init__(self, key: bytes, token: bytes) -> None:
-        super().__init__(key)
-        self.token = token
-
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
-        self.result = self.result and self.holder != self.token
-        return finished
-
-
 class TakenRound(Round):
-    """Look whether another holds the lock instead.
+    """Read whether another value stands at the key.
 
     Args:
         keys: by server.
-        token: which token was the holder's.
-        limit_s: as of a round.
+        token: under which the lock was held.
+        limit_s: as for `Round`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
-        super().__init__([_LookForAnother(key, token) for key in keys], limit_s)
+        super().__init__([_LookFor(key, token, another=True) for key in keys], limit_s)

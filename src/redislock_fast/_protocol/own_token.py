@@ -1,24 +1,25 @@
-"""Taking a lock by the caller's own token: who finds it held under that very token has it already.
+"""Taking a lock by the caller's own token: a caller that finds the lock held with its token has it already.
 
-A request's or a job's id as the token makes an acquire idempotent beyond the one call: a worker that is given the job
-again goes on with the lock that its first try took.
+With a request's or a job's id as the token, an acquire is idempotent beyond the one call: a worker that is given the
+job again goes on with the lock that its first try took.
 """
 
 from __future__ import annotations
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, Reacquire, Refused
+from redislock_fast._protocol.commands import Acquire, Reacquire
+from redislock_fast._protocol.operation import Refused
 from redislock_fast._util.tokens import MARK, is_ours
 
 __all__ = ["AcquireOwn", "has_taken"]
 
 _MAX_RENEWALS = 3
-"""A lock may end between being found held and being renewed. As often as that, it is not to be had."""
+"""A lock may end between being found held and being renewed. After so many times, it counts as not to be had."""
 
 
 def has_taken(request: Args, reply: Reply) -> bool:
-    """Whether the reply says that this request, of an attempt of any kind, took the key."""
+    """Whether the reply says that this request, of any kind of attempt, took the key."""
     if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
         return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
     return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
@@ -27,19 +28,21 @@ def has_taken(request: Args, reply: Reply) -> bool:
 class AcquireOwn(Acquire):
     """Take the lock if it is free, or held with this very token: then its lease begins anew.
 
-    A lock that is found held is reacquired, so nothing is changed but what holds the token. `sent_at` is then the time
-    of the reacquire. What is found may be an older lock with little of its ttl left, so an attempt of unknown outcome
-    makes no difference: that it may have set the key says nothing about the lease.
+    A lock that is found held is reacquired, which changes nothing that does not hold the token. `sent_at` is then the
+    time of the reacquire. The lock may be an older one with little of its ttl left, so an attempt of unknown outcome
+    makes no
+    difference: that it may have set the key says nothing about the lease.
 
     Where the server refuses the reacquire, or to let the key be read, the lock counts as another's, as it does for
-    `Acquire`. After a SET of unknown outcome, that is an error: it may be ours, or going to be.
+    `Acquire`. After a SET of unknown outcome, that is an error: the lock may be ours, or may become ours.
 
-    `unsettled` speaks of the SETs alone, since a reacquire sets no key that is not there. An acquire that ends with an
-    error leaves a lock that was held before under the same token alone, with its old lease or a new one (with no ttl,
-    where this acquire asked for none). What it may have set itself is undone by its `claim` alone.
+    `unsettled` is about the SETs alone, since a reacquire sets no missing key. An acquire that ends with an error does
+    not touch a lock that was held before under the same token: that has its old lease or a new one (without a ttl,
+    where this acquire asked for none). A key that this acquire may have set is cleaned up by its `claim` alone.
 
     Attributes:
-        claim: what the attempts of its channel with this key and token have taken; None while it is not driven.
+        claim: the keys that attempts of its server transport with this key and token have taken; None while no
+            transport drives it.
     """
 
     _took = False
@@ -72,7 +75,7 @@ class AcquireOwn(Acquire):
     def took(self) -> bool:
         return self._took
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim says what is undone
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim does the cleanup
         return []
 
     def lost(self, sent: bool) -> None:

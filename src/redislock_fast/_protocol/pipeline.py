@@ -1,10 +1,9 @@
 """Operations on many locks of one server, in one round after another until each has a verdict.
 
-The machines of `commands.py` decide; nearly every lock of a batch is settled by the plain reply to the first request,
-so for `AcquireMany` and `ReleaseMany` those are written and read in bulk, and only what is left gets a machine of its
-own: 0.02 us a lock instead of 0.47.
+Each lock has a machine of `commands.py`. Nearly every lock of a batch is settled by the plain reply to the first
+request, so `AcquireMany` and `ReleaseMany` write and read those in bulk, and make a machine only for the other locks.
 
-One name's error never keeps the others from their verdicts: it is raised when all the others have theirs.
+An error for one lock never keeps the others from their verdicts: it is raised when all the others have theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from redislock_fast._pipe.base import Args, Bulk, Malformed, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, NotExecuted, Operation, Redirected, Refused, Release
+from redislock_fast._protocol.commands import Acquire, Release
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
@@ -32,7 +32,7 @@ class Many:
         operations: fresh machines, at least one.
 
     Attributes:
-        results: what came of each, once finished.
+        results: the result of each, once finished.
     """
 
     many = True
@@ -46,7 +46,7 @@ class Many:
 
     def _begin(self, count: int) -> None:
         self._open: Sequence[int] = range(count)  # indexes of those without a verdict
-        self._refused: list[int] = []  # of those that the server gave an error
+        self._refused: list[int] = []  # of those for which the server answered with an error
         self._refusal: Refused | None = None  # the first one
         self.results: list[bool] = [False] * count
 
@@ -55,7 +55,7 @@ class Many:
 
     @property
     def key(self) -> bytes:
-        """The first lock that waits for its verdict: where it is sent, the others go with it."""
+        """The first lock without a verdict. The other requests are sent to the same node."""
         return self._machine(self._open[0] if self._open else 0).key
 
     @property
@@ -87,7 +87,7 @@ class Many:
             except (NotExecuted, Redirected) as error:
                 trouble = trouble or error
                 still_open.append(index)
-        # Not where a reply was malformed: then no reply counts, and all are asked again.
+        # Not reached where a reply was malformed: then no reply counts, and all are asked again.
         self._open = still_open
         self._refused += refused
         self._refusal = refusal
@@ -117,7 +117,7 @@ class _InBulk(Many):
         self._token = token
         self._template: Acquire | Release | None = None  # has been asked for its first request
         self._bulk = False  # the request under way is the first one, written in bulk
-        self._machines: dict[int, Operation] = {}  # of those that need more than that
+        self._machines: dict[int, Operation] = {}  # of the locks that need more than one request
         self._begin(len(keys))
 
     def _new_machine(self, key: bytes) -> Acquire | Release:
@@ -161,7 +161,7 @@ class _InBulk(Many):
         try:
             return super().feed(replies, dialect)
         except Malformed:
-            if self._bulk:  # none of the others counts, either
+            if self._bulk:  # none of the others counts either
                 self._begin(len(self._keys))
             raise
 
@@ -175,11 +175,11 @@ class _InBulk(Many):
     def takes(self) -> list[tuple[bytes, bytes]]:
         return []
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets keys
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # only an acquire sets keys
         return []
 
     def _continue(self, index: int) -> None:
-        """Give a lock a machine of its own, in the state that the first request has left it in."""
+        """Give a lock a machine of its own, in the state in which the first request has left it."""
         assert self._template is not None
         self._machines[index] = machine = copy(self._template)
         machine.key = self._keys[index]
@@ -207,7 +207,8 @@ class AcquireMany(_InBulk):
         return [(key, self._token) for key in self._keys]
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
-        # What is ours, if the caller is told that nothing is, and what an attempt of unknown outcome may make ours.
+        # The locks that are ours, if the caller gets an error, and those that an attempt of unknown outcome may make
+        # ours.
         return [
             (key, self._token)
             for key, ours in zip(self._keys, self.results, strict=True)
@@ -219,8 +220,6 @@ class ReleaseMany(_InBulk):
     """Delete the locks that hold this token. `results` says which did.
 
     Args:
-        keys: the locks.
-        token: theirs.
         expires_at: until when all their leases are certainly valid, in the clock's seconds; None if they do not expire.
         doubtful: whether an earlier release, which left while the leases were valid, may have been executed.
     """

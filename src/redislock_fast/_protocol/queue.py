@@ -1,7 +1,7 @@
-"""The operations of who waits for a lock: state machines, as those of `commands.py` are.
+"""The operations of a waiter: join the key queue, leave it, and watch a lock whose holder will not hand it over.
 
-Standing in the queue, leaving it, and watching a lock whose holder will not hand it over. None of them ever fails where
-polling would work: what a server does not know or does not allow ends them `denied`.
+See `operation.py` for their rules. None of them fails where polling would work: a command that the server does not know
+or does not allow ends them `denied`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply, is_answer_to
 from redislock_fast._protocol.capabilities import Dialect, native_release
-from redislock_fast._protocol.commands import Refused, Release, TokenOperation
+from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._util.tokens import MARK, is_ours
 
 __all__ = ["MOVING", "Leave", "Subscribe", "Wait", "Watch", "first_wait", "undo_requests", "wait_answer"]
 
 MOVING = "TRYAGAIN"
-"""What a node of a cluster says to a script with several keys while their slot is on the move."""
+"""The error code of a cluster's node for a script with several keys while their slot moves to another node."""
 
 _GRANTED = [int, bytes]
 _QUEUED = [int, bytes, int, int, int]
@@ -38,7 +39,7 @@ def wait_answer(reply: Any) -> list[Any]:
     """The reply to a `Wait` that is no error, as wait.lua returns it.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the reply has another shape.
     """
     kinds = list(map(type, reply)) if type(reply) is list else []
     if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)):
@@ -48,21 +49,26 @@ def wait_answer(reply: Any) -> list[Any]:
 
 
 class Wait(TokenOperation):
-    """Take the lock, or stand in its queue. Idempotent: who stands there keeps his place.
+    """Take the lock, or join its queue. Idempotent: a waiter in the queue keeps its place.
 
     Args:
         ttl_ms: of the lock, once it is granted.
         publish: the command that reaches the waiter.
-        channel: where he listens.
-        awake_ms: for how long his process counts as awake.
+        channel: on which the waiter listens.
+        awake_ms: for how long the waiter's process counts as awake.
         kept_ms: for how long the queue is kept.
-        look_for: another waiter's token, to see whether he is still in the queue, and to put those out of it who stand
-            in front and sleep; empty to look for nothing.
+        look_for: the token of another waiter: the script says whether that is still in the queue, and removes waiters
+            at the head whose process does not count as awake. Empty: it does neither.
 
-    `denied` is the code of the error where the server does not do it; MOVING: not now. `result` is True when the lock
-    is ours, by this request or since an earlier one. Else `word` is what stands there, `left_ms` its ttl (-1 for none),
-    `foreign` whether its holder will not hand over, `arrival` the server's time if we are new in the queue, else 0, and
-    `is_there` whether who was looked for stands in it. `sent_at` is the time of the last request.
+    Attributes:
+        denied: the code of the error where the server refuses; MOVING: it refuses for now.
+        result: whether the lock is ours, by this request or an earlier one.
+        word: the lock's value, where it is another's.
+        left_ms: its ttl in milliseconds; -1 for none.
+        foreign: whether its holder will not hand it over.
+        arrival: the server's time where we are new in the queue, else 0.
+        is_there: whether the waiter of `look_for` is in the queue.
+        sent_at: the time of the last request.
     """
 
     denied = ""
@@ -91,12 +97,12 @@ class Wait(TokenOperation):
         self.sent_at = now
         return self.queue_script(WAIT, *self._words)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
         if isinstance(reply, hiredis.ReplyError):
             code = self.queue_error_code(reply)
             self.denied = "" if code == "NOSCRIPT" else code
             if code == MOVING:
-                self.unsettled = True  # whoever asks this way may stand in the queue by an earlier request
+                self.unsettled = True  # an earlier request may have joined the queue
             return self.denied != ""
         answer = wait_answer(reply)
         self.word = answer[1]
@@ -109,17 +115,17 @@ class Wait(TokenOperation):
         return True
 
     def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
-        # Of two requests that left, the first may yet be executed, when nobody waits under this token any more.
+        # Of two requests that left, the first may yet be executed when no waiter has this token any more.
         return [(self.key, self.token)] if self.unsettled else []
 
 
 class Leave(Release):
     """Leave the queue.
 
-    A lock that was granted meanwhile is passed on, or kept: then `result` is True, `word` its value. With `keep`, a
-    lock that is free and that no other waiter can be given is taken, too: its holder's lease has ended, or it was
-    deleted. Where the script is forbidden, a lock that holds the token is released as `Release` does it; and where the
-    slot is just moving, too: then the place in the queue is left in the background.
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True and `word` is its value. With `keep`,
+    a lock that is free (its lease ended, or it was deleted) is taken, too, unless another waiter can be given it. Where
+    the script is forbidden, a lock that holds the token is released as `Release` does it. So it is where the slot is
+    moving: then the place in the queue is left in the background.
 
     Args:
         keep: whether a lock that was granted meanwhile, or is free, is kept.
@@ -162,16 +168,16 @@ class Leave(Release):
         try:
             is_finished = super().feed(reply, dialect)
         except Refused:
-            is_finished = True  # forbidden, too: what remains ends with its ttl
+            is_finished = True  # forbidden, too: the lock ends with its ttl
         self.result = False  # not kept
         return is_finished
 
 
 def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[Args]:
-    """What undoes whatever was sent for these keys and tokens, to be posted behind it: nobody reads the replies.
+    """The requests that clean up after whatever was sent for these keys and tokens. They are posted behind it.
 
-    A lock that was taken may have been marked since, so it is handed over. The native commands behind that delete what
-    stands there where scripts are forbidden.
+    A lock that was taken may have got the contended flag since, so it is handed over. The native commands behind that
+    delete the lock where scripts are forbidden. No caller reads the replies.
     """
     requests: list[Args] = []
     knows_leave = False
@@ -191,9 +197,9 @@ def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[
 
 
 class Watch(TokenOperation):
-    """Let the server push a message when the lock changes next. `word` is what stands there now, None for nothing.
+    """Let the server push a message when the lock changes next. `word` is its value now, None for none.
 
-    Only a read arms it, for one change, and an extend is one.
+    Only a read arms it, for one change; an extend counts as a change.
     """
 
     many = True
@@ -210,10 +216,10 @@ class Watch(TokenOperation):
             (b"GET", self.key),
         ]
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
-                self.error_code(reply)  # raises what is to be tried again
+                self.error_code(reply)  # raises the errors that are to be tried again
                 self.denied = True
         *armed, word = replies
         if any(reply != b"OK" and not isinstance(reply, hiredis.ReplyError) for reply in armed):
@@ -225,19 +231,19 @@ class Watch(TokenOperation):
 
 
 class Subscribe(TokenOperation):
-    """Listen on a channel; `result` says whether that is allowed."""
+    """Listen on a channel; `result` says whether the server allows it."""
 
     def __init__(self, key: bytes, subscribe: bytes, channel: bytes) -> None:
         super().__init__(key, b"")
         self._words = (subscribe, channel)
 
     def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # at any time
-        # After a reconnect the server may push nothing any more; it would take a subscription, and then nothing else.
+        # After a reconnect the server may not push any more; it would accept a subscription, and then no other command.
         return self._words if dialect.push else (b"GET", self.key)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # likewise
+    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # at any time
         if isinstance(reply, hiredis.ReplyError):
-            self.error_code(reply)  # raises what is to be tried again
+            self.error_code(reply)  # raises the errors that are to be tried again
         elif isinstance(reply, list):
             if not is_answer_to(reply, self._words):
                 raise Malformed(reply)

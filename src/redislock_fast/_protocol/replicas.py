@@ -1,8 +1,7 @@
-"""Waiting until replicas have a lock: a state machine, as those of `commands.py` are.
+"""Waiting until replicas have a lock; see `operation.py` for the rules.
 
-`WAIT` counts the replicas that have acknowledged all that its own connection has written (so redis.io and valkey.io say
-of it). A reacquire therefore goes before it: in what the replicas are sent, it stands behind the acquire, whichever
-connection that came by.
+`WAIT` counts the replicas that have acknowledged all that its own connection has written (redis.io and valkey.io). So a
+reacquire is sent before it: in the stream to the replicas, that follows the acquire, whichever connection sent that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Reacquire, Refused
+from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._protocol.operation import Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
@@ -22,18 +22,15 @@ __all__ = ["Replicate"]
 
 
 class Replicate:
-    """Begin the lease of a held lock anew, and wait until so many replicas know.
+    """Begin the lease of a held lock anew, and wait until so many replicas have it.
 
-    The server holds its reply back for up to `wait_ms`, and with it everything behind it on the same connection.
+    The server holds its reply back for up to `wait_ms`, and with it every later reply on the same connection.
     Idempotent: a lock that is not held with this token is left alone.
 
     Args:
-        key: the lock.
-        token: its token.
-        ttl_ms: its ttl.
-        queued: whether it is known to be marked.
+        queued: whether the lock is known to have the contended flag.
         wanted: how many replicas must have it.
-        wait_ms: for how long to wait for them, from the first request on.
+        wait_ms: how long to wait for them, counted from the first request.
 
     Attributes:
         held: whether the lock was still held with the token.
@@ -47,7 +44,7 @@ class Replicate:
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, queued)
-        self._reacquire.with_text = True  # a script that is not known would leave its WAIT to wait in vain
+        self._reacquire.with_text = True  # on NOSCRIPT, the WAIT behind it would wait in vain
         self._wanted = wanted
         self._wait_ms = wait_ms
         self.replicas = 0
@@ -68,7 +65,7 @@ class Replicate:
     def request(self, dialect: Dialect, now: float) -> list[Args]:
         reacquire = self._reacquire.request(dialect, now)
         left_ms = self._wait_ms - int((now - self.sent_at) * 1000)
-        return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would be for ever
+        return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would mean for ever
 
     def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
         reacquired, counted = replies

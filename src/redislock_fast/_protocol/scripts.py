@@ -1,6 +1,6 @@
 """The Lua scripts of `lua/`, each with its SHA-1.
 
-A script is sent by EVALSHA and, on NOSCRIPT, by EVAL: never by SCRIPT LOAD, which a server under memory pressure or an
+A script is sent by EVALSHA and, on NOSCRIPT, by EVAL; never by SCRIPT LOAD, which a server under memory pressure or an
 ACL may refuse.
 """
 

@@ -1,4 +1,4 @@
-"""What the transports for threads and for asyncio share: whom they serve, when they try again, what must be undone.
+"""What the transports for threads and for event loops share: keys and tokens as bytes, the connection, its errors.
 
 Nothing here waits, sends or receives.
 """
@@ -6,11 +6,9 @@ Nothing here waits, sends or receives.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -18,46 +16,25 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Forked, Lost, NoReply, OnReply, Reply
-from redislock_fast._procedures.waiters import Room
+from redislock_fast._pipe.base import Args, Lost, NoReply, OnReply
+from redislock_fast._procedures.waiters import Room, Seat
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.claims import Claims
-from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Operation
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._protocol.queue import Leave, undo_requests
+from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted
+from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.health import Standing
 from redislock_fast._transport.reauth import take_part
+from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
-from redislock_fast._util.times import GRACE_S
 
-__all__ = [
-    "FOREVER_S",
-    "UNDO_FIRST_S",
-    "UNDO_LAST_S",
-    "UNDO_LIMIT_S",
-    "Channel",
-    "Encoding",
-    "Registry",
-    "is_cluster",
-]
-
-FOREVER_S = 1e9
-"""Longer than this is no limit: clocks and locks overflow beyond."""
-
-UNDO_LIMIT_S = 1.0
-UNDO_FIRST_S = 0.05
-UNDO_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
-
-_UNDO_AT_ONCE = 1000
-_MAX_UNDONE = 200_000
+__all__ = ["Channel", "Encoding", "Registry", "is_cluster"]
 
 
 class Encoding:
-    """The client's encoder.
+    """Names and tokens as bytes, by the client's own encoder.
 
     Args:
-        owner: whatever has redis-py's `get_encoder`.
+        owner: an object with redis-py's `get_encoder`.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -65,7 +42,7 @@ class Encoding:
         self._utf8 = (self._encoder.encoding, self._encoder.encoding_errors) == ("utf-8", "strict")
 
     def encode(self, value: object) -> bytes:
-        """A name or token as bytes, as the client's own encoder has it."""
+        """A name or token as bytes."""
         if type(value) is bytes:
             return value
         if type(value) is str and self._utf8:  # as the encoder does, in a tenth of the time
@@ -73,11 +50,11 @@ class Encoding:
         return bytes(self._encoder.encode(value))
 
     def key_of(self, name: object) -> bytes:
-        """A lock's name as its key, as the client's own commands have it."""
+        """A lock's name as the key that the client's own commands use for it."""
         return self.encode(name)
 
     def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
-        """Many names as keys, and whether names that differ have certainly different keys."""
+        """Many names as keys, and whether different names certainly have different keys."""
         if self._utf8:
             with contextlib.suppress(TypeError):  # one of them is no str
                 return list(map(str.encode, names)), True
@@ -108,24 +85,23 @@ class _Link(Protocol):
 LinkType = TypeVar("LinkType", bound=_Link)
 
 
-class Channel(Encoding, Generic[LinkType]):
-    """All that goes to one server: the part of it that waits for nothing.
+class Channel(Encoding, Cleanup, Generic[LinkType]):
+    """The transport of one server: the part of it that does not wait.
 
     Args:
-        owner: the connection pool whose server it is. Only a weak reference is kept, so that it ends with its clients.
+        owner: the connection pool of the server. Only a weak reference is kept, so that the transport ends with its
+            clients.
     """
 
     def __init__(self, owner: Any) -> None:
-        super().__init__(owner)
+        Encoding.__init__(self, owner)
+        Cleanup.__init__(self)
         self._owner = weakref.ref(owner)
         settings = self._settings_of(owner)
         self._retry = RetryPolicy(settings.get("retry"))
         timeout_s = settings.get("socket_timeout")
         self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.link: LinkType | None = None
-        self._undone: list[tuple[bytes, bytes]] = []
-        self._endings: set[Args] = set()  # of connections that were given up
-        self.claims = Claims(self.undo)
         self.standing = Standing()
         take_part(owner, self)
 
@@ -140,7 +116,10 @@ class Channel(Encoding, Generic[LinkType]):
             raise ConnectionError("the client is gone")
         return owner
 
-    # ---- whether others wait ----
+    def _is_owner_gone(self) -> bool:
+        return self._owner() is None
+
+    # ---- whether other callers wait ----
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
@@ -148,17 +127,17 @@ class Channel(Encoding, Generic[LinkType]):
         return link is not None and link.room is not None and link.room.is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
+        """This lock was released here: a waiter has it now, or no waiter was in the queue."""
         link = self.link
         if link is not None and link.room is not None:
             link.room.note_hand_over(key, handed_over)
 
-    # ---- trying again ----
+    def is_current(self, seat: Seat) -> bool:
+        """Whether requests for the waiter's lock still leave on the waiter's connection."""
+        link = self.link
+        return link is not None and link.room is seat.room and not link.pipe.broken
 
-    def _bounded_s(self, left_s: float) -> float:
-        """How long to wait for a reply when the caller's time ends in so many seconds; below 0: has ended before."""
-        bounded_s = max(left_s + GRACE_S, 0.0)
-        return bounded_s if self.timeout_s < 0 else min(self.timeout_s, bounded_s)
+    # ---- the connection, and what goes wrong on it ----
 
     def _drop(self, link: LinkType | None) -> None:
         if link is not None:
@@ -172,28 +151,59 @@ class Channel(Encoding, Generic[LinkType]):
                 self._endings.add(link.ending)
 
     def leave_if_silent(self, link: LinkType) -> None:
-        """Send nothing more on a connection that is dead, as far as one can know.
+        """Send nothing more on a connection on which nothing has come for the pool's `socket_timeout`.
 
-        A caller's own limit says nothing about the connection; silence for the pool's timeout does. It is left, not
-        closed: an undoing must go behind what it undoes, and the last to leave lets it close.
+        A caller's own limit says nothing about the connection; so much silence does. The connection is not closed: a
+        cleanup must be sent behind the request that it cleans up. It closes when nothing refers to it any more.
         """
         if 0 <= self.timeout_s <= link.pipe.silence_s:
             self._give_up(link)
 
     def leave_if_broken(self) -> None:
-        """Have the next caller connect anew."""
+        """Have the next caller connect again."""
         link = self.link
         if link is not None and link.pipe.broken:
             self._drop(link)
 
+    def _attempts(self, limit_s: float | None) -> Attempts:
+        """The attempts of an operation that begins now."""
+        return Attempts(self._retry, limit_s, self.timeout_s)
+
+    def _note_trouble(
+        self,
+        attempts: Attempts,
+        link: LinkType | None,
+        operation: Exchange,
+        trouble: BaseException,
+        loose: list[LinkType],
+    ) -> bool:
+        """Note what an attempt has raised. Returns False for what is to be raised at once: no attempt mends it.
+
+        Args:
+            attempts: of the operation.
+            link: on which the request left; None where there was no connection.
+            operation: whose request it was.
+            trouble: what was raised.
+            loose: the connection is added to it if the request may be executed yet.
+        """
+        if isinstance(trouble, FINAL):
+            return False
+        if isinstance(trouble, TRANSIENT):
+            attempts.note_failure(trouble, self._trouble(link, operation, trouble, loose))
+            return True
+        if link is not None:  # an interrupt or a cancel: the request may be under way
+            operation.lost(True)
+            loose.append(link)
+        return False
+
     def _trouble(
         self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
     ) -> Exception:
-        """Note what happened, and leave the link if it is of no more use. Returns the error as redis-py has it."""
+        """Leave the connection if it cannot be used any more. Returns redis-py's error for one of `TRANSIENT`."""
         if isinstance(trouble, Lost):
             operation.lost(trouble.sent)
             self._drop(link)
-            return ConnectionError(f"connection lost: {trouble}")
+            return ConnectionError(f"connection broken: {trouble}")
         if isinstance(trouble, NoReply):
             operation.lost(True)
             if link is not None:
@@ -207,42 +217,6 @@ class Channel(Encoding, Generic[LinkType]):
         # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
         return trouble.with_traceback(None)
 
-    def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:
-        """How long to wait before the next attempt; None to give up."""
-        retries = self._retry.retries
-        if isinstance(trouble, NotExecuted):
-            if trouble.code == NOAUTH:  # one new connection is worth a try
-                retries = 1
-            elif deadline is not None:  # a server that answers "later" is asked until the caller's time ends
-                retries = -1
-        delay_s = self._retry.delay_s(failures)
-        if 0 <= retries < failures or (deadline is not None and now + delay_s >= deadline + GRACE_S):
-            return None
-        return delay_s
-
-    # ---- undoing ----
-
-    def tidy(self, operation: Operation, loose: list[LinkType], failed: bool) -> None:
-        """Undo an acquire that failed although the server may have, or may yet, execute it.
-
-        On each connection the undoing goes behind the attempt, so that in whatever order the connections are read, the
-        last word on each is the undoing. An attempt by a caller's own token is undone by its claim alone.
-        """
-        claim, operation.claim = operation.claim, None
-        if claim is not None:
-            claim.end(operation.result)
-        entries = operation.to_undo(failed)
-        if entries:
-            for link in loose:
-                with contextlib.suppress(Lost):
-                    for request in undo_requests(link.dialect, entries):
-                        self.post(link, request)
-            self.undo(entries)
-
-    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request for whose reply nobody waits; see `_pipe.base.Pipe.post`."""
-        link.pipe.post(args, on_reply)
-
     def authenticate(self, request: Args) -> None:
         """Send new credentials on the connection, in order with all other requests. From any thread.
 
@@ -254,58 +228,6 @@ class Channel(Encoding, Generic[LinkType]):
             with contextlib.suppress(Lost):
                 self.post(link, request)
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, in the background and until the server has said that it is done."""
-        if not entries or isinstance(
-            sys.exc_info()[1], Forked
-        ):  # what fails by that in the child goes on in the parent
-            return
-        self._undone += entries
-        self._start_undoing()
-
-    def _start_undoing(self) -> None:
-        raise NotImplementedError
-
-    def _post_first(self, link: LinkType) -> None:
-        """What goes first on a new connection: it ends the old ones, and then undoes what they may have done.
-
-        Else the server could yet execute what was sent on them, when all that was to undo it is done.
-        """
-        for ending in list(self._endings):
-            link.pipe.post(ending, partial(_note_ended, self._endings, ending))
-        for request in undo_requests(link.dialect, list(self._undone)):
-            link.pipe.post(request)
-
-    def _next_undoing(self) -> Many:
-        """The oldest that go to one server, which stand first in `_undone` then. For who alone takes from it now."""
-        del self._undone[:-_MAX_UNDONE]
-        oldest = self._undone[:_UNDO_AT_ONCE]
-        together = self._at_one_server([key for key, _ in oldest])
-        others = set(range(len(oldest))).difference(together)
-        self._undone[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
-        return Many([Leave(*oldest[index]) for index in together])
-
-    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
-        """The indexes of those keys that the server of the first one has."""
-        return range(len(keys))
-
-    def _returning(self, operation: Exchange) -> list[tuple[bytes, bytes]]:
-        """What waits to be undone under a token that comes back.
-
-        It must go first: later, it would hit the new attempt, which takes what the old one has left for another's.
-        """
-        taken = set(operation.takes())
-        return [entry for entry in self._undone if entry in taken]
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits to be undone, or nothing can be, because the owner is gone."""
-        return not self._undone or self._owner() is None
-
-
-def _note_ended(endings: set[Args], ending: Args, _: Reply) -> None:
-    endings.discard(ending)  # not a method: a request under way must keep no channel alive
-
 
 Transport = TypeVar("Transport")
 
@@ -313,22 +235,22 @@ Transport = TypeVar("Transport")
 class Registry(Generic[Transport]):
     """One transport per owner: a connection pool, or a cluster client.
 
-    By the owner's id: a tenth of the time of a WeakKeyDictionary, which every lock that is made would pay. An entry
-    goes when its owner does. `get` is dict.get, which is atomic; `add` fills under the lock, which a finalizer may
-    enter again.
+    The key is the owner's id, because a WeakKeyDictionary is ten times slower and each new lock looks its transport up.
+    An entry is removed with its owner. Any thread may call `get`, which is the atomic `dict.get`; `add` holds the lock,
+    which a finalizer of the same thread may enter again.
     """
 
     def __init__(self) -> None:
         self._transports: dict[int, Transport] = {}
         self.get: Callable[[int], Transport | None] = self._transports.get
         self._new_lock()
-        fork.on_fork(self._new_lock)  # another thread may have held it at the fork
+        fork.on_fork(self._new_lock)  # another thread may have held the lock at the fork
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()
 
     def add(self, owner: Any, make: Callable[[Any], Transport]) -> Transport:
-        """The owner's transport, made now unless another thread was faster."""
+        """The owner's transport. It is made now unless another thread has just made it."""
         with self._lock:
             transport = self._transports.get(id(owner))
             if transport is None:
@@ -345,7 +267,7 @@ def is_cluster(client: Any, for_asyncio: bool) -> bool:
         for_asyncio: whether the lock is an asyncio lock.
 
     Raises:
-        TypeError: for a pipeline, for a client of the other world, and for what is no client.
+        TypeError: for a pipeline, for a client of the other kind (blocking or asyncio), and for what is no client.
     """
     kind = type(client)
     names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in kind.__mro__}

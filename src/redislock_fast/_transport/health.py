@@ -1,9 +1,10 @@
-"""How a server has kept up with the rounds of Redlocks lately: whether to ask it, and whom to wait for first.
+"""How a server has kept up with the majority rounds of Redlocks lately.
 
-A `Standing` belongs to a server's channel, and so to all Redlocks of that client in this process (or loop).
+A `Standing` belongs to a server transport, and so to all Redlocks of its client in this process or event loop. It says
+whether to ask the server, and which servers to wait for first.
 
-Who may touch what: its attributes are hints, each assigned as a whole by anybody; `owed` is used by atomic methods of
-set alone.
+Who may touch what: any thread assigns an attribute, each as a whole, and `owed` is changed by atomic methods of set
+alone. All of them are hints but `owed`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ __all__ = ["Standing"]
 
 _MOST_OWED = 64
 _CHANCE_S = 0.0005
-_FADING = 0.998  # in a round: who has kept a round waiting for a millisecond is tried again after 350
+_FADING = 0.998  # in a round: a server that was waited for for a millisecond is tried again after 350
 _BACK_OFF_S = 0.05
 _LONGEST_BACK_OFF_S = 1.0
 
 
 class Standing:
-    """How a server has kept up with rounds lately.
+    """How a server has kept up with majority rounds lately.
 
     Attributes:
-        dialect: of the connection that was met last; None before the first.
-        silent: it was waited for in vain, and has not answered since.
+        dialect: of the connection that was used last; None before the first.
+        silent: the server was waited for in vain, and has not answered since.
         slowness: how long it was waited for lately, in whole half milliseconds.
-        asked: ballots that a loop is to tell when the connection breaks.
-        owed: ballots without a verdict for which nobody waits any more.
-        trouble: why there was no connection when it was last tried; None while it is tried, and since there is one.
-        opening: who connects; None where nobody has yet.
+        asked: the votes of an event loop that are to be told when the connection breaks.
+        owed: the votes without a verdict for which no caller waits any more.
+        trouble: why there was no connection at the last try; None while it is tried, and once there is one.
+        opening: the thread or task that connects; None before the first.
         retry_at: when to try again, in the clock's seconds.
     """
 
@@ -44,7 +45,7 @@ class Standing:
         self._renew(None)
 
     def meet(self, dialect: Dialect) -> bool:
-        """Begin anew if the connection is another one, told by its dialect: nothing here may keep the old one alive."""
+        """Begin anew if the connection, told by its dialect, is another one: nothing may keep the old one alive."""
         if dialect is self.dialect:
             return False
         self._renew(dialect)
@@ -59,24 +60,27 @@ class Standing:
         self.owed: set[Any] = set()
 
     def note_wait(self, waited_s: float | None) -> None:
-        """Note for how long it was waited for in a round, in seconds; None: it was not needed.
+        """Note for how long the server was waited for in a round, in seconds; None: its vote was not needed.
 
-        Who is the first to answer among those that answer soon is chance, and who is asked first is to be heard first:
-        to look at others first, for such a chance, made a Redlock on loopback 1.15 times slower. What nobody has waited
-        for fades, or one outlier would count for ever.
+        Differences below `_CHANCE_S` do not count: they are chance, and the server that is asked first should be waited
+        for first. Without a wait the figure fades, or one outlier would count for ever.
         """
         self._waited_s = self._waited_s * _FADING if waited_s is None else waited_s
         self.slowness = int(self._waited_s / _CHANCE_S)
 
     @property
     def is_new(self) -> bool:
-        """Whether it has not been met yet, and nobody has waited for that in vain."""
+        """Whether there was no connection yet, and no caller has waited for one in vain."""
         return self.dialect is None and not self._failures and not self.silent
 
     @property
     def is_full(self) -> bool:
-        """Whether it owes more answers than a server does that keeps up."""
+        """Whether the server owes more replies than one that keeps up."""
         return len(self.owed) >= _MOST_OWED
+
+    def backs_off(self, now: float) -> bool:
+        """Whether the last failure to connect is too recent for another try."""
+        return self.trouble is not None and now < self.retry_at
 
     def connected(self) -> None:
         """There is a connection."""
@@ -84,7 +88,7 @@ class Standing:
         self._failures = 0
 
     def failed(self, trouble: Exception, now: float) -> None:
-        """No connection could be had."""
+        """No connection could be made."""
         self.retry_at = now + min(_BACK_OFF_S * 2**self._failures, _LONGEST_BACK_OFF_S)
         self._failures = min(self._failures + 1, MOST_FAILURES)
         # Without its traceback: redis-py's frames and its errors keep each other alive.

@@ -1,12 +1,12 @@
-"""Re-authentication: redis-py gives a connection pool new credentials, and the pool's channels send them, too.
+"""Re-authentication: when redis-py gives a connection pool new credentials, the pool's transports send them, too.
 
 A `StreamingCredentialProvider` of redis-py (5.3 and later) announces each new token to the event listeners of redis-py,
-which call `re_auth_callback` of the pool. A provider may keep only one callback, so we register none with it: the
-pool's `re_auth_callback` is extended, on that one pool object. Older versions of redis-py have no such method, and
-neither have the nodes of its asyncio cluster client; then nothing is done here, and a connection whose credentials have
-expired is replaced when the server says so.
+which call `re_auth_callback` of the pool. A provider may keep only one callback, so none is registered with it: the
+pool's `re_auth_callback` is extended instead, on that one pool object. Older versions of redis-py have no such method,
+nor do the nodes of its asyncio cluster client. Then nothing is done here, and a connection with expired credentials is
+replaced when the server says so.
 
-Who may touch what: `_ReAuth.channels` is used by atomic methods of list alone, by any thread.
+Who may touch what: any thread uses `_ReAuth.channels`, by atomic methods of list alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ class _Channel(Protocol):
 
 
 class _ReAuth:
-    """Stands on a pool as its `re_auth_callback`.
-
-    It keeps neither the pool nor a channel alive.
+    """The `re_auth_callback` of one pool. It keeps neither the pool nor a transport alive.
 
     Args:
         pool: a connection pool of redis-py.
@@ -37,7 +35,7 @@ class _ReAuth:
         self.channels: list[weakref.ref[_Channel]] = []
 
     def __call__(self, token: Any) -> Any:
-        """Send the token on the connections of the channels; return what the pool's own method returns."""
+        """Send the token on the connections of the transports. Returns the result of the pool's own method."""
         request = (b"AUTH", *filter(None, (token.try_get("oid"), token.get_value())))
         for channel_ref in self.channels.copy():
             channel = channel_ref()
@@ -48,13 +46,13 @@ class _ReAuth:
 
 
 def take_part(owner: Any, channel: _Channel) -> None:
-    """Have a channel authenticate anew whenever its connection pool does.
+    """Have a transport authenticate again whenever its connection pool does.
 
     Args:
-        owner: of the channel; one that is no pool, or a pool that knows no re-authentication, is left as it is.
-        channel: is not kept alive.
+        owner: of the transport; nothing is done for an owner that is no pool, or does not support re-authentication.
+        channel: the transport. It is not kept alive.
     """
     if hasattr(type(owner), "re_auth_callback"):
         callback = vars(owner).setdefault("re_auth_callback", _ReAuth(owner))
-        if isinstance(callback, _ReAuth):  # else it is somebody else's, who may not expect another one
+        if isinstance(callback, _ReAuth):  # else it belongs to other code, which may not expect another one
             callback.channels.append(weakref.ref(channel, callback.channels.remove))

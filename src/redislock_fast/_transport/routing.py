@@ -1,11 +1,12 @@
-"""How an operation finds its node in a cluster: what the channels for threads and for event loops share.
+"""How an operation finds its node in a cluster: what the transports for threads and for event loops share.
 
-- MOVED names the node that has the slot now: it is noted and followed.
-- ASK names the node to which the slot is just moving, for a key that is not at the old one: it is followed for this
-  attempt alone, with ASKING in front of each request. The two leave in one piece, so that nobody else's request comes
-  between them on the connection that all share.
-- TRYAGAIN (some keys of a request have moved, and some have not), CLUSTERDOWN (nobody has the slot) and a node that is
-  not to be reached: after a pause, for as long as the caller waits or the cluster client's retry policy says.
+- MOVED names the node that has the slot now: the move is noted, and the next attempt goes to that node.
+- ASK names the node to which the slot is being moved, for a key that is not at the old node: the next attempt alone
+  goes there, with ASKING in front of each request. The two leave in one write, so that no request of another caller
+  comes between them on the shared connection.
+- TRYAGAIN (some keys of a request have moved, and some have not), CLUSTERDOWN (no node serves the slot) and a node
+  that cannot be reached: the next attempt follows after a pause, for as long as the caller waits or the cluster
+  client's retry policy says.
 
 The rules are those of https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/, "Redirection and
 resharding".
@@ -15,6 +16,7 @@ Nothing here waits, sends or receives.
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,11 +32,13 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, Bulk, Lost, Malformed, Reply
+from redislock_fast._procedures.waiters import Seat
 from redislock_fast._protocol.capabilities import Dialect
 from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.pipeline import Many
-from redislock_fast._transport.base import FOREVER_S, Channel, LinkType
+from redislock_fast._transport.base import Channel, LinkType
+from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
 
@@ -54,22 +58,22 @@ __all__ = [
 ]
 
 ASKING: Args = (b"ASKING",)
-"""Lets the next request at a slot that is being imported. It does nothing anywhere else."""
+"""Makes the next request valid for a slot that is being imported. It has no effect anywhere else."""
 
 TROUBLES = (Redirected, NotExecuted, ConnectionError, TimeoutError, RedisClusterException)
-"""What another attempt, or another node, may mend."""
+"""Errors after which a `Route` says whether another attempt, or another node, may help."""
 
-_REDIRECTIONS = 5  # who is sent about more often than that without getting anywhere makes a pause
-_PAUSE_S = 0.01  # at least, before a server that has said "later" is asked again
+_REDIRECTIONS = 5  # after so many in a row without progress, the next attempt follows after a pause
+_PAUSE_S = 0.01  # at least, before a server that has answered "later" is asked again
 _MOVING_PAUSE_S = 0.05
-_MOVING_LIMIT_S = 5.0  # how long to wait for a slot that moves, where the caller sets no limit
+_MOVING_LIMIT_S = 5.0  # how long to wait for a slot that is being moved, where the caller sets no limit
 
 
 class _Asking:
-    """An operation as it is sent to the node that ASK has named."""
+    """An operation in the form for the node that ASK has named."""
 
     many = True
-    claim: Claim | None = None  # a late reply from a slot that moves is not heard: its key is left to its ttl
+    claim: Claim | None = None  # a late reply about a slot that moves does not count: the key is left to its ttl
 
     def __init__(self, operation: Exchange) -> None:
         self._operation = operation
@@ -97,33 +101,31 @@ class _Asking:
         return self._operation.takes()
 
 
-class Route:
-    """The attempts of one operation.
+class Route(Attempts):
+    """The attempts of one operation in a cluster, with the node that each one goes to.
 
     Args:
         operation: a state machine.
         limit_s: as for `ThreadChannel.execute`.
-        retry: the cluster client's.
+        retry: the cluster client's retry policy.
 
     Attributes:
-        redirected: what names the node for the next attempt; None: whoever has the slot.
-        is_stale: whether the topology is to be read again before it.
+        redirected: names the node for the next attempt; None: the node that has the slot.
+        is_stale: whether the topology is to be read again before the next attempt.
     """
 
     def __init__(self, operation: Exchange, limit_s: float | None, retry: RetryPolicy) -> None:
+        super().__init__(retry, limit_s)
         self._operation = operation
-        self._deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
-        self._retry = retry
-        self._failures = 0
         self._redirections = 0
         self._unfinished = _unfinished(operation)
-        self._moving_until = self._deadline
+        self._moving_until = self.deadline
         self.redirected: AskError | None = None
         self.is_stale = False
 
     @property
     def key(self) -> bytes:
-        """The lock whose slot says where to go."""
+        """The lock whose slot decides to which node the operation goes."""
         return self._operation.key
 
     @property
@@ -133,39 +135,31 @@ class Route:
 
     @property
     def exchange(self) -> Exchange:
-        """What is to be sent there."""
+        """The operation in the form for that node."""
         return _Asking(self._operation) if self.asks else self._operation
 
-    def left_s(self) -> float | None:
-        """How much of the caller's time is left; below 0 when it is up."""
-        return None if self._deadline is None else self._deadline - clock()
-
     def pause_s(self, trouble: Exception) -> float | None:
-        """How long to wait before the next attempt, in seconds; None to give up.
+        """Choose the next node. Returns how long to wait before the next attempt, in seconds; None to give up.
 
         Args:
-            trouble: how the last one has failed: one of `TROUBLES`.
+            trouble: how the last attempt has failed: one of `TROUBLES`.
         """
         self.redirected = None
         if isinstance(trouble, Redirected) and self._is_to_follow():
             self.redirected = _parsed(trouble)
             self.is_stale = False
             return 0.0
-        now = clock()
         self.is_stale = not (isinstance(trouble, NotExecuted) and trouble.code == "TRYAGAIN")
         if not self.is_stale:
-            self._moving_until = self._moving_until or now + _MOVING_LIMIT_S
-            return _MOVING_PAUSE_S if now + _MOVING_PAUSE_S < self._moving_until else None
-        self._failures += 1
-        pause_s = self._retry.delay_s(self._failures)
-        says_later = isinstance(trouble, NotExecuted | Redirected | RedisClusterException)
-        if says_later:
+            self._moving_until = self._moving_until or clock() + _MOVING_LIMIT_S
+            return self._if_allowed(-1, _MOVING_PAUSE_S, self._moving_until)
+        self.failures += 1
+        pause_s, retries = self._retry.delay_s(self.failures), self._retry.retries
+        if isinstance(trouble, NotExecuted | Redirected | RedisClusterException):  # the answer was "later"
             pause_s = max(pause_s, _PAUSE_S)
-        # A cluster that answers "later" is asked until the caller's time ends, if it has an end.
-        retries = -1 if says_later and self._deadline is not None else self._retry.retries
-        if 0 <= retries < self._failures or (self._deadline is not None and now + pause_s >= self._deadline):
-            return None
-        return pause_s
+            if self.deadline is not None:  # such a cluster is asked until the caller's time ends
+                retries = -1
+        return self._if_allowed(retries, pause_s, self.deadline)
 
     def _is_to_follow(self) -> bool:
         unfinished = _unfinished(self._operation)
@@ -178,7 +172,7 @@ class Route:
 
 
 def _unfinished(operation: Exchange) -> int:
-    """How many locks have no verdict: of many, each node settles some."""
+    """How many locks have no result yet: each node settles some locks of a pipeline."""
     return len(operation.unfinished) if isinstance(operation, Many) else 1
 
 
@@ -189,14 +183,14 @@ def _parsed(redirected: Redirected) -> AskError:
 
 
 def error_of(trouble: Exception) -> Exception:
-    """What redis-py raises for it."""
+    """The error that redis-py raises for it."""
     if isinstance(trouble, Redirected | NotExecuted):
         return redis_error(str(trouble))
     return trouble.with_traceback(None)  # redis-py's frames and its errors keep each other alive
 
 
 class ClusterRules(Channel[LinkType]):
-    """What a channel to a cluster does otherwise than one to a server."""
+    """What the transport of a cluster does differently from that of one server."""
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -208,7 +202,7 @@ class ClusterRules(Channel[LinkType]):
 
     @abstractmethod
     def _node_of(self, key: bytes) -> Channel[LinkType] | None:
-        """The channel to the node that has the key's slot, as far as is known."""
+        """The transport of the node that has the key's slot, as far as is known."""
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
@@ -216,18 +210,37 @@ class ClusterRules(Channel[LinkType]):
         return node is not None and node.is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
+        """This lock was released here: a waiter has it now, or no waiter was in the queue."""
         node = self._node_of(key)
         if node is not None:
             node.note_hand_over(key, handed_over)
 
 
-class NodeRules(Channel[LinkType]):
-    """What a channel to a node does otherwise than one to a server: it leaves to the cluster's when and where to retry.
+class _NodeAttempts(Attempts):
+    """The attempts at one node of a cluster, between two decisions of a `Route`."""
 
-    But a connection that was closed while idle, or has lost its authentication, is found out by the request that it
-    fails: that is tried again at once.
+    def pause_s(self, trouble: Exception) -> float | None:
+        self.failures += 1
+        is_of_connection = isinstance(trouble, Lost) or (isinstance(trouble, NotExecuted) and trouble.code == NOAUTH)
+        return 0.0 if self.failures == 1 and is_of_connection else None
+
+
+class NodeRules(Channel[LinkType]):
+    """What the transport of a node does differently from that of one server: the cluster's `Route` decides on retries.
+
+    But only a request that fails shows that a connection was closed while idle, or is not authenticated any more: that
+    request is tried again at once.
     """
+
+    _cluster: weakref.ref[ClusterRules[LinkType]] | None = None  # of whose nodes it is one; None for a dedicated one
+
+    def is_current(self, seat: Seat) -> bool:
+        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
+        cluster = None if self._cluster is None else self._cluster()
+        return cluster is not None and cluster._node_of(seat.key) is self and super().is_current(seat)  # noqa: SLF001
+
+    def _attempts(self, limit_s: float | None) -> Attempts:
+        return _NodeAttempts(self._retry, limit_s, self.timeout_s)
 
     def _trouble(
         self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
@@ -235,13 +248,9 @@ class NodeRules(Channel[LinkType]):
         error = super()._trouble(link, operation, trouble, loose)
         return trouble if isinstance(trouble, NotExecuted) and trouble.code != NOAUTH else error
 
-    def _pause_s(self, trouble: Exception, failures: int, now: float, deadline: float | None) -> float | None:  # noqa: ARG002  # as the cluster's
-        is_of_connection = isinstance(trouble, Lost) or (isinstance(trouble, NotExecuted) and trouble.code == NOAUTH)
-        return 0.0 if failures == 1 and is_of_connection else None
-
 
 def slot_node(client: Any, key: bytes) -> Any:
-    """redis-py's node that has the key's slot, as far as is known; None where nobody has it."""
+    """redis-py's node that has the key's slot, as far as is known; None where no node has it."""
     try:
         return client.get_node_from_key(key)
     except RedisClusterException:
@@ -249,7 +258,7 @@ def slot_node(client: Any, key: bytes) -> Any:
 
 
 def indexes_by_node(client: Any, keys: list[bytes]) -> list[list[int]]:
-    """The keys' indexes, those together whose slots one node has: 0.4 us a key, half of redis-py's time."""
+    """The keys' indexes, grouped by the node that has their slots."""
     slots = client.nodes_manager.slots_cache
     parts: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
@@ -261,16 +270,16 @@ def indexes_by_node(client: Any, keys: list[bytes]) -> list[list[int]]:
 def next_node(client: Any, route: Route, is_fresh: bool) -> Any:
     """redis-py's node for the next attempt; None where the topology must be read again to know.
 
-    The move of a slot is noted: whom redis-py asks for the topology may not know of it.
+    The move of a slot is noted: the node that redis-py asks for the topology may not know of it.
 
     Args:
-        client: redis-py's.
-        route: where to.
+        client: redis-py's cluster client.
+        route: the attempts.
         is_fresh: whether the topology has just been read.
 
     Raises:
-        redis.exceptions.SlotNotCoveredError: it is fresh, and nobody has the slot.
-        redis.exceptions.ConnectionError: it is fresh, and ASK has named a node that is not known.
+        redis.exceptions.SlotNotCoveredError: the topology is fresh, and no node has the slot.
+        redis.exceptions.ConnectionError: the topology is fresh, and ASK has named an unknown node.
     """
     redirected = route.redirected
     if redirected is not None:

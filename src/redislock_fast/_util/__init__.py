@@ -1,1 +1,1 @@
-"""Helpers without a package of their own: times, tokens, forks, errors. They import nothing of the others."""
+"""Helpers for all packages: times, tokens, forks, errors, redis-py's settings. They import no other package."""

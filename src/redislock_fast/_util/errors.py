@@ -1,4 +1,4 @@
-"""How a lock is lost, or not had as it was asked for."""
+"""The errors of a lock that was lost, or could not be had as asked."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["LockLostError", "LossReason", "NotReplicatedError"]
 
 
 class LossReason(str, Enum):
-    """Why a lock is not held any more although nobody released it."""
+    """Why a lock is not held any more although no holder released it."""
 
     EXPIRED = "expired"
-    """Its lease ended: nobody renewed it, or this process stood still for too long."""
+    """Its lease ended: it was not renewed, or this process was suspended for too long."""
 
     TAKEN = "taken by another"
-    """The key holds another's token."""
+    """The key holds another holder's token."""
 
     DELETED = "deleted"
-    """The key is gone before its time: by DEL, FLUSHALL, eviction, or a server that lost its data."""
+    """The key was removed before its time: by DEL, FLUSHALL, eviction, or a server that lost its data."""
 
     SERVER_GONE = "server gone"
-    """The server could not be asked, or did not do it, until the lease ended."""
+    """The server could not be reached, or did not renew the lock, until the lease ended."""
 
     def __str__(self) -> str:
         """The reason in words."""
@@ -43,7 +43,7 @@ class LockLostError(LockNotOwnedError):
 
 
 class NotReplicatedError(LockError):
-    """Too few replicas had the lock in time, so it was given back.
+    """Too few replicas had the lock in time, so it was released again.
 
     Attributes:
         replicas: how many had it.

@@ -1,10 +1,10 @@
-"""What a forked child must forget.
+"""Tells objects and modules of a fork, so that a child forgets what belongs to its parent.
 
-`generation` counts the forks between this process and the one that imported the package. Whoever holds something that
-a child must not use compares it, or is told through `forget_in_child`.
+`generation` counts the forks between this process and the one that imported the package. An object that holds what a
+child must not use compares it, or registers with `forget_in_child`.
 
-Shared state: `generation` changes and `_forgetters` is walked only in a child right after fork, which has one thread.
-`_forgetters` is added to under the GIL or, in a free-threaded build, under the set's own lock.
+Thread safety: `generation` changes, and `_forgetters` is walked, only in a child right after the fork, which has
+one thread. `_forgetters` is added to under the GIL or, in a free-threaded build, under the set's own lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def on_fork(callback: Callable[[], None]) -> None:
 
 
 def _in_child() -> None:
-    global generation  # noqa: PLW0603  # the one place that counts
+    global generation  # noqa: PLW0603  # the only place that changes it
     generation += 1
     for callback in _callbacks:
         callback()

@@ -15,7 +15,7 @@ __all__ = ["RetryPolicy", "own_copy", "redis_error", "settings_of"]
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-# Settings of a pool that make sense for the pool alone: these notices ask a pool to move its connections elsewhere.
+# Settings for the pool alone: these notices ask a pool to move its connections to another server.
 _POOL_ONLY = (
     "maint_notifications_config",
     "maint_notifications_pool_handler",
@@ -24,12 +24,15 @@ _POOL_ONLY = (
 
 
 class RetryPolicy:
-    """How often and how fast a pool's owner wants failed commands to be tried again.
+    """How often, and after which pauses, a pool wants failed commands to be sent again.
 
-    At least once: a connection that was closed while idle is noticed by the request that it fails.
+    At least once: only a request that fails shows that a connection was closed while idle.
+
+    Args:
+        retry: redis-py's `Retry`; None for none.
 
     Attributes:
-        retries: attempts after the first; below 0 for no limit.
+        retries: how many attempts follow the first; below 0 for no limit.
     """
 
     __slots__ = ("_backoff", "retries")
@@ -40,7 +43,7 @@ class RetryPolicy:
         self._backoff = copy.deepcopy(getattr(retry, "_backoff", NoBackoff()))
 
     def delay_s(self, failures: int) -> float:
-        """How long to wait after so many failures, in seconds. The first retry leaves at once."""
+        """How long to wait after this number of failures, in seconds. The first retry leaves at once."""
         return 0.0 if failures <= 1 else float(self._backoff.compute(min(failures - 1, MOST_FAILURES)))
 
 
@@ -51,7 +54,7 @@ def redis_error(text: str) -> RedisError:
 
 
 def own_copy(error: _Error) -> _Error:
-    """An equal error without a traceback; the same one where its class knows no copies, as users' classes may."""
+    """An equal error without a traceback; the same error where its class, perhaps a user's, cannot be copied."""
     try:
         return copy.copy(error).with_traceback(None)
     except Exception:
@@ -59,7 +62,7 @@ def own_copy(error: _Error) -> _Error:
 
 
 def settings_of(pool: Any) -> dict[str, Any]:
-    """What to make a connection of our own with. Whoever calls decides whether to try again, and adds `retry`."""
+    """The settings for a connection that is not the pool's. The caller adds `retry`, as it decides on retries."""
     settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _POOL_ONLY}
     settings["retry_on_error"] = []
     return settings

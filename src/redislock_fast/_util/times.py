@@ -1,7 +1,7 @@
-"""Seconds of the API to milliseconds of the wire, and the clock that validity is measured with.
+"""Seconds of the API as milliseconds of the wire, and the clock that leases are measured with.
 
-Rules: a ttl is rounded up, so that a lock never lives shorter than asked; what cannot be a ttl is refused before
-anything is sent. The clock goes on while the machine sleeps: `CLOCK_MONOTONIC` stands still in suspend.
+Rules: a ttl is rounded up, so that a lock never lives shorter than asked; a value that cannot be a ttl is refused
+before anything is sent. The clock goes on while the machine is suspended, where `CLOCK_MONOTONIC` stops.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ __all__ = [
 ]
 
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-"""Seconds that never go back and count suspends, from an arbitrary start."""
+"""Seconds from an arbitrary start that never go back and include suspends."""
 
 GRACE_S = 0.1
-"""A request that is under way when the caller's time ends may still take so long: cut off sooner, no answer that a
-far server gives could ever count."""
+"""How many seconds a request that is under way when the caller's time ends may still take. Without them, no reply of a
+far server could ever count."""
 
 MOST_FAILURES = 1000
-"""No more in a row are counted: what doubles a pause with each, as redis-py's backoffs do, overflows after 1,023."""
+"""The most failures in a row that are counted: a pause that doubles with each, as redis-py's backoffs do, overflows
+after 1,023."""
 
 _MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
 
@@ -53,7 +54,7 @@ def positive_ms(seconds: float, what: str) -> int:
         what: the parameter's name, for the error.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a number that is not above 0, not finite or beyond 2**53 ms.
     """
     if type(seconds) is int and 0 < seconds <= _MAX_MS // 1000:
@@ -62,7 +63,7 @@ def positive_ms(seconds: float, what: str) -> int:
     if not 0 < exact_ms <= _MAX_MS:  # False for NaN too
         raise ValueError(f"{what} must be a positive, finite number of seconds, not {seconds!r}")
     nearest_ms = round(exact_ms)
-    # 1.1 * 1000 is 1100.0000000000002: what differs only by the float's own error is not rounded up.
+    # 1.1 * 1000 is 1100.0000000000002: a difference that is only the float's own error is not rounded up.
     return nearest_ms if nearest_ms and abs(exact_ms - nearest_ms) < 1e-6 * exact_ms else math.ceil(exact_ms)
 
 
@@ -70,7 +71,7 @@ def wait_seconds(seconds: float, what: str) -> float:
     """A time to wait: any number but NaN.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for NaN.
     """
     number = _number(seconds, what)
@@ -86,7 +87,6 @@ class Limit:
         wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: for ever.
 
     Attributes:
-        wait_s: as above.
         deadline: when the time is up, in the clock's seconds; None: never.
         refused: whether the server has said, since the acquire began, that the lock is another's.
     """
@@ -104,7 +104,7 @@ class Limit:
         return self.wait_s is None or self.wait_s > 0
 
     def left_s(self) -> float | None:
-        """How much time is left, in seconds; below 0 when the time is up, None for ever."""
+        """The seconds that are left; below 0 when the time is up, None for ever."""
         return None if self.deadline is None else self.deadline - clock()
 
     @property
@@ -114,26 +114,26 @@ class Limit:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the acquire has failed, though the last request got no reply: time is up, and the lock another's."""
+        """Whether the acquire has failed although the last request got no reply: time is up, and the lock another's."""
         return self.refused and self.is_over
 
 
 def ttl_ms_of(timeout: float | None) -> int | None:
-    """The ttl of a lock in milliseconds, rounded up. None for None, and for 0, redis-py's other way to say "for ever".
+    """The ttl of a lock in milliseconds, rounded up. None for None and for 0, which redis-py also takes for "for ever".
 
     Raises:
-        TypeError: for what is no number.
-        ValueError: for what cannot be a ttl.
+        TypeError: for a value that is not a number.
+        ValueError: for a number that cannot be a ttl.
     """
     return None if timeout is None or timeout == 0 else positive_ms(timeout, "timeout")
 
 
 def added_ms(additional_time: float, replace_ttl: bool = False) -> int:
-    """What an extend adds, in milliseconds. Adding nothing is allowed; a new ttl of nothing would delete the lock.
+    """The milliseconds that an extend adds. 0 may be added; a new ttl of 0 would delete the lock.
 
     Raises:
-        TypeError: for what is no number.
-        ValueError: for what cannot be a ttl.
+        TypeError: for a value that is not a number.
+        ValueError: for a number that cannot be a ttl.
     """
     return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
 
@@ -144,13 +144,13 @@ def poll_seconds(sleep: float) -> float:
     Raises:
         ValueError: for a negative number and NaN.
     """
-    if not sleep >= 0:  # nor is NaN
+    if not sleep >= 0:  # true for NaN, too
         raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
     return sleep
 
 
 def drift_s(lease_s: float) -> float:
-    """By how much sooner a lease is believed to end than the server says, in seconds.
+    """By how many seconds sooner a lease is believed to end than the server says.
 
     1 % for clocks that run at different rates and 2 ms for the server's own granularity, as Redis's page on distributed
     locks has it.

@@ -14,7 +14,7 @@ __all__ = ["Batch", "Lock", "Locker", "Redlock"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what few need when it is asked for."""
+    """Import the names that few users need when they are used."""
     if name == "Redlock":
         from redislock_fast.asyncio.redlock import Redlock  # noqa: PLC0415  # as above
 

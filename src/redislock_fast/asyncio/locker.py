@@ -1,4 +1,4 @@
-"""Many locks of one `redislock_fast.asyncio.Locker`: acquired, held and given back together."""
+"""Many locks of one `redislock_fast.asyncio.Locker`: acquired, held and released together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch(BatchBase):
     """Locks that were acquired together, under one token. To be used by one task at a time.
 
     Attributes:
-        acquired: names of the locks that were acquired, in the order given. What becomes of them changes nothing here.
+        acquired: names of the locks that were acquired, in the order given. A later loss or release does not change it.
         missed: names of those that were not.
     """
 
@@ -32,9 +32,9 @@ class Batch(BatchBase):
         self._transport = transport
 
     async def release(self) -> dict[Name, bool]:
-        """Give back the locks that are still held; see `redislock_fast.Batch.release`.
+        """Release the locks that are still held; see `redislock_fast.Batch.release`.
 
-        Cancelled, it goes on in the background.
+        If it is cancelled, the release goes on in the background.
         """
         try:
             results: dict[Name, bool] = await drive(self._transport, self._releasing())
@@ -45,20 +45,20 @@ class Batch(BatchBase):
         return results
 
     async def extend(self, additional_time: float) -> dict[Name, bool]:
-        """Prolong the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
+        """Extend the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
         results: dict[Name, bool] = await drive(self._transport, self._extending(additional_time))
         return results
 
     async def reacquire(self) -> dict[Name, bool]:
-        """Set the leases of the locks that are held back to the whole `timeout`."""
+        """Set the leases of the held locks back to the whole `timeout`; see `redislock_fast.Batch.reacquire`."""
         results: dict[Name, bool] = await drive(self._transport, self._reacquiring())
         return results
 
     async def __aenter__(self) -> Batch:
-        """Nothing is sent.
+        """Check that the batch has what was asked for. Sends nothing.
 
         Raises:
-            redis.exceptions.LockError: the batch was to be all or nothing, and nothing it is.
+            redis.exceptions.LockError: `all_or_nothing` was set and not every lock was acquired.
         """
         self._check_entry()
         return self
@@ -69,7 +69,7 @@ class Batch(BatchBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged.
+        """Release. If the body raised, an error of the release is logged, so that the body's own exception goes on.
 
         Raises:
             redis.exceptions.LockNotOwnedError: a lock was no longer ours.
@@ -87,7 +87,7 @@ class Batch(BatchBase):
 
 
 class Acquiring:
-    """`await` it for the batch, or enter it by `async with`, which releases the batch on leaving."""
+    """Gives the batch to `await`; `async with` also releases the batch on leaving."""
 
     def __init__(self, transport: Transport, plan: Plan) -> None:
         self._transport = transport

@@ -1,8 +1,7 @@
-"""`Redlock` for asyncio: what `redlock.py` has for threads, under the same names.
+"""`Redlock` for asyncio: the methods of `redislock_fast.Redlock`, as coroutines.
 
-Cancellation, at whichever await: a cancelled acquire does not hold the lock, and is undone; a cancelled release goes on
-in the background; a cancelled extend or reacquire may or may not have been executed, and the lease is believed to end
-no later than either way.
+Cancellation, at any await: a cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on
+in the background. A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from typing import Any, Literal
 from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import Holding, current_task
-from redislock_fast._lease.quorum import quorum_of
 from redislock_fast._lease.task_owner import TaskHoldings
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.facade import NOT_ENTERED
-from redislock_fast._procedures.redlock_keeping import KeepingRedlockBase
+from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
@@ -34,7 +32,7 @@ __all__ = ["Redlock"]
 logger = logging.getLogger(__name__)
 
 
-class Redlock(KeepingRedlockBase):
+class Redlock(RedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
     Args:
@@ -44,13 +42,13 @@ class Redlock(KeepingRedlockBase):
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
-        thread_local: whether the token belongs to the task that acquired, or to every task with this object.
+        thread_local: whether the task that acquired owns the lock, or every task that has this object.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, as for `redislock_fast.Redlock`.
         auto_renew: as for `redislock_fast.Redlock`.
         max_hold: as for `redislock_fast.Redlock`.
-        on_lost: called once with the lock and a `LossReason` when it is found to be lost, in the event loop; what it
-            returns is awaited where it can be.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, in the event loop. An
+            awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
 
@@ -70,7 +68,7 @@ class Redlock(KeepingRedlockBase):
 
     @staticmethod
     def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
-        quorum: LoopQuorum = quorum_of(transports, LoopQuorum)
+        quorum: LoopQuorum = LoopQuorum.of(transports)
         return quorum
 
     def _new_holding(self) -> TaskHoldings:
@@ -82,16 +80,16 @@ class Redlock(KeepingRedlockBase):
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         self._renewer().tell(tenure, reason)
 
-    # The task that calls a method is the one that holds, whichever task awaits what it returns. So the holding is
-    # looked up in plain methods, as in `asyncio.Lock`.
+    # The task that calls a method owns the lock, whichever task awaits the result. So the holding is looked up in plain
+    # methods, as in `asyncio.Lock`.
 
     def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Take the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
-            blocking_timeout: seconds to wait at most, likewise. An attempt under way at the end is not cut off. 0 or
-                less makes one attempt.
+            blocking_timeout: seconds to wait at most, instead of the lock's own setting. An attempt under way at the
+                end is not cut off. 0 or less makes one attempt.
         """
         return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
@@ -99,10 +97,10 @@ class Redlock(KeepingRedlockBase):
         self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring_on_terms(local, None, blocking, blocking_timeout, attempts, task)
+        steps = self._acquiring(local, None, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
-        except (Exception, asyncio.CancelledError, GeneratorExit):  # which come while it waits, and are seen to there
+        except (Exception, asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
             self._undo_unnoticed(local, attempts)
@@ -126,7 +124,7 @@ class Redlock(KeepingRedlockBase):
         return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
 
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
-        """Set the lease back to the lock's whole `timeout`; as `extend` otherwise."""
+        """Set the lease back to the lock's whole `timeout`; sends and raises what `extend` does."""
         return self._prolong(self._reacquiring(self._held()))
 
     async def _prolong(self, steps: Steps) -> Literal[True]:
@@ -149,7 +147,7 @@ class Redlock(KeepingRedlockBase):
         """Acquire.
 
         Raises:
-            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+            redis.exceptions.LockError: the lock was not granted in time; and what `acquire` raises.
         """
         if await self.acquire():
             return self
@@ -161,7 +159,7 @@ class Redlock(KeepingRedlockBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         self._say_why(exc_value)
         try:
             await self.release()

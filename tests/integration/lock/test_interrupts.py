@@ -44,12 +44,16 @@ FACADE = (
     "_procedures/waiters.py",
 )
 CHANNELS = (
+    "_transport/retries.py",
+    "_transport/threads/cleanup.py",
     "_transport/threads/driver.py",
     "_transport/threads/server.py",
+    "_transport/loop/cleanup.py",
     "_transport/loop/driver.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
 )
+SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
     f" in {name}"
     for name in ("_release", "do_release", "release", "_go_on_releasing", "_release_held", "_release_at_once")
@@ -376,7 +380,9 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                 channel = world.do(its_channel)
                 client.set("name", "mine")
                 channel.undo([(b"name", b"mine")])
-                place = interrupted_at(number, lambda: world.do(others), "_transport/base.py", *CHANNELS)
+                place = interrupted_at(
+                    number, lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS
+                )
                 world.until_free()
             if not place:
                 assert number > 40
@@ -419,7 +425,7 @@ def test_connecting_acquire_interrupted_at_any_line(fleet: list[Server]) -> None
             place = interrupted_at(
                 number,
                 lambda: world.do(lock.acquire),  # noqa: B023
-                "_transport/base.py",
+                *SHARED,
                 "_transport/threads/connect.py",
                 *CHANNELS,
             )

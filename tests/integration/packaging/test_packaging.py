@@ -109,7 +109,7 @@ def test_without_the_compiled_core_locks_work(without_extension: Path, valkey: S
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
-@pytest.mark.parametrize("module", ["threads", "loop", "resp", "tally"])
+@pytest.mark.parametrize("module", ["threads", "loop", "resp"])
 def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: str, tmp_path: Path) -> None:
     if not _has_extension():
         pytest.skip("no compiled core here")
@@ -119,7 +119,7 @@ def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: st
     extension.unlink()
     if damage == "broken":
         extension.write_bytes(b"no extension module")
-    shown = _python(f"{SHOW}; import redislock_fast._pipe.loop_py, redislock_fast._pipe.tally_py", folder=folder)
+    shown = _python(f"{SHOW}; import redislock_fast._pipe.loop_py", folder=folder)
     assert (shown.stdout.strip(), shown.stderr) == ("python", "")
     demanded = _python(SHOW, "compiled", folder)
     assert demanded.returncode != 0

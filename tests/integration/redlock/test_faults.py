@@ -306,7 +306,7 @@ def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(flee
 
     before = connected()
     assert [len(ids) for ids in before] == [1] * len(fleet)
-    links = [channel.link for channel in lock._quorum._channels]
+    links = [channel.link for channel in lock._quorum._transports]
     wait_until(lambda: all(link is not None and link.pipe.silence_s > SHORT_S for link in links), "a pause")
     _use(lock)
     _use(lock)
@@ -382,7 +382,7 @@ def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(fleet: Fl
         lock.acquire()
         wait_until_held(fleet)
         proxy.drop_request(*RELEASE_COMMANDS)
-        channels = lock._quorum._channels
+        channels = lock._quorum._transports
         for channel in channels:
             channel.inside.add(threading.get_ident())  # as for a handler that interrupts an operation
         lock.release()

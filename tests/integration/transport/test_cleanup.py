@@ -16,7 +16,7 @@ import redis
 from redis.credentials import CredentialProvider
 
 from redislock_fast._transport.loop.server import LoopChannel
-from redislock_fast._transport.threads import server as thread_server
+from redislock_fast._transport.threads import cleanup as thread_cleanup
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast.server import Server
@@ -109,14 +109,14 @@ def test_what_is_left_while_the_undoing_thread_ends_is_undone(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, go_on = threading.Event(), threading.Event()
-    undo_in_background = thread_server._undo_in_background
+    undo_in_background = thread_cleanup._undo_in_background
 
-    def end_slowly(channel: weakref.ref[ThreadChannel]) -> None:
+    def end_slowly(channel: weakref.ref[thread_cleanup.ThreadCleanup]) -> None:
         undo_in_background(channel)
         done.set()
         go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(thread_server, "_undo_in_background", end_slowly)
+    monkeypatch.setattr(thread_cleanup, "_undo_in_background", end_slowly)
     channel: Any = transport_of(client)
     for name in ("first", "second"):
         client.set(name, "mine")

@@ -50,7 +50,7 @@ def take(room: Room, after_s: float = 0.0, key: bytes = KEY, interval_s: float =
     assert seat is not None
     seat.taken_at -= after_s
     seat.interval_s = interval_s
-    room.enqueue(seat)
+    seat.line.enqueue(seat)
     return seat
 
 

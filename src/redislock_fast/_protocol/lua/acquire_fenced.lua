@@ -1,12 +1,12 @@
 -- Acquire fenced: take the lock if it is free, and number its holder. Repeated, it gives the same number.
 -- KEYS[1]  the lock's name
--- KEYS[2]  fence, a hash that never expires: "number" is the highest number given, "token" who has it
+-- KEYS[2]  fence, a hash that never expires: "number" is the highest number given, "token" the token that has it
 -- ARGV[1]  token
--- ARGV[2]  ttl in milliseconds, 0 for none; empty: do not take it, only number who holds it
+-- ARGV[2]  ttl in milliseconds, 0 for none; empty: do not take the lock, only number its holder
 -- returns  {1, false, number}: the lock was free, and is taken
 --          {2, value, number}: it was held with this token
---          {0, value or false}: it is another's, or free and not to be taken
--- Counted first, then noted, then taken: whatever fails in between, no number is given twice.
+--          {0, value or false}: it is another's, or it is free and not to be taken
+-- Counts first, then notes the token, then takes the lock: wherever it fails in between, no number is given twice.
 local lock, fence = KEYS[1], KEYS[2]
 local token, ttl_ms = ARGV[1], ARGV[2]
 
@@ -16,7 +16,7 @@ local function next_number()
     return number
 end
 
--- Marked when somebody waits in the queue; only tokens that the library made itself are.
+-- The value of a contended lock; only tokens that the library made get the contended flag.
 local marked = #token == 36 and string.sub(token, 1, 4) == 'rlf:' and token .. '+' or nil
 local value = redis.call('get', lock)
 if value == token or value == marked then

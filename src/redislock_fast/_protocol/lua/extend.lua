@@ -3,10 +3,11 @@
 -- ARGV[1]  token
 -- ARGV[2]  milliseconds to add
 -- ARGV[3]  "0" to add them to the remaining ttl, "1" to replace it
--- ARGV[4]  optional: the longest ttl in milliseconds that may come out. A client that does not know whether its first
---          request was executed sends what one execution would have given, so that a second one adds nothing.
+-- ARGV[4]  optional: the longest ttl in milliseconds that may result. A client that does not know whether its first
+--          request was executed sends the ttl that one execution would have left, so that a second one adds nothing.
 -- returns  1 if the ttl was set, 0 if the lock is not held with this token or has no ttl
--- Marked when somebody waits in the queue; only tokens that the library made itself are.
+
+-- The value of a contended lock; only tokens that the library made get the contended flag.
 local marked = #ARGV[1] == 36 and string.sub(ARGV[1], 1, 4) == 'rlf:' and ARGV[1] .. '+' or nil
 local value = redis.call('get', KEYS[1])
 if value ~= ARGV[1] and value ~= marked then

@@ -1,7 +1,7 @@
--- Guard: stands in front of a script that writes, and lets it run unless a higher fence has written.
+-- Guard: precedes a script that writes, and lets it run unless a higher fence has written.
 -- KEYS[#KEYS]  the guard's note: the highest fence that has written. It never expires
 -- ARGV[#ARGV]  fence
--- Both are taken away: the script behind finds the rest, as if it stood alone.
+-- Both are removed, so the script behind finds its own keys and arguments alone.
 -- returns  the error "STALEFENCE <highest>" without running the script; else what the script returns
 do
     local note, fence = table.remove(KEYS), table.remove(ARGV)
@@ -9,7 +9,7 @@ do
     if highest and tonumber(highest) > tonumber(fence) then
         return redis.error_reply('STALEFENCE ' .. highest)
     end
-    if highest ~= fence then -- before the write: if that fails, the guard is only stricter
+    if highest ~= fence then -- before the write: if the write fails, the guard is only stricter
         redis.call('set', note, fence)
     end
 end

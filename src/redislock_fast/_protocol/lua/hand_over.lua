@@ -1,19 +1,18 @@
--- What the scripts of the queue share: it stands in front of each of them.
+-- Hand-over: the code that the scripts of the key queue share; it precedes each of them.
 --
--- lock     the lock's name. Its value is the holder's token, with a "+" behind it when the queue is to be looked at on
---          release; only tokens that the library made itself are marked, others are never changed
--- queue    sorted set: the waiters' tokens, which the library made, by the time of their arrival in the server's
---          microseconds
--- waiters  hash: "t<token>" is "<ttl_ms> <publish> <channel>", what a waiter wants and how he is told (ttl_ms 0: for
---          ever); "c<channel>" is until when, in milliseconds, the channel's process counts as awake. What is of no more
---          use is dropped by wait.lua, or with the last waiter
+-- lock     the lock's name. Its value is the holder's token, with a "+" (the contended flag) behind it when a release
+--          must use the queue. Only tokens that the library made get the flag; other values are never changed
+-- queue    sorted set: the waiters' tokens, made by the library, scored by their arrival in the server's microseconds
+-- waiters  hash: "t<token>" is "<ttl_ms> <publish> <channel>": the ttl that a waiter wants (0: for ever) and how it is
+--          notified; "c<channel>" is until when, in milliseconds, the channel's process counts as awake. wait.lua drops
+--          old fields; the last waiter drops the hash
 --
--- Each redis.call costs about a microsecond, and while a release runs, everybody waits: hence no more than these.
+-- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few.
 local function is_held_with(value, token)
     return value == token or (value == token .. '+' and #token == 36 and string.sub(token, 1, 4) == 'rlf:')
 end
 
--- Give the lock to who has left the queue. Returns its value.
+-- Give the lock to a waiter that has left the queue. Returns its value.
 local function give(lock, token, ttl_ms)
     local word = token .. '+'
     if ttl_ms == '0' then
@@ -24,8 +23,8 @@ local function give(lock, token, ttl_ms)
     return word
 end
 
--- Hand the lock over to the first waiter whose connection is there, in order of arrival; with nobody waiting, free it.
--- The waiter is told by "<new value><time of arrival>"; who asks for himself needs no telling.
+-- Hand the lock over to the first waiter, in order of arrival, whose connection is there; without waiters, free it.
+-- The message to the waiter is "<new value><time of arrival>"; the waiter that asks itself gets none.
 -- Returns the lock's new value, or false.
 local function hand_over(lock, queue, waiters, asking)
     while true do
@@ -41,13 +40,13 @@ local function hand_over(lock, queue, waiters, asking)
             if token == asking then
                 return give(lock, token, ttl_ms)
             end
-            -- Asked first: a server that was the primary delivers what its replication brings, and whoever still listens
-            -- there must not hear what was passed on here.
+            -- The server asks for listeners first: a former primary delivers the messages that its replication brings,
+            -- and a listener that is still there must not receive what was passed on here.
             local ask = publish == 'spublish' and 'shardnumsub' or 'numsub'
             local listeners = redis.pcall('pubsub', ask, channel)
             local is_there = listeners[2] and listeners[2] > 0
             local told = is_there and redis.pcall(publish, channel, token .. '+' .. first[2])
-            if listeners.err or type(told) == 'table' then -- this client may not: whoever looks next hands over
+            if listeners.err or type(told) == 'table' then -- forbidden here: a health check hands over
                 redis.call('zadd', queue, first[2], token)
                 redis.call('expire', queue, 3600)
                 redis.call('del', lock)

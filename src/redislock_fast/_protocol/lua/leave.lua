@@ -3,8 +3,8 @@
 -- KEYS[2]  queue
 -- KEYS[3]  waiters
 -- ARGV[1]  token
--- ARGV[2]  what to do with a lock that was granted meanwhile: "keep" or "pass on"; with "keep", a lock that is free is
---          given to the first in the queue, or to the waiter
+-- ARGV[2]  what to do with a lock that was granted meanwhile: "keep" or "pass on"; with "keep", a free lock is given to
+--          the first in the queue, or to the waiter
 -- ARGV[3]  with "keep": ttl in milliseconds, 0 for none
 -- returns  the lock's value if it was granted and kept, else nil
 local value

@@ -1,4 +1,4 @@
--- Pass on: release a lock that may be marked, and hand it over to the first in the queue.
+-- Pass on: release a lock that may be contended, and hand it over to the first in the queue.
 -- KEYS[1]  the lock's name
 -- KEYS[2]  queue
 -- KEYS[3]  waiters

@@ -1,4 +1,4 @@
--- Wait: take the lock, or stand in the queue for it. May be repeated: a waiter keeps his place.
+-- Wait: take the lock, or join its queue. May be repeated: a waiter keeps its place.
 -- KEYS[1]  the lock's name
 -- KEYS[2]  queue
 -- KEYS[3]  waiters
@@ -6,17 +6,18 @@
 -- ARGV[2]  ttl in milliseconds, 0 for none
 -- ARGV[3]  "publish" or "spublish"
 -- ARGV[4]  the channel on which the waiter listens
--- ARGV[5]  for how many milliseconds his process counts as awake
+-- ARGV[5]  for how many milliseconds the waiter's process counts as awake
 -- ARGV[6]  for how many milliseconds the queue is kept
--- ARGV[7]  empty, or the token of a waiter to look for; then also whether those in front are awake
+-- ARGV[7]  empty, or the token of another waiter: the script then says whether that is in the queue, and removes
+--          waiters at the head whose process sleeps
 -- returns  {1, value}: the lock is the waiter's
---          {0, value, ttl in milliseconds or -1, the time of his arrival if he is new in the queue, else 0, and 1 if
---          who was looked for is in the queue}: it is not, and is marked
---          {2, value, ttl, ...}: likewise, but it is not marked, since its holder would not hand it over
+--          {0, value, ttl in milliseconds or -1, the time of arrival if the waiter is new in the queue, else 0, and 1
+--          if the waiter of ARGV[7] is in the queue}: the lock is another's, and has the contended flag
+--          {2, value, ttl, ...}: as {0, ...}, but without the flag, since its holder would not hand the lock over
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local token = ARGV[1]
 
--- Put those out of the queue who stand in front and sleep: a lock that is handed to them stays with them for its ttl.
+-- Remove waiters at the head whose process sleeps: a lock that is handed to them would stay with them for its ttl.
 local function pass_over_sleepers(now_ms)
     while true do
         local first = redis.call('zrange', queue, 0, 0)[1]
@@ -34,7 +35,7 @@ local function pass_over_sleepers(now_ms)
     end
 end
 
--- Drop what was left of waiters who are served and of processes that are gone, once it is much.
+-- Drop the fields of waiters that have left and of processes that are gone, once there are many.
 local function clean(now_ms)
     if redis.call('hlen', waiters) <= 3 * redis.call('zcard', queue) + 100 then
         return
@@ -50,7 +51,7 @@ local function clean(now_ms)
         if not is_awake and not is_of_use[fields[i]] then
             useless[#useless + 1] = fields[i]
         end
-        if #useless == 1000 or (useless[1] and i + 2 > #fields) then -- in pieces: a call takes only so many
+        if #useless == 1000 or (useless[1] and i + 2 > #fields) then -- in pieces: a call's arguments are limited
             redis.call('hdel', waiters, unpack(useless))
             useless = {}
         end
@@ -77,7 +78,7 @@ local fields = redis.call(
     't' .. token, ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4],
     'c' .. ARGV[4], string.format('%.0f', now_ms + ARGV[5])
 )
-if fields == 2 or ARGV[7] ~= '' or time[2] % 64 == 0 then -- the first of his process, or now and then
+if fields == 2 or ARGV[7] ~= '' or time[2] % 64 == 0 then -- the first waiter of its process, or now and then
     clean(now_ms)
     redis.call('pexpire', waiters, ARGV[6])
 end
@@ -86,7 +87,7 @@ if ARGV[7] ~= '' then
 end
 if not value then
     value = hand_over(lock, queue, waiters, token)
-    if not value then -- the head cannot be told: better out of order than not at all
+    if not value then -- the head cannot be notified: take it out of order
         redis.call('zrem', queue, token)
         value = give(lock, token, ARGV[2])
     end

@@ -1,4 +1,4 @@
-"""All that one event loop sends to one cluster: a channel to each of its nodes, found by the lock's slot.
+"""The transport of a cluster for one event loop: one server transport for each node, found by the lock's slot.
 
 A `LoopClusterChannel` does for a loop what `_transport.threads.cluster.ClusterChannel` does for threads.
 """
@@ -46,9 +46,9 @@ _Result = TypeVar("_Result")
 
 
 class _Pool:
-    """A node as a channel looks at a connection pool: redis-py's asyncio client has none for it.
+    """A node in the form of a connection pool: redis-py's asyncio client has no pool for a node.
 
-    It keeps no client alive, as the settings of a node do.
+    It does not keep the client alive, which the settings of a node do.
     """
 
     def __init__(self, client: Any, name: str) -> None:
@@ -73,23 +73,30 @@ class _Pool:
 
     def get_encoder(self) -> Any:
         client = self._client()
-        assert client is not None  # who makes a channel has it
+        assert client is not None  # the caller has it, as it makes a server transport
         return client.get_encoder()
 
 
 class _Node(NodeRules[AsyncLink], LoopChannel):
-    """All that the loop sends to one node."""
+    """All that the loop sends to one node.
 
-    def __init__(self, pool: _Pool, end: LoopEnd) -> None:
+    Args:
+        pool: the node.
+        end: the end of the loop.
+        cluster: whose node it is; None for a dedicated connection to it.
+    """
+
+    def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterChannel | None = None) -> None:
         super().__init__(pool, end)
-        self._pool = pool  # lives as long as the channel does
+        self._pool = pool  # lives as long as this object does
+        self._cluster = None if cluster is None else weakref.ref(cluster)
 
 
 class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
     """All that one event loop sends to one cluster.
 
     Args:
-        owner: redis-py's asyncio cluster client, which keeps the topology.
+        owner: redis-py's asyncio cluster client, which holds the topology.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -103,7 +110,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         loose: list[AsyncLink] | None = None,
         begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
-        """Drive an operation until it is finished, at whichever node has its slot; see `LoopChannel.execute`."""
+        """Drive an operation until it is finished, at the node that has its slot; see `LoopChannel.execute`."""
         tidies = loose is None
         if tidies and isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
@@ -111,15 +118,11 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         try:
             route = Route(operation, limit_s, self._retry)
             if self._undone:
-                await self._undo_before(operation, route.left_s())
+                await self._undo_before(operation, route)
             await self._follow(route, lambda node: node.execute(_operation_of(route), route.left_s(), left))
-        except GeneratorExit:  # as in LoopChannel
-            if tidies and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.tidy, operation, left, True)
-            raise
         except BaseException as error:
             if tidies:
-                self.tidy(operation, left, failed=True)
+                self._tidy_failed(operation, left, error)
                 if isinstance(error, Refused):
                     raise redis_error(str(error)) from None
             raise
@@ -127,16 +130,16 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
             self.tidy(operation, left, failed=False)
 
     async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
-        """Drive operations, each on locks of another node, to their ends, in a task for each.
+        """Drive operations, each on the locks of one node, until all are finished, in a task for each.
 
         Raises:
-            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, after the last end.
-            asyncio.CancelledError: the caller was cancelled, and so was each operation: all have ended.
+            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, once all have ended.
+            asyncio.CancelledError: the caller was cancelled, and so was each operation; all have ended.
         """
         ends = asyncio.gather(*(self.execute(one, limit_s) for one in operations), return_exceptions=True)
         try:
             errors = [end for end in await ends if end is not None]
-        except GeneratorExit:  # as in LoopChannel
+        except GeneratorExit:  # the task was dropped: see `LoopCleanup._tidy_failed`
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(ends.cancel)
             raise
@@ -147,38 +150,27 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
                 del ends, errors  # or this frame and the errors would keep each other alive
 
     async def run_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """Drive an operation on a connection of its own; see `LoopChannel.run_beside`."""
+        """Drive an operation on a dedicated connection; see `LoopChannel.run_beside`."""
         route = Route(operation, limit_s, self._retry)
         await self._follow(route, lambda node: node.run_beside(_operation_of(route), route.left_s(), slow_s))
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A seat for a waiter, at whichever node has the lock's slot; see `LoopChannel.enter`."""
+        """A waiter, at the node that has the lock's slot; see `LoopChannel.enter`."""
         route = Route(Look(key), limit_s, self._retry)
-        seat = await self._follow(route, lambda node: node.enter(key, token, route.left_s()))
-        if seat is not None:
-            seat.home = self
-        return seat
+        return await self._follow(route, lambda node: node.enter(key, token, route.left_s()))
 
     def seat(self, key: bytes, token: bytes) -> Seat | None:
-        """A seat for a waiter, where it can be had at once; see `LoopChannel.seat`."""
+        """A waiter, where none of its steps needs a request; see `LoopChannel.seat`."""
         node = self._node_of(key)
-        seat = None if node is None else node.seat(key, token)
-        if seat is not None:
-            seat.home = self
-        return seat
-
-    def is_current(self, seat: Seat) -> bool:
-        """Whether requests for the seat's lock still leave on its connection."""
-        node = self._node_of(seat.key)
-        return node is not None and node.is_current(seat)
+        return None if node is None else node.seat(key, token)
 
     def post(self, link: AsyncLink, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request for whose reply nobody waits, to where ASK may have led. Nothing comes between two posts."""
-        super().post(link, ASKING)
+        """Send a request for whose reply the caller does not wait, to the node that ASK may have named."""
+        super().post(link, ASKING)  # no other request of the loop comes between the two
         super().post(link, args, on_reply)
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, those together that one node has."""
+        """The keys' indexes, grouped by node."""
         return indexes_by_node(await self._informed_owner(), keys)
 
     def abandon(self) -> None:
@@ -187,16 +179,15 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
             node.abandon()
 
     async def _follow(self, route: Route, visit: Callable[[LoopChannel], Awaitable[_Result]]) -> _Result:
-        """Go where the route leads until a visit succeeds."""
+        """Visit one node after the other, as the route says, until a visit succeeds."""
         while True:
             try:
                 return await visit(await self._next_node(route))
             except (AuthenticationError, AuthorizationError):
                 raise
             except TROUBLES as trouble:
-                pause_s = route.pause_s(trouble)
-                if pause_s is None:
-                    raise error_of(trouble) from None
+                route.note_failure(trouble, error_of(trouble))
+            pause_s = route.next_pause_s()
             if pause_s:
                 await asyncio.sleep(pause_s)
 
@@ -210,7 +201,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         return self._channel_to(client, node)
 
     async def _informed_owner(self) -> Any:
-        """The client, which has read the topology once: what its user has closed since is not opened again."""
+        """The client, once it has read the topology. A client that its user has closed since is not opened again."""
         client = self._live_owner()
         if not client.nodes_manager.nodes_cache:
             await client.initialize()
@@ -224,22 +215,22 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
     def _channel_to(self, client: Any, node: Any) -> LoopChannel:
         channel = self._nodes.get(node.name)
         if channel is None:
-            channel = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end)
+            channel = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end, self)
         return channel
 
 
 async def _read_topology(client: Any) -> None:
-    """Read it anew. A client that its user has closed is left with no connection, for nobody closes it again."""
+    """Read the topology again. A client that its user has closed keeps no connection: it is not closed again."""
     nodes_manager = client.nodes_manager
     try:
         await nodes_manager.initialize()
     finally:
-        if client._initialize:  # noqa: SLF001  # redis-py's word for it: closed, or never opened
+        if client._initialize:  # noqa: SLF001  # then it is closed, or was never opened
             for node in nodes_manager.startup_nodes.values():
-                for connection in list(node._free):  # noqa: SLF001  # those that nobody uses, as redis-py has it
+                for connection in list(node._free):  # noqa: SLF001  # the connections that are not in use
                     await connection.disconnect(nowait=True)
 
 
 def _operation_of(route: Route) -> Operation:
-    """What a node's channel executes: undoing nothing, it asks no more of that than an exchange has."""
+    """What the transport of a node executes: with `loose` given, it needs only the methods of an `Exchange`."""
     return cast("Operation", route.exchange)

@@ -1,4 +1,4 @@
-"""Connecting for event loops: redis-py opens, we take over its transport."""
+"""Opening connections for event loops: redis-py opens a connection, and a `Pipe` takes its asyncio transport over."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ __all__ = ["AsyncLink", "open_link"]
 
 
 class AsyncLink:
-    """A connected pipe with what its server understands. Never reused once broken.
+    """A connected pipe with the capabilities of its server. It is never used again once it is broken.
 
     Attributes:
-        pipe: drives the transport.
-        dialect: what the server understands.
-        ending: what ends it when another connection sends it; None where the server does not tell.
-        room: who waits on it for messages; None where none can come.
-        callers: tell each caller that waits for the reply to a posted request; told BROKEN when it cannot come.
-        timeout_s: how long the pool's settings let a reply take; below 0 for ever.
+        pipe: drives the asyncio transport.
+        dialect: the capabilities.
+        ending: the request that ends this connection when another one sends it; None where the server does not say.
+        room: the registry of its waiters; None where no messages can come.
+        callers: functions that wake a caller which waits for the reply to a posted request; called with BROKEN when the
+            reply cannot come any more.
+        timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 for ever.
     """
 
     __slots__ = ("_end", "_generation", "callers", "dialect", "ending", "pipe", "room", "timeout_s")
@@ -59,11 +60,11 @@ class AsyncLink:
             pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
 
     def close(self) -> None:
-        """Break the pipe; whoever still waits is told."""
+        """Break the pipe. Each caller that still waits gets an error."""
         self.pipe.close()
 
     def __del__(self) -> None:
-        if self._generation == fork.generation:  # else the loop is the parent's
+        if self._generation == fork.generation:  # in a forked child the loop is the parent's
             self._end.retire(self.pipe)
 
 
@@ -73,7 +74,9 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
 
 
 async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
-    """Connect to a pool's server, by redis-py and within the pool's own limits, and take its transport over.
+    """Connect to a pool's server within the pool's own limits, and find out its capabilities.
+
+    Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
         pool: any of redis-py's asyncio connection pools.
@@ -82,20 +85,20 @@ async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
-        redis.exceptions.AuthenticationError: it wants credentials that the pool does not have.
+        redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
     connection = pool.connection_class(**settings)
     try:
         await connection.connect()
-    except BaseException:  # redis-py itself cleans up after errors, not after a cancel
+    except BaseException:  # redis-py cleans up after errors by itself, but not after a cancel
         await connection.disconnect(nowait=True)
         raise
-    # redis-py has no public names for them. Without them, it leaves the transport alone.
+    # redis-py has no public names for them. Without them, it does not touch the transport any more.
     reader, writer = connection._reader, connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
-    if reader.at_eof() or writer.transport.is_closing():  # then nobody would tell the pipe of its end any more
+    if reader.at_eof() or writer.transport.is_closing():  # then the pipe would not be told of its end any more
         writer.close()
         raise ConnectionError("the server closed the connection")
     pipe: Pipe = new_pipe(writer.transport, (writer, end), bytes(reader._buffer))  # noqa: SLF001
@@ -116,4 +119,4 @@ async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     try:
         return AsyncLink(pipe, capabilities.Dialect(probed, greeted), capabilities.ending(described), end, timeout_s)
     finally:
-        del connection, reader, writer, pipe  # see LoopChannel._open
+        del connection, reader, writer, pipe  # see `LoopChannel._open`

@@ -197,8 +197,8 @@ async def drive(transport: Transport, steps: Steps) -> Any:
             answer: Any = None
             try:
                 if type(step) is Listen:
-                    home: Any = step.seat.home
-                    answer = await home.listen(step.seat, step.timeout_s)
+                    node: Any = step.seat.node
+                    answer = await node.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:
                     await transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
@@ -231,8 +231,8 @@ async def wait(transport: Transport, waiting: Waiting) -> Any:
         if seat is not None:
             timeout_s = waiting.join(seat)
             if timeout_s is not None:
-                home: Any = seat.home
-                heard = await home.listen(seat, timeout_s)
+                node: Any = seat.node
+                heard = await node.listen(seat, timeout_s)
                 grant = waiting.granted(seat, heard)
                 if grant is not None:
                     seat.room.leave(seat)

@@ -1,15 +1,16 @@
-"""How connections end with their event loop: what is under way on them is answered first, within a second.
+"""How connections end with their event loop: the server answers first what is under way on them, within a second.
 
-- An asynchronous generator is suspended for the connections of one client in one loop. `asyncio.run`, and every other
-  runner that calls `loop.shutdown_asyncgens()`, closes it after all tasks were cancelled; there, the loop still runs.
-- A connection that nobody keeps any more is closed once its server has answered, or after a second.
-- A loop that is closed otherwise drops its timers. One of them holds the socket, and then waits for the server to have
-  read what was sent.
+- For the connections of one client in one loop, an asynchronous generator is suspended. `asyncio.run`, and every other
+  runner that calls `loop.shutdown_asyncgens()`, closes the generator after all tasks were cancelled, while the loop
+  still runs.
+- A connection to which nothing refers any more is closed once its server has answered, or after a second.
+- A loop that is closed in another way drops its timers. One of these timers holds the socket, and waits then until the
+  server has read what was sent.
 
-A socket must not be closed before that: the first reply to a closed socket makes the server drop the connection, with
-the requests on it that it has not read yet, and these undo what the ones before them do.
+A socket must not be closed before that: the first reply to a closed socket makes the server drop the connection with
+the requests that it has not read yet, and among these may be the cleanup for the requests before them.
 
-Who may touch what: everything belongs to the loop's thread; `retire` and `_Remains.__del__` say what they do in others.
+Who may touch what: everything belongs to the loop's thread; `retire` and `_Remains.__del__` may run in any thread.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ _FENCE: Args = (b"PING",)  # whatever the server answers, it has executed what w
 
 class _Channel(Protocol):
     def undoing(self) -> asyncio.Task[None] | None:
-        """The task that undoes what waits for it; None where nothing waits, or where nothing can be undone."""
+        """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
 
     def stop(self) -> Iterable[asyncio.Task[Any]]:
-        """Cancel the channel's own tasks, and return them."""
+        """Cancel the tasks of the server transport, and return them."""
 
 
 class LoopEnd:
     """The end of the running loop, for all connections of one client.
 
     Attributes:
-        has_come: whether connections are being closed: what breaks now is not to be mended.
-        kept: channels, with their owners, that are not to be collected before they have tried to undo what they must.
+        has_come: whether connections are being closed: a connection that breaks now is not replaced.
+        kept: server transports, with their owners, that must not be collected before they have tried to clean up.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class LoopEnd:
             self._generator.__anext__().__await__().send(None)
 
     def attend(self, channel: _Channel) -> None:
-        """At the end, wait for what the channel undoes, as long as somebody else keeps the channel."""
+        """At the end, wait for the cleanup of the server transport, unless that is collected before."""
         self._channels.add(channel)
 
     def guard(self, pipe: Pipe, transport: asyncio.Transport) -> None:
@@ -72,7 +73,7 @@ class LoopEnd:
         _hold(self._loop, pipe.closed, _Remains(pipe, transport))
 
     def retire(self, pipe: Pipe) -> None:
-        """Close a pipe that nobody uses any more, once its server has answered. Any thread may call this."""
+        """Close a pipe that is not used any more, once its server has answered. Any thread may call this."""
         if not pipe.broken and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop was closed in this very moment
                 self._loop.call_soon_threadsafe(self._close_when_answered, pipe)
@@ -86,7 +87,7 @@ class LoopEnd:
         self._loop.call_later(_LIMIT_S, _call, closing)
 
     def _fence(self, pipe: Pipe) -> asyncio.Future[None]:
-        """Done when the server has executed all that was sent, or the pipe is gone."""
+        """A future that is done when the server has executed all that was sent, or the pipe is broken."""
         passed: asyncio.Future[None] = self._loop.create_future()
 
         def pass_(_: Reply | asyncio.Future[None]) -> None:
@@ -99,7 +100,7 @@ class LoopEnd:
         return passed
 
     async def finish(self) -> None:
-        """Wait until everything is undone and answered, within the limit, and close all connections."""
+        """Wait for cleanups and replies, within the limit, and close all connections."""
         give_up = self._loop.time() + _LIMIT_S
         channels = list(self._channels)
         try:
@@ -122,7 +123,7 @@ class LoopEnd:
                 await pipe.wait_closed(max(give_up - self._loop.time(), _LEAST_S))
 
     async def _wait(self, futures: list[Any], give_up: float) -> bool:
-        """Wait for all of them. Returns False when the time is up."""
+        """Wait for all futures. Returns False when the time is up."""
         _, pending = await asyncio.wait(futures, timeout=max(give_up - self._loop.time(), 0.0))
         return not pending
 
@@ -143,9 +144,9 @@ def _call(method: weakref.WeakMethod[Any]) -> None:
 
 
 class _Remains:
-    """A connection's socket, held by a timer of its loop alone, and shut down with it.
+    """A connection's socket, which only a timer of the loop refers to, and which is shut down with the loop.
 
-    A loop that is closed under its tasks closes nothing else: the server would go on handing locks over to them.
+    A loop that is closed before its tasks have ended closes nothing else: the server would go on granting them locks.
     """
 
     def __init__(self, pipe: Pipe, transport: asyncio.Transport) -> None:
@@ -154,8 +155,8 @@ class _Remains:
         self._generation = fork.generation
 
     def __del__(self) -> None:
-        """Send the end of the stream; where a reply is missing, wait for the server's. This blocks `loop.close()`."""
-        if self._sock is None or self._generation != fork.generation:  # else it is the parent's
+        """Send the end of the stream; if a reply is missing, wait for the server's end, which blocks `loop.close()`."""
+        if self._sock is None or self._generation != fork.generation:  # in a forked child it is the parent's
             return
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
             sock.shutdown(socket.SHUT_WR)
@@ -164,7 +165,7 @@ class _Remains:
 
 
 def _drain(sock: socket.socket) -> None:
-    """Read until the server, which has read all that was sent, closes the connection."""
+    """Read until the server has read all that was sent and closes the connection."""
     give_up = clock() + _LIMIT_S
     while (left_s := give_up - clock()) > 0:
         sock.settimeout(left_s)
@@ -173,7 +174,7 @@ def _drain(sock: socket.socket) -> None:
 
 
 def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
-    """Hold them until the connection or the loop is closed, in days: no kind of loop has timers for ever."""
+    """Refer to the socket until the connection or the loop is closed, a day at a time: no loop has endless timers."""
     timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
 
     def cancel(_: object) -> None:

@@ -1,7 +1,7 @@
-"""Who renews for tasks: one for each server and event loop, by a timer of the loop and a task for each burst.
+"""Renewal for tasks: one renewer for each server and event loop, with a timer of the loop and a task for each batch.
 
-Who may touch what: all of it belongs to the loop's thread. `let_go` and `_dropped` may come from any: they use atomic
-methods of dict alone, and what must be sent is handed to the loop.
+Thread safety: everything belongs to the loop's thread, except that any thread may call `let_go` and `_dropped`:
+these use atomic methods of dict alone, and hand the loop what must be sent.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]
 
 
 class LoopRenewer:
-    """Renews what is held on one server by tasks of one loop, and watches for its loss.
+    """Renews the leases of one loop's tasks on one server, and watches for their loss.
 
     Args:
-        transport: the server's, or that of several, by weak reference: with the last lock on it, it goes.
+        transport: of the server, or of several. It is referenced weakly, so that it goes with the last lock on it.
         loop: the running loop.
-        burst: how to renew there.
+        burst: renews a batch of leases there.
     """
 
     def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
@@ -51,10 +51,10 @@ class LoopRenewer:
         self._burst = burst
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself keeps none of them alive
+        self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself does not keep them alive
 
     def keep(self, tenure: Tenure) -> None:
-        """Look after it from now on, or at its new time."""
+        """Renew a lease and watch it from now on, or from its new time on."""
         if tenure.record is None:
             tenure.record = Record(tenure, self._dropped)
         if tenure.record.is_over:
@@ -63,7 +63,7 @@ class LoopRenewer:
             self._set_timer()
 
     def let_go(self, tenure: Tenure) -> None:
-        """Look after it no more."""
+        """Stop the renewal of a lease."""
         record = tenure.record
         if record is not None:
             record.is_over = True
@@ -72,15 +72,15 @@ class LoopRenewer:
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
-        self._schedule.remove(record)  # which may keep alive what else nobody needs
-        with contextlib.suppress(RuntimeError):  # the loop is closed: what it held ends with its ttl
+        self._schedule.remove(record)  # it may be the last reference to other objects
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its lock ends with its ttl
             self._loop.call_soon_threadsafe(self._undo, [record.entry])
         record.warn()
 
     def _undo(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
-            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+            with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
                 transport.undo(entries)
 
     def _set_timer(self) -> None:
@@ -106,9 +106,9 @@ class LoopRenewer:
         return task
 
     def _settle(self, due: list[Tenure], losses: list[Loss], burst: asyncio.Future[Any]) -> None:
-        """After a burst, also one that was cancelled with all the loop's tasks, perhaps before it began."""
+        """Finish a renewal batch, also one that was cancelled with all the loop's tasks, perhaps before it began."""
         fault = None if burst.cancelled() else burst.exception()
-        if fault is not None:  # of ours, and no reason to end the renewal of everything else
+        if fault is not None:  # a bug of ours must not end all renewal
             logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
         for tenure in due:
@@ -118,9 +118,9 @@ class LoopRenewer:
             self.tell(tenure, reason)
 
     def tell(self, tenure: Tenure, reason: LossReason) -> None:
-        """Call back for a loss, and cancel the holding task where that is asked for.
+        """Call `on_lost` for a loss, and cancel the holding task where that is asked for.
 
-        Not the one that has found it out itself, by what it called, nor one that is releasing.
+        A task that has found out the loss itself, by a call, is not cancelled, nor is one that is releasing.
         """
         lock = tenure.lock()
         on_lost = tenure.terms.on_lost

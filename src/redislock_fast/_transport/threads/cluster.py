@@ -1,29 +1,25 @@
-"""The synchronous channel to a cluster: a channel to each of its nodes, found by the lock's slot.
+"""The transport of a cluster for threads: one server transport for each node, found by the lock's slot.
 
-A `ClusterChannel` sends nothing by itself. What must be undone waits in it, not in a node's channel, so the undoing
-goes to whichever node has the slot by then.
+A `ClusterChannel` sends nothing by itself. It keeps what is to be cleaned up, so that the cleanup goes to the node that
+has the slot by then.
 
-Who may touch what: as in `_transport/threads/server.py`; `inside` is one for a cluster and its nodes.
+Who may touch what: as in `_transport/threads/server.py`; a cluster and its nodes share one `inside`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, TypeVar
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    RedisClusterException,
-    RedisError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
 
 from redislock_fast._pipe.base import Args, Lost, Mailbox, NoReply, OnReply
 from redislock_fast._procedures.waiters import BROKEN, Seat
-from redislock_fast._protocol.commands import NOAUTH, Exchange, Look, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.commands import Exchange, Look, Redirected, Refused
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.routing import (
@@ -54,16 +50,17 @@ class _Node(NodeRules[Link], ThreadChannel):
 
     Args:
         owner: redis-py's connection pool for the node.
-        inside: the threads that are inside of any channel of the cluster.
+        cluster: whose node it is; None for a dedicated connection to it.
     """
 
-    def __init__(self, owner: Any, inside: set[int] | None = None) -> None:
+    def __init__(self, owner: Any, cluster: ClusterChannel | None = None) -> None:
         super().__init__(owner)
-        if inside is not None:
-            self.inside = inside
+        if cluster is not None:
+            self.inside = cluster.inside
+            self._cluster = weakref.ref(cluster)
 
     def begin(self, errand: _Errand) -> None:
-        """Send an errand's first request, where there is a connection. For who is not inside."""
+        """Send the first request of a node request, where there is a connection. The caller is not inside."""
         link = self.link
         if link is None:
             return
@@ -82,46 +79,38 @@ class _Node(NodeRules[Link], ThreadChannel):
             self.inside.discard(thread)
 
     def finish(self, errand: _Errand, link: Link, mailbox: Mailbox) -> bool:
-        """Wait for the replies to an errand's first request. Returns whether they settle it; as `run` otherwise."""
-        operation, left_s = errand.operation, errand.route.left_s()
+        """Wait for the replies to the first request of a node request. Returns whether they settle it; see `run`."""
+        operation = errand.operation
+        attempts = self._attempts(errand.route.left_s())
         try:
-            replies: Any = self.hear(mailbox, self.timeout_s if left_s is None else self._bounded_s(left_s))
+            replies: Any = self.hear(mailbox, attempts.timeout_s(clock()))
             if replies is None:
                 raise NoReply("no reply in time")
             if replies is BROKEN:
                 raise Lost(True, "the connection broke")
             return operation.feed(replies, link.dialect)
-        except (Refused, Redirected):
-            raise
-        except Lost as lost:
-            self._trouble(link, operation, lost, errand.loose)
-            return False
-        except (NoReply, NotExecuted) as trouble:
-            if isinstance(trouble, NotExecuted) and trouble.code == NOAUTH:
-                self._trouble(link, operation, trouble, errand.loose)
-                return False
-            raise self._trouble(link, operation, trouble, errand.loose) from None
-        except BaseException:  # an interrupt: the request may be under way
-            operation.lost(True)
-            errand.loose.append(link)
-            raise
+        except BaseException as trouble:
+            if not self._note_trouble(attempts, link, operation, trouble, errand.loose):
+                raise
         finally:
             errand.begun = None
+        attempts.next_pause_s()
+        return False
 
 
 _nodes: Registry[_Node] = Registry()  # by redis-py's connection pool
 
 
 class _Errand:
-    """One of several operations that are driven at once.
+    """One of several operations that are driven at the same time.
 
     Args:
-        operation: on locks of one node.
+        operation: on the locks of one node.
         route: its attempts.
 
     Attributes:
         loose: the connections on which a request left without an answer.
-        begun: where the first request is under way, and who is told the replies.
+        begun: where the first request is under way, and the mailbox for its replies.
     """
 
     def __init__(self, operation: Many, route: Route) -> None:
@@ -131,7 +120,7 @@ class _Errand:
         self.begun: tuple[_Node, Link, Mailbox] | None = None
 
     def visit(self, node: ThreadChannel) -> None:
-        """Drive the operation on, at this node unless it has been begun at another."""
+        """Drive the operation on, at the node where it was begun, or else at this node."""
         if self.begun is not None:
             at, link, mailbox = self.begun
             if at.finish(self, link, mailbox):
@@ -139,7 +128,7 @@ class _Errand:
         node.run(self.route.exchange, self.route.left_s(), self.loose)
 
     def give_up(self) -> None:
-        """Nobody waits any more."""
+        """The caller does not wait any more."""
         if self.begun is not None:
             self.operation.lost(True)
             self.loose.append(self.begun[1])
@@ -149,17 +138,17 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
     """All that this process sends to one cluster.
 
     Args:
-        owner: redis-py's cluster client, which keeps the topology.
+        owner: redis-py's cluster client, which holds the topology.
     """
 
     def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
-        """Drive operations, each on locks of another node, to their ends.
+        """Drive operations, each on the locks of one node, until all are finished.
 
-        Where there are connections, all first requests leave before any reply is waited for. What they do not settle is
-        driven on in turn.
+        Where there are connections, all first requests leave before any reply is waited for. The operations that these
+        do not finish are driven on one after the other.
 
         Raises:
-            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, after the last end.
+            redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, once all have ended.
         """
         errands = [_Errand(one, Route(one, limit_s, self._retry)) for one in operations]
         errors: list[Exception] = []
@@ -189,7 +178,7 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
     def _begin(self, errand: _Errand) -> None:
         """Send an operation's first request, where that takes no waiting."""
         if self._undone:
-            self._undo_before(errand.operation, errand.route.left_s())
+            self._undo_before(errand.operation, errand.route)
         node = self._node_of(errand.operation.key)
         if node is not None and not self.is_entered:
             node.begin(errand)
@@ -201,32 +190,24 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         loose: list[Link],
         begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
-        """Drive an operation at whichever node has its slot; see `ThreadChannel.run`."""
+        """Drive an operation at the node that has its slot; see `ThreadChannel.run`."""
         route = Route(operation, limit_s, self._retry)
         if self._undone:
-            self._undo_before(operation, route.left_s())
+            self._undo_before(operation, route)
         self._follow(route, lambda node: node.run(route.exchange, route.left_s(), loose))
 
     def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
-        """The same on a connection of its own; see `ThreadChannel.run_beside`."""
+        """`run` on a dedicated connection; see `ThreadChannel.run_beside`."""
         route = Route(operation, limit_s, self._retry)
         self._follow(route, lambda node: node.run_beside(route.exchange, route.left_s(), loose, slow_s))
 
     def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """Listen for messages about a lock, at whichever node has its slot; see `ThreadChannel.enter`."""
+        """Listen for messages about a lock, at the node that has its slot; see `ThreadChannel.enter`."""
         route = Route(Look(key), limit_s, self._retry)
-        seat = self._follow(route, lambda node: node.enter(key, token, route.left_s()))
-        if seat is not None:
-            seat.home = self
-        return seat
+        return self._follow(route, lambda node: node.enter(key, token, route.left_s()))
 
-    def is_current(self, seat: Seat) -> bool:
-        """Whether requests for the seat's lock still leave on its connection."""
-        node = self._node_of(seat.key)
-        return node is not None and node.is_current(seat)
-
-    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of an undoing
-        """Send a request for whose reply nobody waits, to where ASK may have led."""
+    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of a cleanup
+        """Send a request for whose reply the caller does not wait, to the node that ASK may have named."""
         thread = get_ident()
         was_inside = thread in self.inside
         self.inside.add(thread)
@@ -238,20 +219,19 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
                 self.inside.discard(thread)
 
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, those together that one node has."""
+        """The keys' indexes, grouped by node."""
         return indexes_by_node(self._live_owner(), keys)
 
     def _follow(self, route: Route, visit: Callable[[ThreadChannel], _Result]) -> _Result:
-        """Go where the route leads until a visit succeeds."""
+        """Visit one node after the other, as the route says, until a visit succeeds."""
         while True:
             try:
                 return visit(self._next_node(route))
             except (AuthenticationError, AuthorizationError):
                 raise
             except TROUBLES as trouble:
-                pause_s = route.pause_s(trouble)
-                if pause_s is None:
-                    raise error_of(trouble) from None
+                route.note_failure(trouble, error_of(trouble))
+            pause_s = route.next_pause_s()
             if pause_s:
                 time.sleep(pause_s)
 
@@ -271,4 +251,4 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
 
     def _channel_to(self, client: Any, node: Any) -> _Node:
         pool = client.get_redis_connection(node).connection_pool
-        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self.inside))
+        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))

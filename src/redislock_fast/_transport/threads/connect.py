@@ -1,8 +1,8 @@
-"""Opening connections: redis-py opens them, we take over their sockets.
+"""Opening connections for threads: redis-py opens a connection, and a `Pipe` takes its socket over.
 
-redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers, so a connection is
-made with the pool's own class and settings, connected by it, and then driven by a `Pipe`. It is never one of the pool's
-own: nothing taken from a user's pool is kept from the user.
+redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers. So a connection is
+made with the pool's own class and settings, connected by redis-py, and then driven by a `Pipe`. It is never one of the
+pool's own connections: nothing is taken out of a user's pool.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Link", "connecting_error", "open_link"]
 
 
 class Link:
-    """A connected pipe with what its server understands. Never reused once broken.
+    """A connected pipe with the capabilities of its server. It is never used again once it is broken.
 
     Attributes:
         pipe: drives the socket.
-        dialect: what the server understands.
-        ending: what ends it when another connection sends it; None where the server does not tell.
-        room: who waits on it for messages; None where none can come.
+        dialect: the capabilities.
+        ending: the request that ends this connection when another one sends it; None where the server does not say.
+        room: the registry of its waiters; None where no messages can come.
     """
 
     __slots__ = ("_connection", "dialect", "ending", "pipe", "room")
@@ -48,31 +48,31 @@ class Link:
             pipe.on_push = self.room.hear
 
     def close(self) -> None:
-        """Break the pipe; whoever still waits is told."""
+        """Break the pipe. Each caller that still waits gets an error."""
         self.pipe.close()
 
     def forget(self) -> None:
-        """In a forked child: close our copy of the socket, silently. redis-py leaves the parent's session alone."""
+        """In a forked child: close its copy of the socket, silently. redis-py does not end the parent's session."""
         self._connection.disconnect()
 
 
 def connecting_error(trouble: Lost | NoReply) -> ConnectionError | TimeoutError:
-    """What redis-py would raise for a connection that breaks, or whose server is silent, before anything is asked."""
+    """redis-py's error for a connection that breaks, or whose server is silent, while it is opened."""
     text = f"while connecting: {trouble}"
     return TimeoutError(text) if isinstance(trouble, NoReply) else ConnectionError(text)
 
 
 def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
-    """Connect to a pool's server and find out what it understands.
+    """Connect to a pool's server and find out its capabilities. Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
         pool: any of redis-py's connection pools.
-        ends_at: no step of connecting may last longer, in the clock's seconds; None for the pool's own limits.
+        ends_at: when to give up, in the clock's seconds; None: the pool's own limits alone count.
 
     Raises:
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
-        redis.exceptions.AuthenticationError: it wants credentials that the pool does not have.
+        redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -87,10 +87,10 @@ def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
     try:
         connection.connect()
     except Exception as error:
-        if error.__context__ is not None:  # kept by a frame of redis-py's that it keeps, and with it all our callers'
+        if error.__context__ is not None:  # it keeps redis-py's frame, which keeps it, and so all frames of our callers
             error.__context__.__traceback__ = None
         raise
-    connection.redis_connect_func = None  # a cluster client's own method: it would keep the client, and so the link
+    connection.redis_connect_func = None  # a cluster client's own method would keep the client alive
     sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
     pipe: Pipe
     if compiled is not None and _is_plain(sock):
@@ -116,5 +116,5 @@ def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
 
 
 def _is_plain(sock: object) -> bool:
-    # gevent and eventlet put classes of their own in place of the standard library's; TLS has its own too.
+    # gevent and eventlet replace the standard library's class by their own, and TLS has another one.
     return (type(sock).__module__, type(sock).__name__) == ("socket", "socket")

@@ -1,15 +1,14 @@
 """The servers of a Redlock, asked by threads.
 
-All requests of a round leave before any reply is waited for. Then the asking thread reads from one connection after the
-other, as any caller does, until the outcome is certain: in the order in which they were asked, who made nobody wait
-lately first, and from none for long before it has looked at the others. So a server that is slow or silent costs
-nothing unless its vote is needed. All waiting of a round ends `limit_s` after its beginning.
+All requests of a majority round leave before any reply is waited for. Then the calling thread reads one connection
+after the other until the outcome is certain: first those of servers that have made no round wait lately, and none for
+long before it has looked at the others. So a server that is slow or silent costs nothing unless its vote is needed.
 
-Connecting is a thread of its own for each server that has no connection: nobody waits for it longer than his round
-lasts, and a server that cannot be reached is not tried again at once.
+A server without a connection is connected to in a thread of its own, which no caller waits for longer than its round
+lasts. After a failure that is not tried again at once.
 
-A release is over when a majority has answered. Where the others have not by then, whoever asks next reads what they
-answer; and as nobody may ever ask again, a thread looks for it, until there is nothing to come.
+A release returns when a majority has answered. The next caller reads the replies that are missing then; since there may
+be none, a thread looks for them until they have come.
 """
 
 from __future__ import annotations
@@ -23,13 +22,10 @@ from operator import attrgetter
 from threading import get_ident
 from typing import Any
 
-from redislock_fast._lease.quorum import QuorumEntry
-from redislock_fast._pipe.base import MISSING, Lost, Mailbox, Malformed, is_unauthenticated
-from redislock_fast._pipe.tally_py import PythonTally, new_tally
+from redislock_fast._pipe.base import Lost, Mailbox, NoReply
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
-from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._protocol.majority import Round
-from redislock_fast._transport.ballots import Ballot, end, insist, meet, undo
+from redislock_fast._transport.quorum import Ballot, Quorum, Voting, insist, meet
 from redislock_fast._transport.threads.connect import Link
 from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast._util.times import clock
@@ -43,47 +39,19 @@ _SLICE_GROWTH = 4
 _LOOK_EVERY_S = 0.1
 _LINGER_S = 1.0
 
-
-class _ThreadBallot(Ballot):
-    """One server's part in a round that a thread asks."""
-
-    link: Link | None = None  # where it was posted, unless that was lost
-    mailbox: Mailbox | None = None  # of that link, once it is waited for
-
-    def take_over(self, link: Link, tally: PythonTally, place: int) -> None:
-        """Take the reply to what a tally has posted, as the one in this place."""
-        self.link = link
-        self.posted(link)
-        try:
-            tally.hand_on(place, self.answer)
-        except Malformed as malformed:  # where the reply has just come, this thread takes it
-            link.close()
-            self.link = None
-            self.lose(True, malformed)
-
-    def settled(self) -> None:
-        mailbox = self.mailbox
-        if mailbox is not None:
-            mailbox.tell(None)
-
-    def leave(self) -> None:
-        self.link = self.mailbox = None
-        super().leave()
-
-
 _patience = attrgetter("standing.silent", "standing.slowness")
 
 
-class ThreadQuorum:
-    """The servers of a Redlock.
+class ThreadQuorum(Quorum):
+    """The servers of a Redlock, asked by threads.
 
     Args:
-        channels: one for each server.
+        transports: one for each server.
     """
 
-    def __init__(self, channels: list[ThreadChannel]) -> None:
-        self._channels = channels
-        self._lookout = _Lookout(channels)
+    def __init__(self, transports: list[ThreadChannel]) -> None:
+        super().__init__(transports)
+        self._lookout = _Lookout(transports)
 
     def drive(self, steps: Steps) -> Any:
         """Do what the steps say. Returns what they return."""
@@ -105,15 +73,11 @@ class ThreadQuorum:
             return end.value
 
     def ask(self, *rounds: Round) -> None:
-        """Hold rounds, at once, until the outcome of each is certain or the time of the shortest is up.
-
-        An acquire that comes to nothing, or is interrupted, is undone.
-        """
-        channels = self._channels
+        """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""
         thread = get_ident()
         entered: list[set[int]] = []
         try:
-            for channel in channels:
+            for channel in self._transports:
                 if thread in channel.inside:
                     break
                 entered.append(channel.inside)  # before: an interrupt may come between the two
@@ -127,50 +91,19 @@ class ThreadQuorum:
         self._ask_apart(rounds)
 
     def _hold(self, rounds: Sequence[Round]) -> None:
-        channels = self._channels
-        began = clock()
-        for round_ in rounds:
-            round_.began = began
-        ballots: list[_ThreadBallot] = []
         try:
-            begun = len(rounds) == 1 and _ask_at_once(channels, rounds[0], ballots)
-            if not begun:
-                ballots += [
-                    _ThreadBallot(channels[index], round_, index)
-                    for round_ in rounds
-                    for index, vote in enumerate(round_.votes)
-                    if vote is None
-                ]
-            if not begun or not rounds[0].decided:
-                _collect(channels, ballots, began + min([round_.limit_s for round_ in rounds]))
-            for round_ in rounds:
-                round_.close(clock())
-        except BaseException:
-            for round_ in rounds:
-                round_.give_up()
-            raise
+            with Voting(self._transports, rounds, Ballot) as voting:
+                _collect(self._transports, voting)
         finally:
-            for round_ in rounds:
-                end(ballots, channels, round_)
-            for ballot in ballots:
-                if not ballot.has_voted or len(ballot.links) > 1:  # else there is nothing to come
-                    ballot.leave()
             if any(round_.insists for round_ in rounds):
-                self._lookout.look(channels)
-
-    def undo_round(self, round_: Round) -> None:
-        """Undo a round whose outcome nobody has noted; in the background."""
-        round_.give_up()
-        undo(self._channels, round_)
-
-    def undo(self, entries: list[QuorumEntry]) -> None:
-        """Delete locks that hold their tokens, at all servers, without waiting."""
-        for index, channel in enumerate(self._channels):
-            channel.undo([(entry.keys[index], entry.token) for entry in entries])
+                self._lookout.look(self._transports)
 
     def _ask_apart(self, rounds: Sequence[Round]) -> None:
-        """Hold rounds from within another: who reads for all is this very thread, and cannot."""
-        apart = [channel.apart() for channel in self._channels]
+        """Hold rounds on connections of their own: this is a signal handler or a finalizer inside of another call.
+
+        The thread that reads the shared connections may be this very one, which cannot go on meanwhile.
+        """
+        apart = [channel.apart() for channel in self._transports]
         try:
             ThreadQuorum(apart).ask(*rounds)
         finally:
@@ -179,147 +112,91 @@ class ThreadQuorum:
             for round_ in rounds:
                 for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
-                undo(self._channels, round_)  # what the channels apart would do in the background
+                self._undo_rest(round_)  # the transports apart are gone before they could do so
 
 
-def _ask_at_once(  # noqa: PLR0912  # each server costs a call more otherwise
-    channels: Sequence[ThreadChannel], round_: Round, ballots: list[_ThreadBallot]
-) -> bool:
-    """Ask all servers, on a day on which none is slow, silent or new, until a quorum has answered.
+def _collect(channels: Sequence[ThreadChannel], voting: Voting[Ballot]) -> None:
+    """Post the requests and wait for the votes: in turn for each connection that is made, and for each vote.
 
-    Args:
-        channels: of the servers.
-        round_: what to ask.
-        ballots: where those are put whose servers have not had their say, even if this is interrupted.
-
-    Returns:
-        False where it is another day; then nothing has left.
+    The order is that of the servers' patience: those that have made no round wait lately come first. A silent server is
+    not asked before it is known whether the others suffice.
     """
-    links: list[Link] = []
-    count = len(channels)
-    if round_.votes.count(None) < count:
-        return False
-    for channel in channels:
-        link = channel.link
-        standing = channel.standing
-        if link is None or standing.dialect is not link.dialect:
-            return False
-        if link.pipe.silence_s > _STALE_AFTER_S or standing.is_full:
-            _read(channel, link)
-            if standing.is_full or link.pipe.broken:
-                return False
-        if standing.silent:
-            return False
-        links.append(link)
-    order = sorted(range(count), key=[channel.standing.slowness for channel in channels].__getitem__)
-    tally = new_tally([links[index].pipe for index in order])
-    try:
-        tally.ask([round_.request(index, links[index].dialect) for index in order])
-        tally.wait(count // 2 + 1, _FIRST_SLICE_S, round_.limit_s)
-    finally:
-        for place, reply in enumerate(tally.replies()):
-            index = order[place]
-            link = links[index]
-            channel = channels[index]
-            channel.standing.note_wait(tally.waited_s[place])
-            lost = tally.lost[place]
-            try:
-                if is_unauthenticated(reply):
-                    raise Lost(False, str(reply))
-                if reply is not MISSING and round_.take(index, reply, link.dialect):
-                    continue
-            except Lost as trouble:  # a reply that is malformed is one, too
-                link.close()
-                lost = trouble
-            ballot = _ThreadBallot(channel, round_, index)
-            ballots.append(ballot)
-            if lost is not None:
-                ballot.lose(lost.sent, lost)
-            elif reply is MISSING:
-                ballot.take_over(link, tally, place)
-    return True
-
-
-def _collect(channels: Sequence[ThreadChannel], ballots: list[_ThreadBallot], deadline: float) -> None:
-    """Post, and wait for votes: in turn for each connection that is to be made, and each vote that is to come.
-
-    Who is asked first is heard first: those that have made nobody wait lately.
-    """
-    connect_s = 0.0  # nor is a silent server asked before it is known whether the others suffice
+    connect_s = 0.0
     slice_s = _FIRST_SLICE_S
+    ballots = voting.ballots
     while True:
         ballots.sort(key=_patience)
         for ballot in ballots:
             if ballot.link is None:
-                _post(channels[ballot.index], ballot, connect_s, deadline)
-        in_vain: set[int] = set()  # servers that owe more than one vote are not waited for more than once
+                _post(channels[ballot.index], ballot, connect_s, voting.ends_at)
+        in_vain: set[int] = set()  # a server that owes several votes is waited for once
         for ballot in ballots:
-            index, round_ = ballot.index, ballot.round
-            if ballot.link is None or round_.decided or round_.votes[index] is not None or index in in_vain:
+            if ballot.link is None or ballot.index in in_vain:
                 continue
-            if not _wait(channels[index], ballot, slice_s, deadline):
-                in_vain.add(index)
-        ballots = [ballot for ballot in ballots if (not ballot.round.decided or ballot.is_new) and ballot.is_open]
+            if ballot.round.decided or ballot.has_voted:
+                ballot.standing.note_wait(None)
+            elif not _wait(ballot, slice_s, voting.ends_at):
+                in_vain.add(ballot.index)
+        ballots = voting.awaited()
         if not ballots:
             return
-        if clock() >= deadline:
-            break
+        if clock() >= voting.ends_at:
+            voting.time_is_up()
+            return
         slice_s *= _SLICE_GROWTH
         connect_s = slice_s
-    for ballot in ballots:
-        ballot.standing.silent = True
-        if ballot.link is not None:
-            channels[ballot.index].leave_if_silent(ballot.link)
 
 
-def _post(channel: ThreadChannel, ballot: _ThreadBallot, connect_s: float, deadline: float) -> None:
-    """Send a ballot's request, where there is a connection, or will be so soon; to a silent server only in need."""
+def _post(channel: ThreadChannel, ballot: Ballot, connect_s: float, ends_at: float) -> None:
+    """Send a request if there is a connection, or is one within `connect_s`; to a silent server only if needed."""
     standing = ballot.standing
     link = channel.link
     if link is None or link.pipe.broken:
-        link = _connected(channel, min(clock() + connect_s, deadline))
+        link = _connected(channel, min(clock() + connect_s, ends_at))
     if link is None:
         if standing.trouble is not None:
             ballot.skip(standing.trouble)
         return
     if standing.dialect is not link.dialect:
         meet(channel, link)
-    if link.pipe.silence_s > _STALE_AFTER_S:
+    if link.pipe.silence_s > _STALE_AFTER_S or standing.is_full:
         _read(channel, link)
         if ballot.must_wait or (standing.silent and not connect_s and not ballot.round.insists):
             return
-    if ballot.post(link):
-        ballot.link = link
+    ballot.post(link)
 
 
 def _read(channel: ThreadChannel, link: Link) -> None:
     """Read what has come, be it the end, and wait for nothing."""
     channel.hear(link.pipe.mailbox(), 0.0)
-    if channel.standing.owed:  # else it is silent because nobody has asked for anything
+    if channel.standing.owed:  # else it is silent because it was asked for nothing
         channel.leave_if_silent(link)
 
 
-def _wait(channel: ThreadChannel, ballot: _ThreadBallot, slice_s: float, deadline: float) -> bool:
-    """Wait for a ballot's vote, for so long at most. Returns False if that was in vain."""
-    mailbox = ballot.mailbox
+def _wait(ballot: Ballot, slice_s: float, ends_at: float) -> bool:
+    """Wait for a vote for `slice_s` at most, inside of its server transport. Returns False if that was in vain."""
+    mailbox: Mailbox | None = ballot.listener
     if mailbox is None:
-        assert ballot.link is not None
-        ballot.mailbox = mailbox = ballot.link.pipe.mailbox()
-        if not ballot.is_open:  # it was answered before there was a mailbox, by another thread that reads
+        ballot.listener = mailbox = ballot.link.pipe.mailbox()
+        if not ballot.is_open:  # another thread that reads has noted the vote before
             return True
     began = clock()
-    lost = channel.hear(mailbox, max(min(slice_s, deadline - began), 0.0)) is BROKEN
+    broken = False
+    try:
+        mailbox.wait(max(min(slice_s, ends_at - began), 0.0), soon=True)
+    except NoReply:
+        pass
+    except Lost:
+        broken = True
     ballot.standing.note_wait(clock() - began)
-    if ballot.has_voted:
-        return True
-    if lost and ballot.is_open:
-        ballot.link = ballot.mailbox = None
-        ballot.lose(True, ConnectionError("the connection was lost"))
+    if broken and ballot.is_open:
+        ballot.listener = None
+        ballot.lose(True, ConnectionError("the connection broke"))
     return not ballot.is_open
 
 
 def _connected(channel: ThreadChannel, wait_until: float) -> Link | None:
-    """The channel's connection; else one is made in the background, and waited for till then."""
+    """The server transport's connection. Without one, it is made in the background, and waited for until then."""
     channel.leave_if_broken()
     link = channel.link
     if link is None:
@@ -338,9 +215,9 @@ def _opening(channel: ThreadChannel) -> threading.Thread | None:
     opening: threading.Thread | None = standing.opening
     if opening is not None and opening.is_alive():
         return opening
-    if standing.trouble is not None and clock() < standing.retry_at:
+    if standing.backs_off(clock()):
         return None
-    # Two at once, after a race, do no harm: the channel connects once.
+    # Two at once, after a race, do no harm: the server transport connects once.
     opening = threading.Thread(target=_open, args=(weakref.ref(channel),), name="redislock_fast-connect", daemon=True)
     standing.trouble = None
     standing.opening = opening
@@ -364,16 +241,16 @@ def _open(channel_ref: weakref.ref[ThreadChannel]) -> None:
 
 
 class _Lookout:
-    """Reads what servers answer when nobody waits for it any more.
+    """Reads the replies for which no caller waits any more.
 
-    A release that was lost with its connection is to be done again, even if nobody ever asks again. The thread that
-    looks for that stays for a while, so that the next release need not start another.
+    A release that was lost with its connection is done again in the background, even if there is no other call. The
+    thread that looks for that stays for `_LINGER_S`, so that the next release need not start another.
 
-    Who may touch what: `_until` and `_thread` are assigned as a whole by anybody. Who wants somebody to look assigns
-    `_until` and then reads `_thread`; the thread that leaves does so the other way round.
+    Who may touch what: any thread assigns `_until` and `_thread`, each as a whole. A caller assigns `_until` and then
+    reads `_thread`; the thread that ends does so the other way round.
 
     Args:
-        channels: whose servers. They are not kept alive.
+        channels: the server transports. They are not kept alive.
     """
 
     def __init__(self, channels: Sequence[ThreadChannel]) -> None:
@@ -382,11 +259,11 @@ class _Lookout:
         self._thread: threading.Thread | None = None
 
     def look(self, channels: Sequence[ThreadChannel]) -> None:
-        """Have what is owed looked for, if anything is once this thread has read what has come."""
+        """Have a thread look for the replies that are owed after this call has read what has come."""
         if any(channel.standing.owed for channel in channels):
             self._until = clock() + _LINGER_S
             thread = self._thread
-            # A dead one, as after a fork, is none. Starting one takes 0.2 ms, which a lone release need not wait for.
+            # After a fork the thread is dead. Starting one takes longer than a whole release.
             if (thread is None or not thread.is_alive()) and [channel for channel in channels if _owes(channel)]:
                 self._start()
 
@@ -407,7 +284,7 @@ class _Lookout:
 
 
 def _owes(channel: ThreadChannel | None) -> bool:
-    """Read what has come, and see to what was lost. Returns whether there is more to come."""
+    """Read what has come, and do again what was lost. Returns whether replies are still owed."""
     if channel is None or not channel.standing.owed:
         return False
     link = channel.link

@@ -1,10 +1,12 @@
-"""Who renews for threads: one thread for each server, as long as anything is held there on terms that want it.
+"""Renewal for threads: one thread for each server, while locks are held there whose options need it.
 
-Who may touch what: the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may enter again.
-Each callback for a loss runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
-A pool would need as many threads as callbacks block, and a thread that it kept would keep what a callback has acquired.
+Thread safety: any thread uses the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may
+enter again.
 
-A C extension that holds the GIL holds up renewal, too: what that means stands in docs/holding.md.
+Each `on_lost` callback runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
+A pool would need as many threads as callbacks block, and a pooled thread would keep what a callback has acquired.
+
+A C extension that holds the GIL delays renewal, too: see docs/holding.md.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ __all__ = ["Renewer", "renewer_of", "tell", "tell_in_background"]
 
 logger = logging.getLogger(__name__)
 
-_LINGER_S = 1.0  # before the thread ends, with nothing to do: longer than a thread takes to start
+_LINGER_S = 1.0  # how long the thread lives on with nothing to do: longer than a thread takes to start
 
 
 def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> None:
@@ -40,11 +42,11 @@ def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]
 
 
 class Renewer:
-    """Renews what is held on one server, and watches for its loss.
+    """Renews the leases on one server, and watches for their loss.
 
     Args:
-        transport: the server's, or that of several. Only a weak reference is kept: with the last lock on it, it goes.
-        burst: how to renew there.
+        transport: of the server, or of several. It is referenced weakly, so that it goes with the last lock on it.
+        burst: renews a batch of leases there.
     """
 
     def __init__(self, transport: Any, burst: Burst = _renew_on_server) -> None:
@@ -54,13 +56,13 @@ class Renewer:
         fork.forget_in_child(self)
 
     def forget(self) -> None:
-        """In a forked child: what the parent holds is the parent's to renew."""
+        """In a forked child: drop all leases, which the parent renews."""
         self._turn = threading.Condition()
         self._schedule = Schedule()
         self._thread: threading.Thread | None = None
 
     def keep(self, tenure: Tenure) -> None:
-        """Look after it from now on, or at its new time."""
+        """Renew a lease and watch it from now on, or from its new time on."""
         if tenure.record is None:
             tenure.record = Record(tenure, self._dropped)
         thread: threading.Thread | None = None
@@ -71,11 +73,11 @@ class Renewer:
                     thread = self._thread = threading.Thread(
                         target=self._work, name="redislock_fast-renewal", daemon=True
                     )
-            if thread is not None:  # not in turn: a finalizer in a thread that begins may wait for it
+            if thread is not None:  # not under `_turn`: a finalizer in the new thread may wait for that
                 thread.start()
         except BaseException:
             if thread is not None:
-                self._thread = None  # whoever comes next tries again
+                self._thread = None  # the next call tries again
             raise
 
     def _add(self, tenure: Tenure) -> None:
@@ -86,7 +88,7 @@ class Renewer:
             self._turn.notify()
 
     def let_go(self, tenure: Tenure) -> None:
-        """Look after it no more."""
+        """Stop the renewal of a lease."""
         record = tenure.record
         if record is not None:
             record.is_over = True
@@ -97,14 +99,14 @@ class Renewer:
         if sys.is_finalizing() or not record.was_dropped():
             return
         with self._turn:
-            self._schedule.remove(record)  # which may keep alive what else nobody needs
+            self._schedule.remove(record)  # it may be the last reference to other objects
         self._undo([record.entry])
         record.warn()
 
     def _undo(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
-            with contextlib.suppress(RedisError):  # a cluster without a node for it: the lock's ttl must do
+            with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
                 transport.undo(entries)
 
     def _work(self) -> None:
@@ -121,7 +123,7 @@ class Renewer:
                         return
                     continue
             self._renew(due)
-            del due  # or it would live until something else is due
+            del due  # else it would live until another lease is due
 
     def _renew(self, due: list[Tenure]) -> None:
         transport = self._transport()
@@ -130,7 +132,7 @@ class Renewer:
         losses: list[Loss] = []
         try:
             self._burst(transport, due, losses)
-        except Exception:  # a fault of ours must not end the renewal of everything else
+        except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
         with self._turn:
@@ -141,7 +143,7 @@ class Renewer:
 
 
 def tell_in_background(losses: list[Loss]) -> None:
-    """Call back for losses, each in a thread of its own, without waiting for any of them.
+    """Call `on_lost` for each loss, in a thread of its own, without waiting for any of them.
 
     Where no thread can be started, the callback runs in the thread that would have started it.
     """
@@ -151,14 +153,14 @@ def tell_in_background(losses: list[Loss]) -> None:
 
 
 def _tell_each(losses: list[Loss]) -> None:
-    """Call back for the last loss, after starting the threads for the others: many take too long for the renewer."""
+    """Call `on_lost` for the last loss, after starting threads for the others: many take too long for the renewer."""
     waiting = [loss for loss in losses[:-1] if not _is_started(tell, *loss)]
     for loss in [*waiting, losses[-1]]:
         tell(*loss)
 
 
 def _is_started(work: Callable[..., None], *args: Any) -> bool:
-    """Start a thread for a callback; False where none can be started. It is a daemon: no callback delays the end."""
+    """Start a thread for a callback; False where none can be started. As a daemon, it does not delay the exit."""
     try:
         threading.Thread(target=work, args=args, name="redislock_fast-lost", daemon=True).start()
     except RuntimeError:
@@ -167,7 +169,7 @@ def _is_started(work: Callable[..., None], *args: Any) -> bool:
 
 
 def tell(tenure: Tenure, reason: LossReason) -> None:
-    """Call back for a loss. What the callback raises is logged."""
+    """Call `on_lost` for a loss. An exception of the callback is logged."""
     lock = tenure.lock()
     on_lost = tenure.terms.on_lost
     if on_lost is None or lock is None:

@@ -1,0 +1,193 @@
+"""The common part of all operations on a lock: their contract, their errors, and how they read a server's errors.
+
+An operation is a state machine without I/O, clock or randomness. It is asked for its next request, is fed the reply or
+is told that the connection broke, until it is finished and `result` stands. The same machines serve every transport,
+and tests drive them by hand.
+
+Rules:
+- Every request is idempotent for its token, so an operation whose outcome is unknown is simply asked for its request
+  again. The reason stands at each class.
+- A `Dialect` says what the server of one connection understands. A machine that learns that the server refuses a form
+  of a command (an ACL, a proxy) lowers the dialect and goes on with the next best form. A missing native command is
+  never an error.
+- An error that means "not executed, try later" raises `NotExecuted`; any other error of the server raises `Refused`.
+- A reply of a type or shape that the request cannot have raises `Malformed`: it may be the reply to another request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import hiredis
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import Script
+
+if TYPE_CHECKING:
+    from redislock_fast._protocol.claims import Claim
+
+__all__ = [
+    "NOAUTH",
+    "Exchange",
+    "NotExecuted",
+    "Operation",
+    "Redirected",
+    "Refused",
+    "TokenOperation",
+    "is_verdict",
+    "syntax_or_permission",
+]
+
+_DELEX_WRONGTYPE = "should be of string type"
+"""Part of what Redis 8.4 and later answer to `DELEX key IFEQ` instead of WRONGTYPE."""
+
+NOAUTH = "NOAUTH"
+"""The code of the error by which a server says that this connection is not authenticated, or not any more."""
+
+_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
+
+
+class NotExecuted(Exception):
+    """The server did not execute the request and may execute it later. `code` is the error's first word."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Redirected(Exception):
+    """Another node of the cluster executes the request: it has the lock's slot (MOVED), or is being given it (ASK)."""
+
+
+class Refused(Exception):
+    """The server answered with an error that a retry does not help."""
+
+
+class Exchange(Protocol):
+    """Requests and replies until it is finished: the part of an operation that a connection needs.
+
+    Attributes:
+        key: the lock's name on the wire.
+        many: whether `request` gives a list of requests and `feed` takes the list of their replies.
+        claim: is told the replies to its requests also when no caller waits for them; None for most operations.
+    """
+
+    many: bool
+    claim: Claim | None
+
+    @property
+    def key(self) -> bytes: ...
+
+    def request(self, dialect: Dialect, now: float) -> Any:
+        """The request to send next. `now` is read just before the first byte leaves."""
+
+    def feed(self, reply: Any, dialect: Dialect) -> bool:
+        """Take the reply to the last request. True: finished. False: ask for the next request.
+
+        Raises:
+            NotExecuted: try the same request later.
+            Redirected: try it at another node.
+            Refused: the server's error.
+            Malformed: the request cannot have this reply; the connection must be left.
+        """
+
+    def lost(self, sent: bool) -> None:
+        """Note that the connection broke, or the time was up, before the reply came."""
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        """The keys and tokens that it is about to set: a cleanup of them must be sent before it."""
+
+
+class Operation(Exchange, Protocol):
+    """An operation as a transport drives it.
+
+    Attributes:
+        unsettled: whether a request may have been executed, or may yet be, without its outcome being known.
+        result: the outcome, once finished; False until then.
+    """
+
+    unsettled: bool
+    result: bool
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
+        """The keys and tokens that may be set on the server without being held.
+
+        Args:
+            failed: whether the caller got an error.
+        """
+
+
+class TokenOperation:
+    """The common part of all operations on one token.
+
+    The defaults are class attributes: an operation is made for every acquire and release, and assigns only
+    what differs.
+    """
+
+    many = False
+    claim: Claim | None = None
+    unsettled = False
+    result = False
+    with_text = False
+
+    def __init__(self, key: bytes, token: bytes) -> None:
+        self.key = key
+        self.token = token
+
+    def lost(self, sent: bool) -> None:
+        self.unsettled = self.unsettled or sent
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
+        return []
+
+    def script(self, script: Script, *args: bytes | int) -> Args:
+        if self.with_text:
+            return (b"EVAL", script.text, 1, self.key, self.token, *args)
+        return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)
+
+    def queue_script(self, script: Script, *args: bytes | int) -> Args:
+        name, body = (b"EVAL", script.text) if self.with_text else (b"EVALSHA", script.sha)
+        return (name, body, 3, self.key, *queue_keys(self.key), self.token, *args)
+
+    def error_code(self, reply: hiredis.ReplyError) -> str:
+        """The code of an error that the operation itself handles; raises for the others."""
+        text = str(reply)
+        code = text.split(" ", 1)[0]
+        if code == "NOSCRIPT":
+            self.with_text = True
+        elif code in ("MOVED", "ASK"):
+            raise Redirected(text)
+        elif code in _TRY_LATER:
+            raise NotExecuted(code, text)
+        elif code == "ERR":
+            # Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
+            for word in text.split():
+                if word.startswith("-") and word[1:] in _TRY_LATER:
+                    raise NotExecuted(word[1:], text)
+            if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
+                return "WRONGTYPE"
+        return code
+
+    def queue_error_code(self, reply: hiredis.ReplyError) -> str:
+        """`error_code` for a script with several keys, which a server refuses (TRYAGAIN) while their slot moves."""
+        try:
+            return self.error_code(reply)
+        except NotExecuted as later:
+            if later.code == "TRYAGAIN":
+                return later.code
+            raise
+
+
+def syntax_or_permission(code: str, text: str) -> bool:
+    """Whether the server refuses this form of the command, so that another form may still succeed."""
+    return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
+
+
+def is_verdict(reply: Reply, native: bool) -> bool:
+    """Whether it is a reply to SET ... IFEQ, or to a script that answers 1 or 0."""
+    return (reply is None or reply == b"OK") if native else type(reply) is int and reply in (0, 1)

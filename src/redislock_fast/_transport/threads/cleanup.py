@@ -1,0 +1,191 @@
+"""The cleanup of one server transport for threads, in a thread of its own that ends when nothing is left.
+
+It also reads the late replies to acquires with a caller's own token: they say whether there is something to clean up.
+
+Who may touch what: entries are removed from `_undone` under `_undoing`, which a signal handler or finalizer of the same
+thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods of set alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from threading import get_ident
+from typing import Any
+
+from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
+
+from redislock_fast._pipe.base import Args, Forked, Lost, NoReply, Reply
+from redislock_fast._protocol.claims import Claim, Claims, Heard
+from redislock_fast._protocol.commands import Exchange, Redirected
+from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.queue import Leave
+from redislock_fast._transport.base import Channel
+from redislock_fast._transport.cleanup import UNDO_FIRST_S, UNDO_LAST_S, UNDO_LIMIT_S
+from redislock_fast._transport.retries import Attempts
+from redislock_fast._transport.threads.connect import Link
+from redislock_fast._util.times import clock
+
+__all__ = ["ThreadCleanup"]
+
+_EXIT_LIMIT_S = 1.0
+"""How long a program that ends waits for the cleanup: its threads end with it."""
+
+
+class ThreadCleanup(Channel[Link]):
+    """The part of a `ThreadChannel` that cleans up. It keeps no thread alive that has nothing to do.
+
+    Args:
+        owner: the connection pool of the server.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.inside: set[int] = set()  # idents of the threads that drive an operation
+        self._undoing = threading.RLock()
+        self._undoer: threading.Thread | None = None
+        self._unheard: set[Link] = set()
+
+    @abstractmethod
+    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
+        """Drive an operation until it is finished; see `ThreadChannel.run`."""
+
+    def call_heard(self, link: Link, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
+        mailbox = link.pipe.mailbox()
+        heard = Heard(claim, request, mailbox.tell)
+        link.pipe.post(request, heard)
+        try:
+            mailbox.wait(timeout_s, soon=True)
+        except Lost as lost:
+            raise Lost(True, str(lost)) from None
+        except Forked:
+            raise
+        except BaseException:
+            self._unheard.add(link)
+            self._start_undoing()
+            raise
+        finally:
+            heard.tell = None
+        return heard.reply
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be cleaned up or read, or nothing can be, because the client is gone."""
+        return super().idle and not (self._unheard and not self._is_owner_gone())
+
+    def may_rest(self) -> bool:
+        """Whether the cleanup thread may end. Once this has returned True, whatever is left later starts another."""
+        if self.idle:
+            self._undoer = None  # before the second check: what was left before this has relied on this thread
+        return self.idle
+
+    def undo_some(self) -> bool:
+        """Clean up the oldest entries. Returns False when the server could not be asked."""
+        with self._undoing:
+            all_heard = self._hear_late()
+            if not self._undone:
+                return all_heard
+            undoing = self._next_undoing()
+            unanswered: list[int] = []
+            try:
+                self.run(undoing, UNDO_LIMIT_S, [])
+            except Redirected:
+                pass  # no retry mends that: the locks end with their ttl
+            except Exception:  # any: connecting runs users' code, too, for example for credentials
+                unanswered = undoing.unfinished
+            # Behind the others, which may be on another node: a dead node must not keep those waiting.
+            postponed = [*undoing.to_undo(failed=False), *map(self._undone.__getitem__, unanswered)]
+            del self._undone[: len(undoing)]
+            self._undone += postponed
+            return all_heard and not postponed
+
+    def _start_undoing(self) -> None:
+        undoer = self._undoer
+        if undoer is None or not undoer.is_alive():
+            # Two threads at once, after a race, do no harm. The thread keeps no server transport alive.
+            undoer = threading.Thread(
+                target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
+            )
+            self._undoer = undoer
+            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+                undoer.start()
+                _undoers.add(undoer)
+
+    def _hear_late(self) -> bool:
+        """Read the connections with replies that no caller waits for. Returns False if some replies are missing.
+
+        Replies come in order, so all of them have been read once the reply to a later request is there.
+        """
+        silent: list[Link] = []
+        thread = get_ident()
+        self.inside.add(thread)
+        try:
+            while self._unheard:
+                link = self._unheard.pop()
+                try:
+                    link.pipe.call((b"PING",), UNDO_LIMIT_S)
+                except NoReply:
+                    silent.append(link)
+                except Lost:
+                    pass  # a key that the request took is left to its ttl
+        finally:
+            self.inside.discard(thread)
+            self._unheard.update(silent)
+        return not silent
+
+    def _undo_before(self, operation: Exchange, attempts: Attempts) -> None:
+        """Clean up what an earlier operation left with a key and token that this one is about to set."""
+        if not self._returning(operation):
+            return
+        bounded_s = attempts.bounded_s()
+        try:
+            # An acquire waits here only if its token is just being cleaned up.
+            if not self._undoing.acquire(timeout=-1 if bounded_s is None else bounded_s):
+                raise TimeoutError("an earlier acquire with this token could not be undone in time")
+            returning = self._returning(operation)
+            if returning:
+                self.run(Many([Leave(key, token) for key, token in returning]), attempts.left_s(), [])
+            for entry in returning:
+                with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
+                    self._undone.remove(entry)
+        finally:
+            with contextlib.suppress(RuntimeError):  # as in `ThreadChannel.connect`
+                self._undoing.release()
+
+    def _forget_cleanup(self) -> None:
+        """In a forked child: leave to the parent what is to be cleaned up."""
+        self._undoing = threading.RLock()
+        self._undone.clear()
+        self._endings.clear()
+        self._unheard.clear()
+        self.claims = Claims(self.undo)  # another thread may have had its mutex
+
+
+_undoers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_undoing() -> None:
+    """Wait for the cleanup: a program may be interrupted just when it is granted a lock."""
+    deadline = clock() + _EXIT_LIMIT_S
+    for undoer in list(_undoers):
+        undoer.join(max(deadline - clock(), 0.0))
+
+
+def _undo_in_background(channel_ref: weakref.ref[ThreadCleanup]) -> None:
+    delay_s = UNDO_FIRST_S
+    while delay_s < UNDO_LAST_S:
+        channel = channel_ref()
+        if channel is None or channel.may_rest():
+            return
+        if channel.undo_some():
+            delay_s = UNDO_FIRST_S
+        else:
+            del channel
+            time.sleep(delay_s)
+            delay_s *= 2
