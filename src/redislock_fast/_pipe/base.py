@@ -115,6 +115,9 @@ class NoReply(Exception):
 class Forked(RuntimeError):
     """In the child, where a signal handler has forked in the middle of a call: that goes on in the parent alone."""
 
+    def __init__(self) -> None:
+        super().__init__("a signal handler has forked: the call goes on in the parent process alone")
+
 
 class Mailbox(Protocol):
     """Where one thread waits for what other threads tell it, and for what the server pushes."""

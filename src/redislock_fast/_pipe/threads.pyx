@@ -413,7 +413,7 @@ cdef class Pipe:
     cdef int _check_forked(self) except -1:
         """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
         if self.forked:
-            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+            raise Forked
         return 0
 
     cdef int _begin(self, Wait* wait) except -1:

@@ -403,7 +403,7 @@ class Pipe:
     def _check_forked(self) -> None:
         """Wherever a signal handler may have run: the call of one that has forked is the parent's."""
         if self._forked:
-            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+            raise Forked
 
     def _alone(self, slot: _Slot) -> bool:
         with self._mutex:

@@ -112,7 +112,7 @@ def drive(transport: Transport, steps: Steps) -> Any:
             answer: Any = None
             try:
                 if fork.generation != generation:  # by a signal handler, between two steps
-                    raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+                    raise Forked
                 if type(step) is Listen:
                     answer = transport.hear(step.seat.mailbox, step.timeout_s)
                 elif type(step) is Execute:
