@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from redislock_fast._util.times import drift_s
 from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.async_helpers import AsyncClients, Holding, eventually, in_loop, in_task
-from tests.helpers import PATIENCE_S, settings_of
+from tests.helpers import PATIENCE_S
 from tests.proxy import Proxy
 from tests.redlock_helpers import LIMIT_S, SHORT_S, clients_of, freezing, take, values
 from tests.test_asyncio_cancel import CANCELS, Cancelled
@@ -178,28 +177,6 @@ async def test_copy_shares_the_clients_and_the_ownership(make: _Make) -> None:
     assert twin.servers is lock.servers
     await twin.release()
     assert lock.remaining() == 0.0
-
-
-@in_loop
-async def test_pickled_lock_is_an_unowned_lock_with_the_same_settings(
-    fleet: Fleet, make: _Make, async_connect: AsyncClients
-) -> None:
-    lock = Redlock(make.clients(protocol=2), "name", 10, 0.2, False, 3, False, False, limit=LIMIT_S)
-    await lock.acquire()
-    await _until_held(fleet)
-    pickled = pickle.dumps(lock)
-    assert next(filter(None, values(fleet))) not in pickled
-    twin = pickle.loads(pickled)
-    for client in twin.servers:
-        async_connect.keep(client)
-    assert settings_of(twin) == settings_of(lock) == ("name", 10, 0.2, False, 3, False, False)
-    assert (await twin.locked(), await twin.owned(), await lock.owned()) == (True, False, True)
-    with pytest.raises(LockError):
-        await twin.release()
-    await lock.release()
-    await _until_free(fleet)
-    assert await twin.acquire() is True
-    await twin.release()
 
 
 @in_loop

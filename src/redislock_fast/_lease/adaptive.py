@@ -45,8 +45,7 @@ class AdaptiveTTL:
     whatever is forgotten begins anew.
 
     One object may serve any number of locks, threads and event loops; a name stands for the same lock in all of them.
-    A pickle or a copy has the settings and nothing learnt: the other process has its own speed, and a lock sent to it
-    should not weigh megabytes.
+    A pickle or a copy has the settings and nothing learnt: another process has its own speed.
 
     Args:
         initial: the ttl before enough is known, in seconds.

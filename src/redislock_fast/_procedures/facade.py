@@ -10,7 +10,7 @@ import copy
 import weakref
 from abc import abstractmethod
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError, LockNotOwnedError
@@ -22,7 +22,7 @@ from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire, Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._util import clients, fork
+from redislock_fast._util import fork
 from redislock_fast._util.times import MOST_FAILURES, Limit, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._util.tokens import MARKER, is_held_with, is_ours, new_token
 
@@ -393,29 +393,21 @@ class LockBase:
         trial.brought = None if brought is None else token
         return trial
 
-    # ---- copying and pickling ----
+    # ---- copying ----
 
     def __copy__(self) -> Any:
         """A second handle: same client, same token."""
         return twin_of(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The settings and a recipe for the client; never a token or a credential."""
-        state = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
-        state["_redis"] = clients.recipe_of(self._redis)
-        return state
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """An unowned lock with the same settings."""
-        state = dict(state)
-        client = clients.client_from(state.pop("_redis"))
-        vars(self).update(state)
-        self.redis = client
-        self._own_nothing()
-        self.register_scripts()
-
-
-_NOT_PICKLED = {"local", "_attached", "_transport", "_generation"}
+        Raises:
+            TypeError: always. `detach` makes a handle, which can be pickled.
+        """
+        raise TypeError(
+            f"the lock {self._name!r} cannot be pickled: hand it to another process by detach() and attach()"
+        )
 
 
 _AnyLock = TypeVar("_AnyLock", bound=LockBase)

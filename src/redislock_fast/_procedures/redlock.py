@@ -13,7 +13,7 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from redis.exceptions import (
     AuthenticationError,
@@ -37,7 +37,7 @@ from redislock_fast._protocol.majority import (
     Round,
     valid_s,
 )
-from redislock_fast._util import clients, fork
+from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import added_ms, clock, poll_seconds, positive_ms, wait_seconds
@@ -323,24 +323,19 @@ class RedlockBase:
             raise self._trouble(round_)
         return round_.agreed
 
-    # ---- copying and pickling ----
+    # ---- copying ----
 
     def __copy__(self) -> Any:
         """A second handle: same clients, same token."""
         return twin_of(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The settings and recipes for the clients; never a token or a credential."""
-        state = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
-        state["_servers"] = [clients.recipe_of(server) for server in self._servers]
-        return state
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """An unowned lock with the same settings."""
-        vars(self).update(state)
-        self._servers = tuple(clients.client_from(recipe) for recipe in state["_servers"])
-        self._quorum = self._quorum_of([self._transport_of(server) for server in self._servers])
-        self._own_nothing()
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"the Redlock {self._name!r} cannot be pickled: make it anew in the other process")
 
     # ---- errors ----
 
@@ -363,9 +358,6 @@ class RedlockBase:
         if isinstance(errors[0], NotExecuted):
             return redis_error(str(errors[0]))
         return ConnectionError(f"{message}; one of the others: {errors[0]}")
-
-
-_NOT_PICKLED = {"local", "_quorum", "_generation"}
 
 
 def _check(servers: tuple[Any, ...]) -> None:
