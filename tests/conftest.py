@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from redislock_fast._pipe.base import Pipe
-from redislock_fast._procedures.facade import LockBase
+from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._transport import base as transport_base
 from redislock_fast._transport.loop import server as loop_server
 from redislock_fast._transport.threads import server as thread_server
@@ -71,7 +71,7 @@ def absent(what: str) -> NoReturn:
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of ours wait as redis-py's do, unless they are told otherwise."""
-    monkeypatch.setattr(LockBase, "_wait", "poll")
+    monkeypatch.setattr(LockSettings, "_wait", "poll")
 
 
 @pytest.fixture
@@ -266,7 +266,10 @@ def lock_class(lock_class_id: str) -> LockClass:
 def fake_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """A clock in place of the one that the lock class sleeps by."""
     fake = FakeTime()
-    monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
+    if lock_class_id == "ours":
+        fake.replace_ours(monkeypatch)
+    else:
+        monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
     return fake
 
 
@@ -313,7 +316,10 @@ def async_lock_class(lock_class_id: str) -> AsyncLockClass:
 def fake_async_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """A clock in place of the one that the asyncio lock class sleeps by."""
     clock = FakeTime()
-    monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))
+    if lock_class_id == "ours":
+        FakeAsyncio(clock).replace_ours(monkeypatch)
+    else:
+        monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))
     return clock
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import hiredis
 
-from redislock_fast._pipe.base import Args, Malformed, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Dialect, native_release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE, Script
@@ -43,9 +43,14 @@ __all__ = [
     "Refused",
     "Release",
     "TokenOperation",
-    "first_acquire",
-    "first_release",
+    "acquire_request",
+    "release_request",
 ]
+
+Begun: TypeAlias = "tuple[Any, Any, BaseException | None]"
+"""What has come of an operation's first request, which left without it: the connection, the reply, what was raised.
+
+NOT_ASKED in place of the reply: it is to be asked for again."""
 
 HANDED_OVER = 2
 """What a release answers when a waiter has the lock now."""
@@ -82,10 +87,12 @@ class Exchange(Protocol):
         key: the lock's name on the wire.
         many: whether `request` gives a list of requests and `feed` wants the list of their replies.
         claim: what hears the replies to its requests also when nobody waits for them; mostly None.
+        begun: what has come of its first request, where that left before it was driven. Whatever drives it takes it.
     """
 
     many: bool
     claim: Claim | None
+    begun: Begun | None
 
     @property
     def key(self) -> bytes: ...
@@ -133,6 +140,7 @@ class TokenOperation:
 
     many = False
     claim: Claim | None = None
+    begun: Begun | None = None
     unsettled = False
     result = False
     with_text = False
@@ -140,6 +148,24 @@ class TokenOperation:
     def __init__(self, key: bytes, token: bytes) -> None:
         self.key = key
         self.token = token
+
+    @abstractmethod
+    def request(self, dialect: Dialect, now: float) -> Any: ...
+
+    def begin(self, request: Args, dialect: Dialect, now: float, begun: Begun) -> None:
+        """Take over a first request that has left without the operation.
+
+        Args:
+            request: it.
+            dialect: of its connection, as it is now.
+            now: when it left, by the clock.
+            begun: what has come of it.
+        """
+        link, _, interruption = begun
+        if self.request(dialect, now) != request:  # the dialect has fallen: the reply is to another form
+            self.lost(True)
+            begun = (link, NOT_ASKED, interruption)
+        self.begun = begun
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
@@ -198,7 +224,7 @@ def _is_verdict(reply: Reply, native: bool) -> bool:
     return (reply is None or reply == b"OK") if native else type(reply) is int and reply in (0, 1)
 
 
-def first_acquire(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
+def acquire_request(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
     """The first request of an `Acquire`, and the reply that means "ours"."""
     if dialect.set_get:
         if ttl_ms is None:
@@ -236,12 +262,7 @@ class Acquire(TokenOperation):
         if self._looking:
             return (b"GET", self.key)
         self.with_get = dialect.set_get
-        return first_acquire(dialect, self.key, self.token, self.ttl_ms)[0]
-
-    def resume(self, request: Args, sent_at: float) -> None:
-        """Stand where the first request, which `first_acquire` has given, has left."""
-        self.sent_at = sent_at
-        self.with_get = request[-1] == b"GET"
+        return acquire_request(dialect, self.key, self.token, self.ttl_ms)[0]
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply to the request under way that means "ours", and the type of those that mean "another's"."""
@@ -318,7 +339,7 @@ class _NativeOrScript(TokenOperation):
         """Note that this connection does not take the command."""
 
 
-def first_release(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
+def release_request(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
     """The first request of a `Release`, and the usual reply: "it was ours", and with `queued`, "it is handed over"."""
     if queued:
         return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
@@ -362,19 +383,13 @@ class Release(_NativeOrScript):
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        if self._step == "pass on":
-            return self.queue_script(PASS_ON)
-        self._native = dialect.release is not None
-        if self._native:
-            token = self.token if self._step == "delete" else self.token + MARK
-            return native_release(dialect, self.key, token)
-        return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
-
-    def resume(self, request: Args, sent_at: float) -> None:
-        """Stand where the first request, which `first_release` has given, has left."""
-        self.valid = self.expires_at is None or sent_at < self.expires_at
-        if self._step == "delete":
-            self._native = request[0] != b"EVALSHA"
+        passes_on = self._step == "pass on"
+        self._native = not passes_on and dialect.release is not None
+        if self._step == "delete marked":
+            return native_release(dialect, self.key, self.token + MARK) if self._native else self.script(RELEASE)
+        if self.with_text and not self._native:
+            return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
+        return release_request(dialect, self.key, self.token, passes_on)[0]
 
     @property
     def may_be_done(self) -> bool:

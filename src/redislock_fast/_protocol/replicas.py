@@ -17,6 +17,7 @@ from redislock_fast._protocol.commands import Reacquire, Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._protocol.commands import Begun
 
 __all__ = ["Replicate"]
 
@@ -44,6 +45,7 @@ class Replicate:
 
     many = True
     claim: Claim | None = None
+    begun: Begun | None = None
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, queued)

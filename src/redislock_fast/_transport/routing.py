@@ -40,6 +40,7 @@ from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._protocol.commands import Begun
 
 __all__ = [
     "ASKING",
@@ -69,6 +70,7 @@ class _Asking:
     """An operation as it is sent to the node that ASK has named."""
 
     many = True
+    begun: Begun | None = None
     claim: Claim | None = None  # a late reply from a slot that moves is not heard: its key is left to its ttl
 
     def __init__(self, operation: Exchange) -> None:

@@ -17,7 +17,7 @@ import math
 import weakref
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import (
     AuthenticationError,
@@ -26,7 +26,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Lost, NoReply, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Args, Lost, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._procedures.waiters import Seat
 from redislock_fast._protocol.claims import Claim, Heard
@@ -40,16 +40,13 @@ from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import GRACE_S, clock
 
-__all__ = ["Begun", "LoopChannel"]
+__all__ = ["LoopChannel"]
 
 _NEVER = math.inf
 _LONG_S = 2.0
 _ALARMS_PER_S = 200
 
 _Result = TypeVar("_Result")
-
-Begun: TypeAlias = tuple[AsyncLink, Reply, BaseException | None]
-"""A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
 
 
 class Alarms:
@@ -174,16 +171,14 @@ class LoopChannel(Channel[AsyncLink]):
         operation: Operation,
         limit_s: float | None = None,
         loose: list[AsyncLink] | None = None,
-        begun: Begun | None = None,
     ) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent himself, on `link`.
+            operation: a fresh state machine, or one that has `begun`.
             limit_s: as for `ThreadChannel.execute`.
             loose: given by who undoes and translates errors himself; every link on which a request left without an
                 answer is added to it.
-            begun: what came of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -204,15 +199,14 @@ class LoopChannel(Channel[AsyncLink]):
             while True:
                 link = self.link
                 try:
-                    if begun is not None:
-                        link, reply, interruption = begun
-                        begun = None
+                    if operation.begun is not None:
+                        (link, reply, interruption), operation.begun = operation.begun, None
                         if interruption is not None:
                             try:
                                 raise interruption
                             finally:
                                 del interruption  # as `error` below
-                        if operation.feed(reply, link.dialect):
+                        if reply is not NOT_ASKED and operation.feed(reply, link.dialect):
                             break
                         now = clock()
                     if link is None:
@@ -318,6 +312,15 @@ class LoopChannel(Channel[AsyncLink]):
                 spare._drop(link)  # noqa: SLF001  # likewise
             raise
         self._spares.append(spare)
+
+    def channel(self) -> LoopChannel:
+        """The running loop's, as `AsyncTransport` has it for whatever drives steps."""
+        return self
+
+    def undo_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task that was dropped. Whatever collects garbage runs this, in any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.undo, entries)
 
     @property
     def has_ended(self) -> bool:

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
@@ -33,7 +33,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Forked, Lost, NoReply, OnReply, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Args, Forked, Lost, NoReply, OnReply, Reply
 from redislock_fast._procedures.waiters import BROKEN, Seat
 from redislock_fast._protocol.claims import Claim, Claims, Heard
 from redislock_fast._protocol.commands import Exchange, Look, NotExecuted, Operation, Redirected, Refused
@@ -47,10 +47,7 @@ from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import GRACE_S, clock
 
-__all__ = ["Begun", "BlockingEncoding", "ThreadChannel"]
-
-Begun: TypeAlias = tuple[Link, Any, BaseException | None]
-"""A connection on which a caller has made a request himself, with the reply or what was raised instead of it."""
+__all__ = ["BlockingEncoding", "ThreadChannel"]
 
 _EXIT_LIMIT_S = 1.0
 """How long a program that ends waits for what is being undone: its threads end with it."""
@@ -85,15 +82,14 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         """The keys' indexes, those together that one server has: here, all."""
         return [range(len(keys))]
 
-    def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
+    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent himself, by `Pipe.ask`.
+            operation: a fresh state machine, or one that has `begun`.
             limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; below 0: the time ended so
                 long ago; None: the pool's `socket_timeout` and retry policy alone decide, as for any command of
                 redis-py.
-            begun: what came of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -105,14 +101,12 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
         if isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
         try:
-            self.run(operation, limit_s, loose, begun)
+            self.run(operation, limit_s, loose)
         except BaseException as error:
             self.tidy(operation, loose, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
-        finally:
-            del begun  # an error keeps this frame, which must keep neither it nor a connection
         if operation.unsettled or operation.claim is not None:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
@@ -122,14 +116,14 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             self.execute(operation, limit_s)
 
     def run(  # noqa: PLR0912, PLR0915  # the hot path: calls cost more than branches
-        self, operation: Exchange, limit_s: float | None, loose: list[Link], begun: Begun | None = None
+        self, operation: Exchange, limit_s: float | None, loose: list[Link]
     ) -> None:
         """`execute` without its undoing and without its translation of errors.
 
         Every link on which a request left without an answer is added to `loose`.
         """
         thread = get_ident()
-        if begun is None and thread in self.inside:  # who has asked was not
+        if operation.begun is None and thread in self.inside:  # else it was not when the request left
             self.run_beside(operation, limit_s, loose)
             return
         now = clock()
@@ -142,15 +136,14 @@ class ThreadChannel(BlockingEncoding, Channel[Link]):
             link = self.link
             try:
                 self.inside.add(thread)
-                if begun is not None:
-                    link, reply, interruption = begun
-                    begun = None
+                if operation.begun is not None:
+                    (link, reply, interruption), operation.begun = operation.begun, None
                     if interruption is not None:
                         try:
                             raise interruption
                         finally:
                             del interruption  # as `error` below
-                    if operation.feed(reply, link.dialect):
+                    if reply is not NOT_ASKED and operation.feed(reply, link.dialect):
                         return
                     now = clock()
                 if link is None:

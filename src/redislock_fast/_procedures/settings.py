@@ -1,6 +1,6 @@
-"""What `Lock` and `asyncio.Lock` share: redis-py's attributes, which may be changed at any time, and its hooks.
+"""The settings of a lock: redis-py's attributes and hooks, which may be changed at any time.
 
-Nothing here takes a lock.
+Nothing here sends anything.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ import contextlib
 import copy
 import weakref
 from abc import abstractmethod
-from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
-from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, SharedHolding, Trial, twin_of
-from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._lease.ownership import Holding, SharedHolding, twin_of
+from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
-from redislock_fast._protocol.commands import Acquire, Release
+from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork
-from redislock_fast._util.times import MOST_FAILURES, Limit, poll_seconds, ttl_ms_of, wait_seconds
-from redislock_fast._util.tokens import MARKER, is_held_with, is_ours, new_token
+from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
+from redislock_fast._util.tokens import MARKER, new_token
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,10 +34,21 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.options import TermSettings
 
-__all__ = ["EXTEND", "NOT_ENTERED", "REACQUIRE", "RELEASE", "UNLOCKED", "Backoff", "LockBase", "LockerBase", "WaitBy"]
+__all__ = [
+    "EXTEND",
+    "NOT_ENTERED",
+    "REACQUIRE",
+    "RELEASE",
+    "UNLOCKED",
+    "Backoff",
+    "Hooks",
+    "LockSettings",
+    "LockerBase",
+    "WaitBy",
+]
 
 # By weak references: what is started meanwhile, such as the task that connects, keeps a copy of the context.
-_acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Holding]] | None] = ContextVar("_acting", default=None)
+_acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Holding]] | None] = ContextVar("_acting", default=None)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
@@ -65,6 +78,27 @@ EXTEND = _LuaScript(scripts.EXTEND.text.decode())
 REACQUIRE = _LuaScript(scripts.REACQUIRE.text.decode())
 
 
+class Hooks(NamedTuple):
+    """The attributes of a lock that a class or an object may override, as `redis.lock.Lock` has them."""
+
+    lua_release: Any
+    lua_extend: Any
+    lua_reacquire: Any
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+
+    @classmethod
+    def of(cls, lock_class: Any) -> Hooks:
+        """The hooks of a class of this library, which override nothing."""
+        do = (lock_class.do_acquire, lock_class.do_release, lock_class.do_extend, lock_class.do_reacquire)
+        return cls(RELEASE, EXTEND, REACQUIRE, *do)
+
+
+_hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
+
+
 class Backoff:
     """How long to sleep before each attempt but the first.
 
@@ -88,8 +122,8 @@ class Backoff:
         return poll_seconds(self._backoff.compute(self._failures))
 
 
-class LockBase:
-    """The settings of a lock, and whose token is whose. The parameters stand on the classes that users name."""
+class LockSettings:
+    """The settings of a lock. The parameters stand on the classes that users name."""
 
     lua_release: Any = None
     lua_extend: Any = None
@@ -101,6 +135,9 @@ class LockBase:
 
     local: Any
 
+    _attempt_kind: type[Acquire] = Acquire  # with a token made here
+    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
+    _transport: Any
     _wait: WaitBy = "push"
     _terms: Terms | None = None
     _is_for_tasks = False
@@ -205,155 +242,6 @@ class LockBase:
         self._generation = fork.generation
         self.local = self._new_holding() if self.thread_local else SharedHolding()
 
-    def _held(self) -> Holding:
-        """What the caller holds and may release. A forked child has nothing of its parent's."""
-        if self._generation != fork.generation:
-            self._own_nothing()
-        holding: Holding = self.local.held()
-        return holding
-
-    def _held_with_ttl(self, verb: str) -> Holding:
-        """What the caller holds.
-
-        Raises:
-            redis.exceptions.LockError: he holds nothing, or what does not expire.
-        """
-        held = self._held()
-        if held.token is None:
-            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
-        if not self.timeout:
-            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
-        return held
-
-    def _token_of(self, held: Holding, verb: str) -> bytes:
-        """The token of what is held; where it is shared, another may have released it since it was looked at."""
-        if held.token is None:
-            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
-        token: bytes = self._transport.encode(held.token)  # others may have set it
-        return token
-
-    def _lost(self, verb: str) -> LockNotOwnedError:
-        return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
-
-    do_release: Any
-    do_extend: Any
-    do_reacquire: Any
-    _own_hooks: tuple[Any, Any, Any]  # these three as the class that users name has them
-
-    def _may_be_marked(self) -> bool:
-        """Whether waiters may mark the lock's tokens: hooks and scripts that are not ours may compare them."""
-        release, extend, reacquire = self._own_hooks
-        return (
-            self.lua_release is RELEASE
-            and self.lua_extend is EXTEND
-            and self.lua_reacquire is REACQUIRE
-            and getattr(self.do_release, "__func__", None) is release
-            and getattr(self.do_extend, "__func__", None) is extend
-            and getattr(self.do_reacquire, "__func__", None) is reacquire
-        )
-
-    _attempt_kind: type[Acquire] = Acquire  # with a token made here
-    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
-
-    def _next_token(self, token: Any) -> bytes:
-        """The token of the next acquire: the caller's own, or a new one."""
-        if token is None:
-            fresh = new_token()
-            return fresh if self._may_be_marked() else fresh[len(MARKER) :]
-        encoded: bytes = self._transport.encode(token)
-        return encoded
-
-    def _new_attempt(self, token: bytes, own: bool, local: Holding) -> Acquire:
-        """The next attempt, with the caller's own token or another; noted for hooks and for fences."""
-        kind = self._own_kind if own else self._attempt_kind
-        local.attempt = attempt = kind(self._key, token, self._ttl_ms)
-        return attempt
-
-    @staticmethod
-    def _note(attempt: Acquire, local: Holding) -> None:
-        """Keep the lease that the attempt has got."""
-        ttl_ms = attempt.ttl_ms
-        local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
-
-    def _release_of(self, token: bytes, local: Holding) -> Release:
-        """The release of what is held with this token."""
-        return Release(self._key, token, local.expires_at(token), local.releasing == token, local.queued == token)
-
-    def _token_after(self, token: bytes, brought: Any, attempt: Acquire | None) -> bytes:
-        """The token of the next attempt, after one that failed: a token that is being undone does not come back."""
-        is_undone = brought is None and attempt is not None and attempt.unsettled
-        return self._next_token(None) if is_undone else token
-
-    def _limit(self, blocking_timeout: float | None) -> Limit:
-        """The deadline of an acquire that begins now."""
-        wait_s = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        return Limit(None if wait_s is None else wait_seconds(wait_s, "blocking_timeout"))
-
-    def _waiting(self, token: bytes, brought: Any, interval_s: float, limit: Limit) -> Waiting:
-        """How to wait after an attempt with this token failed.
-
-        Args:
-            token: the attempt's.
-            brought: the token as the caller brought it; None where he did not.
-            interval_s: how often to look whether all is well, in seconds.
-            limit: of the acquire.
-        """
-        queues = brought is None and is_ours(token)
-        kind = self._attempt_kind if brought is None else self._own_kind
-        return Waiting(self._key, token, self._ttl_ms, interval_s, limit, queues, kind)
-
-    def _refuse_to_wait_for_itself(self, local: Holding, attempt: Acquire | None) -> None:
-        if (
-            self.thread_local
-            and (self._ttl_ms is None or (local.tenure is not None and local.tenure.is_endless))
-            and attempt is not None
-            and local.token is not None
-            and is_held_with(attempt.holder, local.token)
-        ):
-            raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
-
-    def _leaves_unnoticed(
-        self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
-    ) -> bool:
-        """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply.
-
-        Args:
-            local: the caller's holding.
-            token: of the acquire.
-            before: what was held till then.
-            brought: the token as the caller brought it; None where he did not.
-            attempt: the last one.
-        """
-        if token == before:
-            return False
-        acquired = attempt is not None and attempt.token is token and attempt.result
-        noted = local.token == token and (acquired or brought is None)  # else by another who has brought the same token
-        if noted:
-            local.token = None
-        if brought is not None:
-            return acquired and attempt is not None and attempt.took
-        return noted or acquired
-
-    def _undo_unnoticed(
-        self, local: Holding, token: bytes, before: bytes | None, brought: Any, attempt: Acquire | None = None
-    ) -> None:
-        """Undo an acquire that was interrupted, where `_leaves_unnoticed` says so."""
-        if self._leaves_unnoticed(local, token, before, brought, attempt):
-            self._transport.undo([(self._key, token)])
-
-    @staticmethod
-    def _leaves(waiting: Waiting, local: Holding) -> bool:
-        """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
-
-        Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
-        """
-        attempt = waiting.attempt
-        if not waiting.queues and not (attempt is not None and attempt.result):
-            return False
-        if local.token == waiting.token:
-            local.token = None
-        return waiting.queues or (attempt is not None and attempt.took)
-
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
 
@@ -369,6 +257,41 @@ class LockBase:
 
     # ---- hooks ----
 
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+    _own_hooks: Hooks  # of the class that users name
+
+    def _has_own_hooks(self) -> bool:
+        """Whether no hook is overridden, by a class or on this object: both may change at any time."""
+        try:
+            hooks: tuple[Any, ...] = _hooks_of(self)
+        except AttributeError:  # a hook that is no method
+            return False
+        return hooks == self._own_hooks
+
+    def _is_overridden(self, name: str) -> bool:
+        """Whether this `do_*` hook is overridden."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
+
+    def _may_be_marked(self) -> bool:
+        """Whether waiters may mark the lock's tokens: hooks and scripts that are not ours may compare them."""
+        return self._has_own_hooks() or (  # do_acquire compares none
+            self.lua_release is RELEASE
+            and self.lua_extend is EXTEND
+            and self.lua_reacquire is REACQUIRE
+            and not any(map(self._is_overridden, ("do_release", "do_extend", "do_reacquire")))
+        )
+
+    def _next_token(self, token: Any) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one."""
+        if token is None:
+            fresh = new_token()
+            return fresh if self._may_be_marked() else fresh[len(MARKER) :]
+        encoded: bytes = self._transport.encode(token)
+        return encoded
+
     # An overridden hook may call the original. That knows by the context for whom it acts, and leaves there what it has
     # got: others may act at the same time, by the same lock object.
 
@@ -377,21 +300,14 @@ class LockBase:
         acting = _acting.get()
         return acting[1]() if acting is not None and acting[0]() is self else None
 
-    def _act_for(self, local: Holding) -> Token[Any]:
-        """A hook is called now. Returns what `_act_no_more` needs."""
-        return _acting.set((weakref.ref(self), weakref.ref(local)))
-
-    @staticmethod
-    def _act_no_more(before: Token[Any]) -> None:
-        with contextlib.suppress(ValueError):  # a dropped task ends in the context of who collects it
-            _acting.reset(before)
-
-    def _trial_of(self, local: Holding, token: bytes, brought: Any, limit: Limit) -> Trial:
-        """Where an overridden `do_acquire` leaves its attempts."""
-        trial = Trial(local)
-        trial.limit = limit
-        trial.brought = None if brought is None else token
-        return trial
+    def _calling(self, local: Holding, hook: Callable[..., Any], *args: Any) -> Steps:
+        """Call an overridden hook, for this holding. Returns what it returns."""
+        before = _acting.set((weakref.ref(self), weakref.ref(local)))
+        try:
+            return (yield CallHook(partial(hook, *args)))
+        finally:
+            with contextlib.suppress(ValueError):  # a dropped task ends in the context of whatever collects it
+                _acting.reset(before)
 
     # ---- copying ----
 
@@ -410,7 +326,7 @@ class LockBase:
         )
 
 
-_AnyLock = TypeVar("_AnyLock", bound=LockBase)
+_AnyLock = TypeVar("_AnyLock", bound=LockSettings)
 
 
 class LockerBase(Generic[_AnyLock]):
