@@ -100,7 +100,7 @@ class AcquireBase(LeaseBase):
         call = _Call(local, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
         call.attempt = begun
         try:
-            if self._is_overridden("do_acquire"):
+            if begun is None and self._is_overridden("do_acquire"):
                 return (yield from self._polling_by_hook(call))
             contended = begun is None and self._is_contended(call)
             if not contended and (yield from self._attempting(call)):
@@ -143,7 +143,7 @@ class AcquireBase(LeaseBase):
 
     @staticmethod
     def _note(attempt: Acquire, local: Holding) -> None:
-        """Keep the lease that the attempt has got."""
+        """Note the lease that the attempt has got."""
         ttl_ms = attempt.ttl_ms
         local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
 
@@ -285,7 +285,7 @@ class AcquireBase(LeaseBase):
         if token == call.before:
             return False
         acquired = attempt is not None and attempt.token is token and attempt.result
-        # Else another has noted it, who has brought the same token.
+        # Else another caller has noted it, which has brought the same token.
         noted = local.token == token and (acquired or call.brought is None)
         if noted:
             local.token = None

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """What the caller's own objects raise is no reason to lose a lock."""
+    """Log what an object of the user's raises: it is no reason to lose a lock."""
     try:
         yield
     except Exception:
@@ -162,7 +162,7 @@ class LeaseBase(LockSettings, Keeper):
         asked_at: float | None = None,
         task: asyncio.Task[Any] | None = None,
     ) -> Tenure:
-        """Begin a tenure of the lock that has just been acquired.
+        """Begin the lease of a lock that was just acquired on options.
 
         Raises:
             LockLostError: the lock is lost, and another who shares the lock object may have it by now.
@@ -254,7 +254,7 @@ class LeaseBase(LockSettings, Keeper):
         look = Look(self._key)
         try:
             yield Execute(look)
-        except Exception:  # then nobody knows
+        except Exception:  # then it is not known
             return LossReason.SERVER_GONE
         return reason_of(look)
 
@@ -315,7 +315,7 @@ class LeaseBase(LockSettings, Keeper):
         lock = cls(client, handle.name, handle.timeout, **settings)
         local = lock._mine()
         trial = Trial(local)
-        # Of what expires nobody knows when, nothing is certain.
+        # A ttl whose end is not known counts as ended.
         trial.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
         trial.fence = handle.fence
         trial.token = handle.token
@@ -346,7 +346,7 @@ class LeaseBase(LockSettings, Keeper):
         return True
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:
-        """End a tenure, whatever becomes of the lock."""
+        """End a lease, whatever becomes of the lock."""
         self._let_go(tenure)
         tenure.end()
         local.tenure = None

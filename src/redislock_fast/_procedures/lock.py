@@ -130,7 +130,7 @@ class LockBase(AcquireBase):
         return True
 
     def _adapt(self, terms: Terms) -> None:
-        """Take the ttl that the hold times suggest."""
+        """Use the ttl that the hold times suggest."""
         if terms.adaptive is not None:
             ttl_ms = terms.adaptive.ttl_ms(self._name)
             self._ttl_ms = ttl_ms
@@ -247,7 +247,7 @@ class LockBase(AcquireBase):
         release = object()
         try:
             if tenure is not None and not tenure.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # another who shares the lock object releases it
+                raise LockError(UNLOCKED, lock_name=self.name)  # another caller that shares the lock object releases it
             if self._is_overridden("do_release"):
                 yield from self._calling(local, self.do_release, token)
             elif not (yield from self._releasing_token(token, local)):

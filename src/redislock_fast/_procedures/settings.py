@@ -276,7 +276,7 @@ class LockSettings:
         return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
 
     def _may_be_marked(self) -> bool:
-        """Whether waiters may mark the lock's tokens: hooks and scripts that are not ours may compare them."""
+        """Whether waiters may mark the lock's value: hooks and scripts of others may compare it with the token."""
         return self._has_own_hooks() or (  # do_acquire compares none
             self.lua_release is RELEASE
             and self.lua_extend is EXTEND
@@ -292,11 +292,11 @@ class LockSettings:
         encoded: bytes = self._transport.encode(token)
         return encoded
 
-    # An overridden hook may call the original. That knows by the context for whom it acts, and leaves there what it has
-    # got: others may act at the same time, by the same lock object.
+    # An overridden hook may call the original. That finds the owner for which it acts in the context, and leaves there
+    # what it has got: others may act at the same time, by the same lock object.
 
     def _acting(self) -> Holding | None:
-        """For whom an overridden hook calls the original."""
+        """The owner for which an overridden hook calls the original."""
         acting = _acting.get()
         return acting[1]() if acting is not None and acting[0]() is self else None
 
