@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from redislock_fast._pipe.base import Pipe
-from redislock_fast._procedures.facade import LockBase
+from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._transport import retries
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.support.async_helpers import (
@@ -82,7 +82,7 @@ def absent(what: str) -> NoReturn:
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of ours wait as redis-py's do, unless they are told otherwise."""
-    monkeypatch.setattr(LockBase, "_wait", "poll")
+    monkeypatch.setattr(LockSettings, "_wait", "poll")
 
 
 @pytest.fixture
@@ -279,7 +279,10 @@ def fake_time(
 ) -> FakeTime:
     """A clock in place of the one that the lock class sleeps by."""
     fake = FakeTime()
-    if world_of(request).in_threads:
+    in_threads = world_of(request).in_threads
+    if lock_class_id == "ours":
+        (fake if in_threads else FakeAsyncio(fake)).replace_ours(monkeypatch)
+    elif in_threads:
         monkeypatch.setattr(MODULES[lock_class_id], "mod_time", fake)
     else:
         monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(fake))
@@ -329,7 +332,10 @@ def async_lock_class(lock_class_id: str) -> AsyncLockClass:
 def fake_async_time(lock_class_id: str, monkeypatch: pytest.MonkeyPatch, unhurried: None) -> FakeTime:
     """A clock in place of the one that the asyncio lock class sleeps by."""
     clock = FakeTime()
-    monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))
+    if lock_class_id == "ours":
+        FakeAsyncio(clock).replace_ours(monkeypatch)
+    else:
+        monkeypatch.setattr(ASYNC_MODULES[lock_class_id], "asyncio", FakeAsyncio(clock))
     return clock
 
 

@@ -8,44 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time as mod_time
-from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import redis
 import redis.lock
-from redis.exceptions import (
-    LockError,
-    LockNotOwnedError,
-    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, ThreadHolding, Trial
+from redislock_fast._lease.ownership import ThreadHolding
 from redislock_fast._lease.tenure import Tenure
-from redislock_fast._pipe.base import NOT_ASKED
-from redislock_fast._procedures.facade import EXTEND, NOT_ENTERED, REACQUIRE, RELEASE, UNLOCKED, Backoff
-from redislock_fast._procedures.keeping import KeepingBase
+from redislock_fast._procedures.acquisition import Left
 from redislock_fast._procedures.renewal import Loss
-from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
-from redislock_fast._protocol import commands
-from redislock_fast._protocol.commands import HANDED_OVER, first_acquire, first_release
-from redislock_fast._transport.threads.driver import Transport, drive, transport_of, wait
+from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
+from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
-from redislock_fast._transport.threads.server import Begun
+from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.uncontended import UncontendedBase
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
-from redislock_fast._util.times import Limit, added_ms, clock, poll_seconds
-from redislock_fast._util.tokens import is_held_with
 
 __all__ = ["Lock"]
 
 logger = logging.getLogger(__name__)
 
 
-class Lock(KeepingBase, redis.lock.Lock):
+class Lock(UncontendedBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
     The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
@@ -89,14 +76,21 @@ class Lock(KeepingBase, redis.lock.Lock):
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
-    _transport: Transport
-
     @staticmethod
-    def _transport_of(client: Any) -> Transport:
+    def _transport_of(client: Any) -> ThreadChannel:
         return transport_of(client)
 
     def _new_holding(self) -> ThreadHolding:
         return ThreadHolding()
+
+    def _renewer(self) -> Renewer:
+        return renewer_of(self._transport)
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        tell(tenure, reason)
+
+    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
+        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
 
     # ---- acquire ----
 
@@ -135,222 +129,32 @@ class Lock(KeepingBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        if self._terms is not None:
-            return self._acquire_on_terms(self._terms, sleep, blocking, blocking_timeout, token)
+        local = self.local
         if (
-            sleep is blocking_timeout is token is self.blocking_timeout is None
+            self._terms is None
+            and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
+            and self._has_own_hooks()
         ):
-            return self._acquire_at_once(self.local, blocking)
-        return self._acquire(self.local, sleep, blocking, blocking_timeout, token)
-
-    def _acquire_at_once(self, local: Holding, blocking: bool | None) -> bool:
-        """`_acquire` for the usual settings: its first attempt, in as few calls as can be; see `_release_at_once`."""
-        channel = self._transport
-        link = channel.link  # nothing that is yet to be undone concerns a new token
-        if link is None or getattr(self.do_acquire, "__func__", None) is not Lock.do_acquire:
-            return self._acquire(local, None, blocking, None, None)
-        token = self._next_token(None)
-        before = local.token
-        waits = before is None and (self.blocking if blocking is None else blocking)
-        if waits and link.room is not None and link.room.is_contended(self._key, True):
-            waiting = self._waiting(token, None, self.sleep, Limit(None))
-            try:
-                if self._acquire_by_push(waiting, local) is not POLL:
-                    return True
-            except Exception:
-                raise
-            except BaseException:
-                self._undo_unnoticed(local, waiting.token, None, None)
-                raise
-            return self._acquire(local, None, blocking, None, None)
-        ttl_ms = self._ttl_ms
-        request, ours = first_acquire(link.dialect, self._key, token, ttl_ms)
-        begun: Begun | None
-        sent_at = clock()
-        try:
-            reply = link.pipe.ask(request, channel.timeout_s, channel.inside)
-            if reply == ours:
-                local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                local.hold(token)
-                return True
-            begun = (link, reply, None) if reply is not NOT_ASKED else None
-        except BaseException as interruption:
-            begun = (link, None, interruption)
-        del link  # an error keeps this frame, which must keep neither it nor a connection
-        local.attempt = attempt = commands.Acquire(self._key, token, ttl_ms)
-        if begun is not None:
-            attempt.resume(request, sent_at)
-        try:
-            channel.execute(attempt, begun=begun)
-            if attempt.result:
-                self._note(attempt, local)
-                local.hold(token)
-                return True
-        except Exception:
-            raise
-        except BaseException:
-            self._undo_unnoticed(local, token, before, None, attempt)
-            raise
-        finally:
-            del begun
-        return self._acquire(local, None, blocking, None, None, attempt)
-
-    def _acquire(  # noqa: PLR0912, PLR0915  # as asyncio's, which costs less in one piece
-        self,
-        local: Holding,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: Any,
-        failed: commands.Acquire | None = None,
-        limit: Limit | None = None,
-    ) -> bool:
-        before = local.token
-        sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        brought, token = token, self._next_token(token) if failed is None else failed.token
-        blocking = self.blocking if blocking is None else blocking
-        limit = limit or self._limit(blocking_timeout)
-        stop_trying_at = None if limit.wait_s is None else mod_time.monotonic() + limit.wait_s
-        waits = blocking and limit.waits
-        hook = self.do_acquire
-        overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
-        trial = self._trial_of(local, token, brought, limit) if overridden else None
-        by_push = self._wait == "push" and not overridden
-        # Where others wait, an attempt would only fail.
-        queues = by_push and waits and brought is before is None
-        is_patient = limit.wait_s is None or limit.wait_s > sleep
-        queues = queues and self._transport.is_contended(self._key, is_patient)
-        tries = not queues and failed is None
-        backoff, attempt = None, failed
-        try:
-            while True:
-                if trial is not None:
-                    acquired = self._hooked(local, trial, hook, token)
-                    attempt = trial.attempt
-                elif not tries:
-                    acquired = False
-                else:
-                    attempt = self._new_attempt(token, brought is not None, local)
-                    acquired = self._execute(attempt, local, limit)
-                if acquired:
-                    local.hold(token)
-                    return True
-                if not waits:
-                    return False
-                limit.refused = limit.refused or tries or failed is not None
-                token = self._token_after(token, brought, attempt)
-                if stop_trying_at is None:
-                    self._refuse_to_wait_for_itself(local, attempt)
-                if by_push:
-                    waiting = self._waiting(token, brought, sleep, limit)
-                    outcome = self._acquire_by_push(waiting, local)
-                    token, attempt = waiting.token, waiting.attempt or attempt
-                    if outcome is not POLL:
-                        return outcome is not TIME_UP
-                    by_push, tries = False, True
-                backoff = backoff or Backoff(self._wait, sleep)
-                pause_s = backoff.next_s()
-                if stop_trying_at is not None and mod_time.monotonic() + pause_s > stop_trying_at:
-                    return False
-                mod_time.sleep(pause_s)
-                local.retries += 1
-        except TimeoutError:  # what was asked last is undone
-            limit.refused = limit.refused or (attempt is not None and attempt.refused)
-            if not limit.is_settled:
-                raise
-            return False
-        except Exception:
-            raise
-        except BaseException:  # KeyboardInterrupt, between the server's reply and the return
-            self._undo_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt)
-            raise
-
-    def _acquire_on_terms(
-        self, terms: Terms, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: Any
-    ) -> bool:
-        local = self.local
-        if self._reenter(local, token):
-            return True
-        self._adapt(terms)
-        asked_at = clock()
-        trial = Trial(local)
-        before = trial.token
-        try:
-            with self._guarded(terms):
-                limit = self._limit(blocking_timeout)
-                if not self._acquire(trial, sleep, blocking, None, token, limit=limit):
-                    return False
-                if not drive(self._transport, self._completing(terms, trial, limit)):
-                    self._transport.undo(self._give_up(local, trial, before, token))
-                    return False
-                self._keep(self._begin(terms, local, trial, asked_at))
-        except BaseException:  # whatever it is: the lock is not held
-            self._transport.undo(self._give_up(local, trial, before, token))
-            raise
-        return True
-
-    def _hooked(self, local: Holding, trial: Trial, hook: Callable[[Any], Any], token: bytes) -> bool:
-        """Make an attempt by an overridden `do_acquire`."""
-        before = self._act_for(trial)
-        try:
-            acquired = bool(hook(token))
-        finally:
-            self._act_no_more(before)
-        if acquired:
-            local.attempt, local.lease = trial.attempt, trial.lease
-        return acquired
-
-    def _renewer(self) -> Renewer:
-        return renewer_of(self._transport)
-
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        tell(tenure, reason)
-
-    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
-        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
-
-    def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
-        """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
-        try:
-            outcome = wait(self._transport, waiting)
-            if type(outcome) is Grant:
-                outcome.note(local, waiting.token, waiting.ttl_ms)
-                if waiting.attempt is not None:
-                    local.attempt = waiting.attempt
-        except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if self._leaves(waiting, local):
-                self._transport.undo([(self._key, waiting.token)])
-            raise
-        return outcome
+            return self._acquire_uncontended(local, blocking)
+        left: Left = []
+        steps = self._acquiring(local, sleep, blocking, blocking_timeout, token, left)
+        return bool(drive(self._transport, steps, left))
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        local = self._acting() or self.local
-        token = token if type(token) is bytes else self._transport.encode(token)
-        return self._execute(self._new_attempt(token, token is local.brought, local), local, local.limit)
-
-    def _execute(self, attempt: commands.Acquire, local: Holding, limit: Limit | None) -> bool:
-        self._transport.execute(attempt, None if limit is None else limit.left_s())
-        if attempt.result:
-            self._note(attempt, local)
-        return attempt.result
+        return bool(drive(self._transport, self._attempting_for_caller(token)))
 
     # ---- look ----
 
     def locked(self) -> bool:
         """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
-        look = commands.Look(self._key)
-        self._transport.execute(look)
-        return look.result
+        return bool(drive(self._transport, self._looking()))
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, by the server's word. Sends `GET name`, always to the primary."""
-        token = self._held().token
-        look = commands.Look(self._key)
-        self._transport.execute(look)
-        return token is not None and is_held_with(look.holder, token)
+        return bool(drive(self._transport, self._looking_for(self._held().token)))
 
     # ---- release, extend, reacquire ----
 
@@ -371,109 +175,20 @@ class Lock(KeepingBase, redis.lock.Lock):
             self._own_nothing()
         local = self.local
         token = local.token
-        if token is None:
-            self._refuse_in_callback("release", local)
-            raise LockError(UNLOCKED, lock_name=self.name)
-        tenure = local.tenure
-        if tenure is None and self._release_at_once(local, token):
-            return
-        if tenure is not None and not self._may_release(local, tenure):
-            return
-        release = object()
-        try:
-            if tenure is not None and not tenure.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # another who shares the lock object releases it
-            self.do_release(token)
-            if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
-                local.token = None
-        except LockNotOwnedError as error:
-            if local.token == token:
-                local.token = None
-            if tenure is not None:
-                self._account(local, tenure, False)
-                self._raise_lost("release", tenure, error, by_release=True)
-            raise
-        except BaseException:
-            if tenure is not None:
-                tenure.release_failed(release)
-            raise
-        if tenure is not None:
-            self._account(local, tenure, True)
-
-    def _release_at_once(self, local: Holding, token: bytes) -> bool:
-        """`do_release` for the usual settings: its first request, in as few calls as can be.
-
-        A usual day needs no state machine, here and in `_acquire_at_once`: a lone pair takes 0.9 of the time. And where
-        the process has slept while others had the caches, the request leaves after 35 us instead of 45, for which the
-        next in the queue waits. What has come of the request is else told to a machine, which goes on from there.
-
-        Returns:
-            Whether it was released; False where these settings are not the usual ones.
-        """
-        channel = self._transport
-        link = channel.link
         if (
-            link is None
-            or type(token) is not bytes
-            or local.releasing is not None
-            or self.lua_release is not RELEASE
-            or getattr(self.do_release, "__func__", None) is not Lock.do_release
+            type(token) is bytes
+            and local.tenure is None
+            and local.releasing is None
+            and self.lua_release is RELEASE
+            and not self._is_overridden("do_release")
         ):
-            return False
-        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
-        begun: Begun
-        sent_at = clock()
-        try:
-            reply = link.pipe.ask(request, channel.timeout_s, channel.inside)
-            if reply is NOT_ASKED:
-                return False
-            if reply == ours:
-                if reply == HANDED_OVER and link.room is not None:
-                    link.room.note_hand_over(self._key, True)
-                if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
-                    local.token = None
-                return True
-            begun = (link, reply, None)
-        except BaseException as interruption:
-            begun = (link, None, interruption)
-        operation = self._release_of(token, local)
-        operation.resume(request, sent_at)
-        del link  # an error keeps this frame, which must keep neither it nor a connection
-        try:
-            released = self._go_on_releasing(operation, local, begun)
-        finally:
-            del begun
-        if local.token == token:
-            local.token = None
-        if not released:
-            raise self._lost("release")
-        return True
+            self._release_uncontended(local, token)
+        else:
+            drive(self._transport, self._releasing(local))
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if self.lua_release is RELEASE or self.lua_release is None:
-            released = self._release(expected_token)
-        else:
-            released = bool(self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
-        if not released:
-            raise self._lost("release")
-
-    def _release(self, expected_token: Any) -> bool:
-        token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
-        local: Holding = self.local
-        return self._go_on_releasing(self._release_of(token, local), local, None)
-
-    def _go_on_releasing(self, operation: commands.Release, local: Holding, begun: Begun | None) -> bool:
-        try:
-            self._transport.execute(operation, begun=begun)
-            if operation.handed_over is not None:
-                self._transport.note_hand_over(self._key, operation.handed_over)
-        except BaseException:
-            local.note_release(operation)
-            raise
-        finally:
-            del begun
-        return local.is_released(operation)
+        drive(self._transport, self._releasing_for_caller(expected_token))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -495,58 +210,14 @@ class Lock(KeepingBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        held = self._held_with_ttl("extend")
-        if held.tenure is None:
-            return self.do_extend(additional_time, replace_ttl)
-        new_ttl_ms = added_ms(additional_time, replace_ttl) if replace_ttl else None
-        with self._prolonging("extend", held, held.tenure, new_ttl_ms):
-            return self.do_extend(additional_time, replace_ttl)
-
-    @contextlib.contextmanager
-    def _prolonging(self, verb: str, local: Holding, tenure: Tenure, new_ttl_ms: int | None) -> Iterator[None]:
-        if tenure.is_lost():
-            self._raise_lost(verb, tenure)
-        try:
-            with tenure.prolonged_by_hand(local, new_ttl_ms):
-                yield
-        except LockNotOwnedError as error:
-            self._raise_lost(verb, tenure, error)
-        finally:
-            if tenure.loss is None:
-                self._keep(tenure)  # also after an error: it may have made the lease shorter
-        if tenure.loss is not None:  # it was told of meanwhile: it does not come back
-            self._transport.undo([(self._key, tenure.token)])
-            raise self._lost_error(verb, tenure)
-
-    def _raise_lost(
-        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
-    ) -> NoReturn:
-        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back."""
-        self._let_go(tenure)
-        if tenure.loss is None and (by_release or not tenure.over):
-            reason = drive(self._transport, self._finding_out(tenure))
-            if tenure.lose(reason, by_release):
-                self._tell(tenure, reason)
-        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
+        steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
+        extended: Literal[True] = drive(self._transport, steps)
+        return extended
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        add_ms = added_ms(additional_time, replace_ttl)
-        token = self._token_of(self.local, "extend")
-        if self.lua_extend not in (EXTEND, None):
-            args = [token, add_ms, "1" if replace_ttl else "0"]
-            extended = bool(self.lua_extend(keys=[self.name], args=args, client=self.redis))
-        else:
-            operation = commands.Extend(self._key, token, add_ms, replace_ttl, self.local.expires_at(token))
-            prolonging = self.local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
-            try:
-                self._transport.execute(operation)
-            finally:
-                self.local.prolonged(prolonging, operation, add_ms)
-            extended = operation.result
-        if not extended:
-            raise self._lost("extend")
-        return True
+        extended: Literal[True] = drive(self._transport, self._extending_once(None, additional_time, replace_ttl))
+        return extended
 
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's whole `timeout`.
@@ -562,30 +233,13 @@ class Lock(KeepingBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        held = self._held_with_ttl("reacquire")
-        if held.tenure is None:
-            return self.do_reacquire()
-        with self._prolonging("reacquire", held, held.tenure, self._ttl_ms):
-            return self.do_reacquire()
+        reacquired: Literal[True] = drive(self._transport, self._reacquiring(self._held_with_ttl("reacquire")))
+        return reacquired
 
     def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
-        ttl_ms = self._ttl_ms
-        assert ttl_ms is not None
-        token = self._token_of(self.local, "reacquire")
-        if self.lua_reacquire not in (REACQUIRE, None):
-            held = bool(self.lua_reacquire(keys=[self.name], args=[token, ttl_ms], client=self.redis))
-        else:
-            operation = commands.Reacquire(self._key, token, ttl_ms, self.local.queued == token)
-            prolonging = self.local.begin_prolonging(token, ttl_ms)
-            try:
-                self._transport.execute(operation)
-            finally:
-                self.local.prolonged(prolonging, operation)
-            held = operation.result
-        if not held:
-            raise self._lost("reacquire")
-        return True
+        reacquired: Literal[True] = drive(self._transport, self._reacquiring_once(None))
+        return reacquired
 
     # ---- in other words ----
 
@@ -656,4 +310,4 @@ class Lock(KeepingBase, redis.lock.Lock):
             logger.warning("Lock could not be released when exiting context manager: %r", error)
 
 
-Lock._own_hooks = (Lock.do_release, Lock.do_extend, Lock.do_reacquire)  # noqa: SLF001  # of this very module
+Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

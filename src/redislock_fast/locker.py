@@ -17,8 +17,9 @@ from redis.exceptions import LockError
 
 from redislock_fast._procedures.acquiring import acquiring
 from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
-from redislock_fast._procedures.facade import LockerBase
-from redislock_fast._transport.threads.driver import Transport, drive
+from redislock_fast._procedures.settings import LockerBase
+from redislock_fast._transport.threads.driver import drive
+from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast.lock import Lock
 
 __all__ = ["Batch", "Locker"]
@@ -34,7 +35,7 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+    def __init__(self, transport: ThreadChannel, hold: Hold, missed: list[int]) -> None:
         super().__init__(hold, missed)
         self._transport = transport
 

@@ -13,10 +13,10 @@ from redis.exceptions import LockError
 
 from redislock_fast._lease.ownership import ThreadHolding
 from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.facade import NOT_ENTERED
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.renewal import Loss
+from redislock_fast._procedures.settings import NOT_ENTERED
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.quorum import ThreadQuorum

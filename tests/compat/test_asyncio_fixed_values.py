@@ -1,4 +1,4 @@
-"""Bugs of redis-py's asyncio Lock that ours does not have: odd clients, guessable tokens, pickles.
+"""Bugs of redis-py's asyncio Lock that ours does not have: odd clients, guessable tokens.
 
 Rules: as in test_fixed_bugs, where those stand that are the same for threads.
 """
@@ -6,17 +6,15 @@ Rules: as in test_fixed_bugs, where those stand that are the same for threads.
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockError
 
 from redislock_fast.server import Server
-from tests.support.async_helpers import ASYNC_MODULES, AsyncClients, AsyncLockClass, in_loop
-from tests.support.helpers import run_script, settings_of
+from tests.support.async_helpers import ASYNC_MODULES, AsyncLockClass, in_loop
+from tests.support.helpers import run_script
 
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError, AttributeError)
 
@@ -107,45 +105,3 @@ async def test_tokens_have_128_unguessable_bits(
     # An unguessable byte takes every value of its alphabet in so many draws; clocks and addresses hardly change.
     columns = [len(set(column)) for column in zip(*drawn, strict=True)]
     assert 127.9 <= sum(math.log2(values) for values in columns)
-
-
-# Pickles
-
-
-@in_loop
-async def test_pickled_lock_is_an_unowned_lock_with_the_same_settings(
-    async_lock_class: AsyncLockClass, valkey: Server, async_connect: AsyncClients
-) -> None:
-    client = async_connect(valkey.port, protocol=2)
-    lock = async_lock_class(client, "name", 10, 0.2, False, 3, False, False)
-    await lock.acquire()
-    pickled = pickle.dumps(lock)
-    assert lock.local.token not in pickled
-    copy = pickle.loads(pickled)
-    async_connect.keep(copy.redis)
-    assert type(copy) is async_lock_class
-    assert ("name", 10, 0.2, False, 3, False, False) == settings_of(copy)
-    assert copy.local.token is None
-    assert (True, False, True) == (await lock.owned(), await copy.owned(), await copy.locked())
-    with pytest.raises(LockError):
-        await copy.release()
-    await lock.release()
-    assert await copy.acquire()
-    assert copy.local.token == await client.get("name")
-    await copy.release()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"password": "canary"}, {"username": "someone", "password": "canary"}, {"ssl": True, "ssl_password": "canary"}],
-    ids="+".join,
-)
-@in_loop
-async def test_lock_of_a_client_with_credentials_refuses_to_be_pickled(
-    async_lock_class: AsyncLockClass, valkey: Server, async_connect: AsyncClients, options: dict[str, Any]
-) -> None:
-    lock = async_lock_class(async_connect(valkey.port, **options), "name", timeout=10)
-    with pytest.raises(pickle.PicklingError) as caught:
-        pickle.dumps(lock)
-    assert "canary" not in str(caught.value)
-    assert "canary" not in repr(lock)

@@ -6,8 +6,6 @@ Rules: as in test_fixed_bugs: on redis-py's class every test must fail. What bot
 from __future__ import annotations
 
 import math
-import os
-import pickle
 import signal
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -15,7 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-from redis.credentials import UsernamePasswordCredentialProvider
 from redis.exceptions import LockError
 
 from redislock_fast.server import Server
@@ -138,91 +135,3 @@ def test_tokens_have_128_unguessable_bits(lock_class: LockClass, client: redis.R
     # An unguessable byte takes every value of its alphabet in so many draws; clocks and addresses hardly change.
     columns = [len(set(column)) for column in zip(*drawn, strict=True)]
     assert 127.9 <= sum(math.log2(values) for values in columns)
-
-
-# Pickles
-
-
-@pytest.fixture
-def plain_client(server: Server, connect: Connect) -> redis.Redis:
-    """A client whose settings can be pickled: a server's address and options."""
-    return connect(server.port, db=1, protocol=2)
-
-
-def test_pickled_lock_is_an_unowned_lock_with_the_same_settings(
-    lock_class: LockClass, plain_client: redis.Redis
-) -> None:
-    plain_client.flushdb()
-    lock = lock_class(plain_client, "name", 10, 0.2, False, 3, False, False)
-    copy = pickle.loads(pickle.dumps(lock))
-    assert type(copy) is lock_class
-    expected = ("name", 10, 0.2, False, 3, False, False, None)
-    actual = (
-        copy.name,
-        copy.timeout,
-        copy.sleep,
-        copy.blocking,
-        copy.blocking_timeout,
-        copy.thread_local,
-        copy.raise_on_release_error,
-        copy.local.token,
-    )
-    assert expected == actual
-    assert copy.acquire()
-    assert copy.local.token == plain_client.get("name")
-    assert lock.acquire() is False
-    copy.release()
-    copy.redis.close()
-
-
-def test_lock_pickled_while_held_stays_held_and_its_copy_is_not(
-    lock_class: LockClass, plain_client: redis.Redis
-) -> None:
-    plain_client.flushdb()
-    lock = lock_class(plain_client, "name", timeout=10)
-    lock.acquire()
-    pickled = pickle.dumps(lock)
-    assert lock.local.token not in pickled
-    copy = pickle.loads(pickled)
-    assert (True, False, True) == (lock.owned(), copy.owned(), copy.locked())
-    with pytest.raises(LockError):
-        copy.release()
-    lock.release()
-    assert copy.acquire(blocking=False)
-    copy.release()
-    copy.redis.close()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"password": "canary"},
-        {"username": "someone", "password": "canary"},
-        {"credential_provider": UsernamePasswordCredentialProvider("someone", "canary")},
-        {"ssl": True, "ssl_password": "canary"},
-    ],
-    ids="+".join,
-)
-def test_lock_of_a_client_with_credentials_refuses_to_be_pickled(
-    lock_class: LockClass, valkey: Server, connect: Connect, options: dict[str, Any]
-) -> None:
-    lock = lock_class(connect(valkey.port, **options), "name", timeout=10)
-    with pytest.raises(pickle.PicklingError) as caught:
-        pickle.dumps(lock)
-    assert "canary" not in str(caught.value)
-    assert "canary" not in repr(lock)
-
-
-def test_pickled_lock_works_in_another_process(lock_class: LockClass, plain_client: redis.Redis) -> None:
-    plain_client.flushdb()
-    lock = lock_class(plain_client, "name", timeout=10)
-    lock.acquire()
-    pickled = pickle.dumps(lock)
-
-    def child() -> str:
-        copy = pickle.loads(pickled)
-        return repr((os.getpid() != parent, copy.acquire(blocking=False), copy.locked()))
-
-    parent = os.getpid()
-    assert "(True, False, True)" == in_fork(child)
-    lock.release()

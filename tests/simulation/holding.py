@@ -19,16 +19,16 @@ from typing import Any
 
 from redislock_fast._lease import tenure
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import facade, keeper, keeping, renewal, waiters, waiting
+from redislock_fast._procedures import keeper, lease, lock, renewal, settings, waiters, waiting
 from redislock_fast._protocol.commands import Operation, Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.loop import renewer as loop_renewer
+from redislock_fast._transport.loop import uncontended
 from redislock_fast._transport.loop.renewer import renewer_of
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.tokens import MARK
 from redislock_fast.asyncio import Lock
-from redislock_fast.asyncio import lock as asyncio_lock
 from tests.simulation.faults import Faults
 from tests.simulation.holders import Holder, Stay
 from tests.simulation.loop import Loop, Transport
@@ -409,9 +409,9 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (loop_renewer, keeper, keeping, renewal, waiters, tenure, waiting, asyncio_lock)
+        timed = (loop_renewer, keeper, lease, lock, renewal, waiters, tenure, waiting, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places += [(module, "new_token", self.new_token) for module in (facade, waiting)]
+        places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:

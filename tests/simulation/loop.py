@@ -175,6 +175,16 @@ class Transport:
         """Undo in the background."""
         self._process.undo(entries)
 
+    link = None  # the uncontended path takes steps, as where there is no connection yet
+
+    def channel(self) -> Transport:
+        """The running loop's server transport."""
+        return self
+
+    def undo_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Clean up for a task that was dropped."""
+        self._process.undo(entries)
+
     async def split(self, keys: list[bytes]) -> list[list[int]]:
         """One server has them all."""
         return [list(range(len(keys)))]

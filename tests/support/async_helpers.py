@@ -13,12 +13,15 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import pytest
 import redis.asyncio
 import redis.asyncio.lock
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, NoBackoff
 
 import redislock_fast.asyncio.lock
+from redislock_fast._transport.loop import driver
+from redislock_fast._util import times
 from tests.support.helpers import PATIENCE_S, FakeTime
 
 AsyncLockClass = type[redis.asyncio.lock.Lock]
@@ -27,7 +30,7 @@ LOOP_KINDS = ("asyncio", "uvloop")
 """The event loops that a test can run in."""
 
 ASYNC_MODULES: dict[str, Any] = {"redis-py": redis.asyncio.lock, "ours": redislock_fast.asyncio.lock}
-"""The module whose `asyncio` each class sleeps and reads its clock by."""
+"""The module of each class."""
 
 ASYNC_CLASSES: dict[str, AsyncLockClass] = {"redis-py": redis.asyncio.lock.Lock, "ours": redislock_fast.asyncio.Lock}
 
@@ -166,10 +169,15 @@ class _FakeLoop:
 
 
 class FakeAsyncio:
-    """Stands where a lock module has `asyncio`: its sleeps move the clock of `get_running_loop` and take no time."""
+    """Stands for `asyncio` in redis-py's lock, or our driver: its sleeps move the loop's clock and take no time."""
 
     def __init__(self, clock: FakeTime) -> None:
         self._clock = clock
+
+    def replace_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have our locks for tasks sleep by this, and their deadlines be read from its clock."""
+        monkeypatch.setattr(driver, "asyncio", self)
+        monkeypatch.setattr(times, "clock", self._clock.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         """Move the clock."""

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import redis
 import redis.lock
 from redis.backoff import ConstantBackoff, NoBackoff
@@ -29,6 +30,8 @@ from redis.retry import Retry
 import redislock_fast
 import redislock_fast.lock
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast._transport.threads import driver
+from redislock_fast._util import times
 from redislock_fast.server import Server
 
 Result = TypeVar("Result")
@@ -39,7 +42,7 @@ PATIENCE_S = 10.0
 """How long a condition may take before its test fails; a passing test never waits this long."""
 
 MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
-"""The module whose `mod_time` each class reads its clock from."""
+"""The module of each class."""
 
 CLASSES: dict[str, LockClass] = {"redis-py": redis.lock.Lock, "ours": redislock_fast.Lock}
 
@@ -51,7 +54,7 @@ EXTEND_COMMANDS = ("SET", "EVALSHA", "EVAL")
 
 
 class FakeTime:
-    """Stands where a lock module has `mod_time`: sleeping moves the clock and takes no time.
+    """Stands where redis-py's lock has `mod_time`, or our driver `time`: sleeping moves the clock and takes no time.
 
     Attributes:
         sleeps_s: every sleep asked for, in order.
@@ -62,6 +65,11 @@ class FakeTime:
         self.sleeps_s: list[float] = []
         self.at_most = at_most
         self.now_s = 1000.0
+
+    def replace_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have our locks for threads sleep by this, and their deadlines be read from its clock."""
+        monkeypatch.setattr(driver, "time", self)
+        monkeypatch.setattr(times, "clock", self.monotonic)
 
     def monotonic(self) -> float:
         """The fake clock."""

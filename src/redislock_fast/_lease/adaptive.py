@@ -45,8 +45,7 @@ class AdaptiveTTL:
     that was dropped begins anew.
 
     One object may serve any number of locks, threads and event loops; a name stands for the same lock in all of them.
-    A pickle or a copy has the settings without the hold times: another process has its own speed, and a lock that is
-    sent to it should not weigh megabytes.
+    A pickle or a copy has the settings without the hold times: another process has its own speed.
 
     Args:
         initial: the ttl before enough is known, in seconds.

@@ -111,6 +111,9 @@ class NoReply(Exception):
 class Forked(RuntimeError):
     """Raised in a child that a signal handler forked in the middle of a call: the call goes on in the parent alone."""
 
+    def __init__(self) -> None:
+        super().__init__("a signal handler has forked: the call goes on in the parent process alone")
+
 
 class Mailbox(Protocol):
     """Where one thread waits for messages from other threads and for what the server pushes."""

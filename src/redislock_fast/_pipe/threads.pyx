@@ -446,7 +446,7 @@ cdef class Pipe:
     cdef int _check_forked(self) except -1:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
         if self.forked:
-            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+            raise Forked
         return 0
 
     cdef int _begin(self, Wait* wait) except -1:

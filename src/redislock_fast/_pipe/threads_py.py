@@ -293,7 +293,7 @@ class Pipe:
     def _check_forked(self) -> None:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
         if self._forked:
-            raise Forked("a signal handler has forked: the call goes on in the parent process alone")
+            raise Forked
 
     def _take_queue(self) -> bool:
         """Reader: load what is queued for sending. Returns whether there is any, for the reader to send."""

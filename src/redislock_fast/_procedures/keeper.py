@@ -1,6 +1,6 @@
-"""What every lock does that may be held on terms, be it a `Lock` or a `Redlock`: its tenure, who keeps it, its loss.
+"""What `Lock` and `Redlock` share of holding on options: the lease, its renewal, and what is done when it is lost.
 
-Nothing here takes a lock, or sends anything.
+Nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import asyncio
 from abc import abstractmethod
 from typing import Any
 
+from redis.exceptions import LockNotOwnedError
+
 from redislock_fast._lease.ownership import Holding
 from redislock_fast._lease.telling import told_of
 from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._util.errors import LockLostError, LossReason
 from redislock_fast._util.times import clock
 
@@ -19,7 +22,7 @@ __all__ = ["Keeper"]
 
 
 class Keeper:
-    """A lock that has, while it is held on terms, a tenure beside its token."""
+    """A lock that has, while it is held on options, a lease beside its token."""
 
     @property
     @abstractmethod
@@ -32,19 +35,27 @@ class Keeper:
 
     @abstractmethod
     def _renewer(self) -> Any:
-        """Who renews what is held on this lock's server."""
+        """The renewer of what is held on this lock's server."""
 
     @abstractmethod
     def _tell(self, tenure: Tenure, reason: LossReason) -> None:
         """Call back for a loss."""
 
+    @abstractmethod
+    def _finding_out(self, tenure: Tenure) -> Steps:
+        """Returns why the lease was lost."""
+
+    @abstractmethod
+    def _lost(self, verb: str) -> LockNotOwnedError:
+        """The error for a lock that is not held any more, where nothing is known of its lease."""
+
     def _tenure_of(self, local: Holding) -> Tenure | None:
-        """The tenure of what is held now."""
+        """The lease of what is held now."""
         tenure = local.tenure
         return tenure if tenure is not None and tenure.token == local.token else None
 
     def _keep(self, tenure: Tenure) -> None:
-        """Renew it, and watch for its loss, as its terms say."""
+        """Renew it, and watch for its loss, as its options say."""
         if tenure.is_watched:
             self._renewer().keep(tenure)
 
@@ -74,6 +85,21 @@ class Keeper:
             reason = LossReason.EXPIRED
         if tenure.lose(reason):
             self._tell_of_former(tenure, reason)
+
+    def _raising_lost(
+        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
+    ) -> Steps:
+        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: in any case.
+        """
+        self._let_go(tenure)
+        if tenure.loss is None and (by_release or not tenure.over):
+            reason = yield from self._finding_out(tenure)
+            if tenure.lose(reason, by_release):
+                self._tell(tenure, reason)
+        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
 
     def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
         reason = tenure.loss or LossReason.EXPIRED

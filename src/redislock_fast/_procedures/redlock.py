@@ -330,15 +330,6 @@ class RedlockBase(RedlockSettings, Keeper):
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._name)
 
-    def _raising_lost(self, verb: str, tenure: Tenure, by_release: bool = False) -> Steps:
-        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back."""
-        self._let_go(tenure)
-        if tenure.loss is None and (by_release or not tenure.over):
-            reason = yield from self._finding_out(tenure)
-            if tenure.lose(reason, by_release):
-                self._tell(tenure, reason)
-        raise self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)
-
     def _finding_out(self, tenure: Tenure) -> Steps:
         """Why it is lost. Sends `GET name` where the lease has not ended."""
         if clock() >= tenure.deadline:

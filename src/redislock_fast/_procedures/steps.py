@@ -9,7 +9,7 @@ Plain classes, of which a dozen take a tenth of the import time of as many named
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redislock_fast._protocol.commands import Operation
@@ -23,6 +23,7 @@ __all__ = [
     "ENTERED",
     "Ask",
     "AskAll",
+    "CallHook",
     "Enter",
     "Execute",
     "ExecuteAll",
@@ -116,6 +117,15 @@ class Listen:
         self.timeout_s = timeout_s
 
 
+class CallHook:
+    """Call a hook that a user has overridden, and send back what it returns; in a task, what awaiting that gives."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+
 class Ask:
     """Hold the round: ask all servers of a quorum, until the outcome is certain or the round's time is up."""
 
@@ -134,7 +144,7 @@ class AskAll:
         self.rounds = rounds
 
 
-Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Listen | Ask | AskAll"
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Listen | CallHook | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]
 
 

@@ -12,6 +12,7 @@ from redislock_fast._protocol.capabilities import Dialect, native_release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.operation import (
     NOAUTH,
+    Begun,
     Exchange,
     NotExecuted,
     Operation,
@@ -28,6 +29,7 @@ __all__ = [
     "HANDED_OVER",
     "NOAUTH",
     "Acquire",
+    "Begun",
     "Exchange",
     "Extend",
     "Look",
@@ -38,15 +40,15 @@ __all__ = [
     "Refused",
     "Release",
     "TokenOperation",
-    "first_acquire",
-    "first_release",
+    "acquire_request",
+    "release_request",
 ]
 
 HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""
 
 
-def first_acquire(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
+def acquire_request(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
     """The first request of an `Acquire`, and the reply that means "ours"."""
     if dialect.set_get:
         if ttl_ms is None:
@@ -86,12 +88,7 @@ class Acquire(TokenOperation):
         if self._looking:
             return (b"GET", self.key)
         self.with_get = dialect.set_get
-        return first_acquire(dialect, self.key, self.token, self.ttl_ms)[0]
-
-    def resume(self, request: Args, sent_at: float) -> None:
-        """Stand where the first request, which `first_acquire` has given, has left."""
-        self.sent_at = sent_at
-        self.with_get = request[-1] == b"GET"
+        return acquire_request(dialect, self.key, self.token, self.ttl_ms)[0]
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply to the request under way that means "ours", and the type of the replies that mean "another's"."""
@@ -168,7 +165,7 @@ class _NativeOrScript(TokenOperation):
         """Note that the server of this connection refuses the command."""
 
 
-def first_release(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
+def release_request(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
     """The first request of a `Release`, and the usual reply: "it was ours", and with `queued`, "it is handed over"."""
     if queued:
         return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
@@ -215,19 +212,13 @@ class Release(_NativeOrScript):
     def request(self, dialect: Dialect, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        if self._step == "pass on":
-            return self.queue_script(PASS_ON)
-        self._native = dialect.release is not None
-        if self._native:
-            token = self.token if self._step == "delete" else self.token + MARK
-            return native_release(dialect, self.key, token)
-        return self.script(RELEASE, b"1") if self._step == "delete" else self.script(RELEASE)
-
-    def resume(self, request: Args, sent_at: float) -> None:
-        """Stand where the first request, which `first_release` has given, has left."""
-        self.valid = self.expires_at is None or sent_at < self.expires_at
-        if self._step == "delete":
-            self._native = request[0] != b"EVALSHA"
+        passes_on = self._step == "pass on"
+        self._native = not passes_on and dialect.release is not None
+        if self._step == "delete marked":
+            return native_release(dialect, self.key, self.token + MARK) if self._native else self.script(RELEASE)
+        if self.with_text and not self._native:
+            return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
+        return release_request(dialect, self.key, self.token, passes_on)[0]
 
     @property
     def may_be_done(self) -> bool:

@@ -16,11 +16,12 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import hiredis
 
-from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Args, Reply
 from redislock_fast._protocol.capabilities import Dialect
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import Script
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOAUTH",
+    "Begun",
     "Exchange",
     "NotExecuted",
     "Operation",
@@ -39,6 +41,11 @@ __all__ = [
     "is_verdict",
     "syntax_or_permission",
 ]
+
+Begun: TypeAlias = "tuple[Any, Any, BaseException | None]"
+"""The outcome of a first request that was sent before its operation was made: the connection, the reply, the error.
+
+The reply is `NOT_ASKED` where the request must be sent again in another form."""
 
 _DELEX_WRONGTYPE = "should be of string type"
 """Part of what Redis 8.4 and later answer to `DELEX key IFEQ` instead of WRONGTYPE."""
@@ -72,10 +79,12 @@ class Exchange(Protocol):
         key: the lock's name on the wire.
         many: whether `request` gives a list of requests and `feed` takes the list of their replies.
         claim: is told the replies to its requests also when no caller waits for them; None for most operations.
+        begun: the outcome of its first request, where that was sent before it was made; the transport takes it out.
     """
 
     many: bool
     claim: Claim | None
+    begun: Begun | None
 
     @property
     def key(self) -> bytes: ...
@@ -128,6 +137,7 @@ class TokenOperation:
 
     many = False
     claim: Claim | None = None
+    begun: Begun | None = None
     unsettled = False
     result = False
     with_text = False
@@ -135,6 +145,24 @@ class TokenOperation:
     def __init__(self, key: bytes, token: bytes) -> None:
         self.key = key
         self.token = token
+
+    @abstractmethod
+    def request(self, dialect: Dialect, now: float) -> Any: ...
+
+    def begin(self, request: Args, dialect: Dialect, now: float, begun: Begun) -> None:
+        """Take over a first request that was sent before the operation was made.
+
+        Args:
+            request: the request.
+            dialect: of its connection, as it is now.
+            now: when the request left, in the clock's seconds.
+            begun: its outcome.
+        """
+        link, _, interruption = begun
+        if self.request(dialect, now) != request:  # the capabilities have fallen since: the reply is to another form
+            self.lost(True)
+            begun = (link, NOT_ASKED, interruption)
+        self.begun = begun
 
     def lost(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent

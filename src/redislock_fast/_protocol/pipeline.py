@@ -19,6 +19,7 @@ from redislock_fast._protocol.operation import NotExecuted, Operation, Redirecte
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._protocol.commands import Begun
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]
 
@@ -37,6 +38,7 @@ class Many:
 
     many = True
     claim: Claim | None = None
+    begun: Begun | None = None
     result = False
     unsettled = False
 

@@ -17,6 +17,7 @@ from redislock_fast._protocol.operation import Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._protocol.commands import Begun
 
 __all__ = ["Replicate"]
 
@@ -41,6 +42,7 @@ class Replicate:
 
     many = True
     claim: Claim | None = None
+    begun: Begun | None = None
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, queued)

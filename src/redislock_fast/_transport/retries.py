@@ -14,7 +14,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Forked, Lost, NoReply
+from redislock_fast._pipe.base import NOT_ASKED, Forked, Lost, NoReply
 from redislock_fast._protocol.capabilities import Dialect
 from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Redirected, Refused
 from redislock_fast._util.redis_py import RetryPolicy
@@ -137,4 +137,4 @@ def is_settled_by(operation: Exchange, dialect: Dialect, came: list[Any]) -> boo
             raise interruption
         finally:
             del interruption
-    return operation.feed(reply, dialect)
+    return reply is not NOT_ASKED and operation.feed(reply, dialect)

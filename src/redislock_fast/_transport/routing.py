@@ -44,6 +44,7 @@ from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._protocol.commands import Begun
 
 __all__ = [
     "ASKING",
@@ -73,6 +74,7 @@ class _Asking:
     """An operation in the form for the node that ASK has named."""
 
     many = True
+    begun: Begun | None = None
     claim: Claim | None = None  # a late reply about a slot that moves does not count: the key is left to its ttl
 
     def __init__(self, operation: Exchange) -> None:

@@ -107,6 +107,10 @@ class Limit:
         """The seconds that are left; below 0 when the time is up, None for ever."""
         return None if self.deadline is None else self.deadline - clock()
 
+    def allows(self, pause_s: float) -> bool:
+        """Whether a pause that begins now ends in time."""
+        return self.deadline is None or clock() + pause_s <= self.deadline
+
     @property
     def is_over(self) -> bool:
         """Whether the time is up."""

@@ -5,7 +5,8 @@ May import whatever `redislock_fast` may. Start at `lock.py`.
 
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast.asyncio.lock import Batch, Lock, Locker
+from redislock_fast.asyncio.lock import Lock
+from redislock_fast.asyncio.locker import Batch, Locker
 
 if TYPE_CHECKING:
     from redislock_fast.asyncio.redlock import Redlock

@@ -1,4 +1,4 @@
-"""`Lock`, `Locker` and `Redlock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport, and more.
+"""`Lock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport.
 
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
@@ -12,43 +12,31 @@ no later than either way.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import redis.asyncio.lock
-from redis.exceptions import (
-    LockError,
-    LockNotOwnedError,
-    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, Trial, current_task
+from redislock_fast._lease.ownership import current_task
 from redislock_fast._lease.task_owner import TaskHoldings
-from redislock_fast._procedures.batch import Name, Plan
-from redislock_fast._procedures.facade import NOT_ENTERED, RELEASE, UNLOCKED, Backoff, LockerBase
-from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
-from redislock_fast._protocol import commands
-from redislock_fast._protocol.commands import HANDED_OVER, first_acquire, first_release
-from redislock_fast._transport.loop.driver import Transport, drive, transport_of, wait
-from redislock_fast._transport.loop.server import Begun
-from redislock_fast._util.times import Limit, clock, poll_seconds
-from redislock_fast._util.tokens import is_held_with
-from redislock_fast.asyncio.locker import Acquiring, Batch
-from redislock_fast.asyncio.prolonging import ProlongingBase
-from redislock_fast.asyncio.redlock import Redlock
+from redislock_fast._lease.tenure import Tenure
+from redislock_fast._procedures.acquisition import Left
+from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
+from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
+from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
+from redislock_fast._transport.loop.uncontended import UncontendedBase
+from redislock_fast._util.errors import LossReason
 
-__all__ = ["Batch", "Lock", "Locker", "Redlock"]
+__all__ = ["Lock"]
 
 logger = logging.getLogger(__name__)
 
 
-class Lock(ProlongingBase, redis.asyncio.lock.Lock):
+class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
     The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
@@ -81,11 +69,21 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
     _is_for_tasks = True
 
     @staticmethod
-    def _transport_of(client: Any) -> Transport:
+    def _transport_of(client: Any) -> AsyncTransport:
         return transport_of(client)
 
     def _new_holding(self) -> TaskHoldings:
         return TaskHoldings()
+
+    def _renewer(self) -> LoopRenewer:
+        return renewer_of(self._transport)
+
+    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+        self._renewer().tell(tenure, reason)
+
+    # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
+    # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
+    # methods, and handed to the steps.
 
     # ---- acquire ----
 
@@ -115,230 +113,34 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
         local = self._mine()
-        if self._terms is not None:
-            return self._acquire_on_terms(self._terms, local, current_task(), blocking, blocking_timeout, token)
-        if blocking_timeout is token is self.blocking_timeout is None and self._wait == "push" and self.sleep >= 0:
-            return self._acquire_at_once(local, blocking)
-        return self._acquire(local, blocking, blocking_timeout, token)
-
-    async def _acquire_at_once(  # one coroutine: each more would cost 0.3 us
-        self, local: Holding, blocking: bool | None
-    ) -> bool:
-        """`_acquire` for the usual settings: its first attempt, in as few calls as can be.
-
-        A fair day needs neither another coroutine nor a state machine, here and in `_release_at_once`: that saves four
-        tenths of the CPU of a pair. What has come of the request is else told to a machine, which goes on from there.
-        """
-        channel = self._transport.channel()
-        link = channel.link  # nothing that is yet to be undone concerns a new token, or a release
-        if link is None or getattr(self.do_acquire, "__func__", None) is not Lock.do_acquire:
-            return await self._acquire(local, blocking, None, None)
-        token = self._next_token(None)
-        waits = local.token is None and (self.blocking if blocking is None else blocking)
-        if waits and link.room is not None and link.room.is_contended(self._key, True):
-            waiting = self._waiting(token, None, self.sleep, Limit(None))
-            try:
-                if await self._acquire_by_push(waiting, local) is not POLL:
-                    return True
-            except Exception:
-                raise
-            except BaseException:
-                self._undo_unnoticed(local, waiting.token, None, None)
-                raise
-            return await self._acquire(local, blocking, None, None)
-        ttl_ms = self._ttl_ms
-        request, ours = first_acquire(link.dialect, self._key, token, ttl_ms)
-        begun: Begun
-        before = local.token
-        sent_at = clock()
-        try:
-            reply = await link.pipe.call(request, link.timeout_s)
-            if reply == ours:
-                local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                local.token = token
-                if local.forgotten_by is not None:  # by `hold` alone it would take 0.3 us more
-                    local.hold(token)
-                return True
-            begun = (link, reply, None)
-        except BaseException as interruption:
-            begun = (link, None, interruption)
-        local.attempt = attempt = commands.Acquire(self._key, token, ttl_ms)
-        attempt.resume(request, sent_at)
-        try:
-            going_on = channel.execute(attempt, begun=begun)
-            del link, begun  # an error keeps this frame, which must keep neither it nor a connection
-            await going_on
-            if attempt.result:
-                self._note(attempt, local)
-                local.hold(token)
-                return True
-        except Exception:
-            raise
-        except BaseException:
-            self._undo_unnoticed(local, token, before, None, attempt)
-            raise
-        return await self._acquire(local, blocking, None, None, attempt)
-
-    async def _acquire(  # noqa: PLR0912, PLR0915  # one coroutine: each more would cost 0.3 us
-        self,
-        local: Holding,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: Any,
-        failed: commands.Acquire | None = None,
-        limit: Limit | None = None,
-    ) -> bool:
-        loop = asyncio.get_running_loop()
-        before = local.token
-        sleep = poll_seconds(self.sleep)
-        brought, token = token, self._next_token(token) if failed is None else failed.token
-        blocking = self.blocking if blocking is None else blocking
-        limit = limit or self._limit(blocking_timeout)
-        stop_trying_at = None if limit.wait_s is None else loop.time() + limit.wait_s
-        waits = blocking and limit.waits
-        hook = self.do_acquire
-        overridden = getattr(hook, "__func__", None) is not Lock.do_acquire
-        trial = self._trial_of(local, token, brought, limit) if overridden else None
-        by_push = self._wait == "push" and not overridden
-        # Where others wait, an attempt would only fail.
-        queues = by_push and waits and brought is before is None
-        is_patient = limit.wait_s is None or limit.wait_s > sleep
-        queues = queues and self._transport.is_contended(self._key, is_patient)
-        tries = not queues and failed is None
-        backoff, attempt = None, failed
-        try:
-            while True:
-                if trial is not None:
-                    acquired = bool(await self._hooked(trial, hook, token))
-                    attempt = trial.attempt
-                    if acquired:
-                        local.attempt, local.lease = attempt, trial.lease
-                elif not tries:
-                    acquired = False
-                else:
-                    attempt = self._new_attempt(token, brought is not None, local)
-                    await self._transport.execute(attempt, limit.left_s())
-                    acquired = attempt.result
-                    if acquired:
-                        self._note(attempt, local)
-                if acquired:
-                    local.hold(token)
-                    return True
-                if not waits:
-                    return False
-                limit.refused = limit.refused or tries or failed is not None
-                token = self._token_after(token, brought, attempt)
-                if stop_trying_at is None:
-                    self._refuse_to_wait_for_itself(local, attempt)
-                if by_push:
-                    waiting = self._waiting(token, brought, sleep, limit)
-                    outcome = await self._acquire_by_push(waiting, local)
-                    token, attempt = waiting.token, waiting.attempt or attempt
-                    if outcome is not POLL:
-                        return outcome is not TIME_UP
-                    by_push, tries = False, True
-                backoff = backoff or Backoff(self._wait, sleep)
-                pause_s = backoff.next_s()
-                if stop_trying_at is not None and loop.time() + pause_s > stop_trying_at:
-                    return False
-                await asyncio.sleep(pause_s)
-                local.retries += 1
-        except TimeoutError:  # what was asked last is undone
-            limit.refused = limit.refused or (attempt is not None and attempt.refused)
-            if not limit.is_settled:
-                raise
-            return False
-        except Exception:
-            raise
-        except GeneratorExit:  # an overridden do_acquire that has the lock is ended
-            if self._leaves_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt):
-                self._transport.undo_dropped(loop, [(self._key, token)])
-            raise
-        except BaseException:  # an interrupt, or a cancel while an overridden do_acquire that has the lock does more
-            self._undo_unnoticed(local, token, before, brought, attempt if trial is None else trial.attempt)
-            raise
-
-    async def _acquire_on_terms(
-        self,
-        terms: Terms,
-        local: Holding,
-        task: asyncio.Task[Any] | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: Any,
-    ) -> bool:
-        if self._reenter(local, token):
-            return True
-        self._adapt(terms)
-        asked_at = clock()
-        trial = Trial(local)
-        before = trial.token
-        loop = asyncio.get_running_loop()
-        try:
-            with self._guarded(terms):
-                limit = self._limit(blocking_timeout)
-                if not await self._acquire(trial, blocking, None, token, limit=limit):
-                    return False
-                if not await drive(self._transport, self._completing(terms, trial, limit)):
-                    self._transport.undo(self._give_up(local, trial, before, token))
-                    return False
-                self._keep(self._begin(terms, local, trial, asked_at, task))
-        except GeneratorExit:
-            if left := self._give_up(local, trial, before, token):
-                self._transport.undo_dropped(loop, left)
-            raise
-        except BaseException:  # whatever it is: the lock is not held
-            self._transport.undo(self._give_up(local, trial, before, token))
-            raise
-        return True
-
-    async def _acquire_by_push(self, waiting: Waiting, local: Holding) -> object:
-        """Wait in the queue. Returns a Grant, TIME_UP or POLL."""
-        loop = asyncio.get_running_loop()
-        try:
-            outcome = await wait(self._transport, waiting)
-            if type(outcome) is Grant:
-                outcome.note(local, waiting.token, waiting.ttl_ms)
-                local.attempt = waiting.attempt or local.attempt
-        except GeneratorExit:
-            if self._leaves(waiting, local):
-                self._transport.undo_dropped(loop, [(self._key, waiting.token)])
-            raise
-        except BaseException:  # as in Lock for threads
-            if self._leaves(waiting, local):
-                self._transport.undo([(self._key, waiting.token)])
-            raise
-        return outcome
+        if (
+            self._terms is None
+            and blocking_timeout is token is self.blocking_timeout is None
+            and self._wait == "push"
+            and self.sleep >= 0
+            and self._has_own_hooks()
+        ):
+            return self._acquire_uncontended(local, blocking)
+        left: Left = []
+        task = None if self._terms is None else current_task()
+        steps = self._acquiring(local, None, blocking, blocking_timeout, token, left, task)
+        return drive(self._transport, steps, left)
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""
-        local = self._acting() or self._mine()
-        token = token if type(token) is bytes else self._transport.encode(token)
-        attempt = self._new_attempt(token, token is local.brought, local)
-        await self._transport.execute(attempt, None if local.limit is None else local.limit.left_s())
-        if attempt.result:
-            self._note(attempt, local)
-        return attempt.result
+        return bool(await drive(self._transport, self._attempting_for_caller(token)))
 
     # ---- look ----
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
-        look = commands.Look(self._key)
-        await self._transport.execute(look)
-        return look.result
+        return bool(await drive(self._transport, self._looking()))
 
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether this task holds the lock, by the server's word. Sends `GET name`, always to the primary."""
-        return self._owned(self._held())
+        return drive(self._transport, self._looking_for(self._held().token))
 
-    async def _owned(self, local: Holding) -> bool:
-        token = local.token
-        look = commands.Look(self._key)
-        await self._transport.execute(look)
-        return token is not None and is_held_with(look.holder, token)
-
-    # ---- release ----
+    # ---- release, extend, reacquire ----
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Give the lock back.
@@ -355,114 +157,82 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
         """
         local = self._held()
         token = local.token
-        if type(token) is bytes and local.tenure is None and local.releasing is None:
-            return self._release_at_once(local, token)
-        return self._release_held(local)
-
-    async def _release_at_once(self, local: Holding, token: bytes) -> None:
-        """`_release_held` for the usual settings; see `_acquire_at_once`."""
-        channel = self._transport.channel()
-        link = channel.link
         if (
-            link is None
-            or local.token is not token
-            or self.lua_release is not RELEASE
-            or getattr(self.do_release, "__func__", None) is not Lock.do_release
+            type(token) is bytes
+            and local.tenure is None
+            and local.releasing is None
+            and self.lua_release is RELEASE
+            and not self._is_overridden("do_release")
         ):
-            await self._release_held(local)
-            return
-        request, ours = first_release(link.dialect, self._key, token, local.queued == token)
-        begun: Begun
-        sent_at = clock()
-        try:
-            reply = await link.pipe.call(request, link.timeout_s)
-            if reply == ours:
-                if reply == HANDED_OVER and link.room is not None:
-                    link.room.note_hand_over(self._key, True)
-                if local.token == token:  # where the token is shared, another task may have acquired meanwhile
-                    local.token = None
-                return
-            begun = (link, reply, None)
-        except BaseException as interruption:
-            begun = (link, None, interruption)
-        operation = self._release_of(token, local)
-        operation.resume(request, sent_at)
-        going_on = self._go_on_releasing(operation, local, channel.execute(operation, begun=begun))
-        del link, begun
-        await going_on
-        if local.token == token:
-            local.token = None
-        if not local.is_released(operation):
-            raise self._lost("release")
-
-    async def _release_held(self, local: Holding) -> None:
-        token = local.token
-        if token is None:
-            self._refuse_in_callback("release", local)
-            raise LockError(UNLOCKED, lock_name=self.name)
-        tenure = local.tenure
-        if tenure is not None and not self._may_release(local, tenure):
-            return
-        release = object()
-        try:
-            if tenure is not None and not tenure.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # another who shares the lock object releases it
-            hook = self.do_release
-            if getattr(hook, "__func__", None) is not Lock.do_release:
-                await self._hooked(local, hook, token)
-            elif not await self._release(token, local):
-                raise self._lost("release")
-            if local.token == token:  # where the token is shared, another task may have acquired meanwhile
-                local.token = None
-        except LockNotOwnedError as error:
-            if local.token == token:
-                local.token = None
-            if tenure is not None:
-                self._account(local, tenure, False)
-                await self._raise_lost("release", tenure, error, by_release=True)
-            raise
-        except BaseException:
-            if tenure is not None:
-                tenure.release_failed(release)
-            raise
-        if tenure is not None:
-            self._account(local, tenure, True)
+            return self._release_uncontended(local, token)
+        return drive(self._transport, self._releasing(local))
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        if not await self._release(expected_token, self._acting() or self._held()):
-            raise self._lost("release")
+        await drive(self._transport, self._releasing_for_caller(expected_token))
 
-    async def _release(self, expected_token: Any, local: Holding) -> bool:
-        if self.lua_release is not RELEASE and self.lua_release is not None:
-            return bool(await self.lua_release(keys=[self.name], args=[expected_token], client=self.redis))
-        token = expected_token if type(expected_token) is bytes else self._transport.encode(expected_token)
-        operation = self._release_of(token, local)
-        await self._go_on_releasing(operation, local, self._transport.execute(operation))
-        return local.is_released(operation)
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
+        """Prolong the lease.
 
-    async def _go_on_releasing(
-        self, operation: commands.Release, local: Holding, going_on: Coroutine[Any, Any, None]
-    ) -> None:
-        token, expires_at = operation.token, operation.expires_at
-        try:
-            await going_on
-            if operation.handed_over is not None:
-                self._transport.note_hand_over(self._key, operation.handed_over)
-        except BaseException as error:
-            local.note_release(operation)
-            if isinstance(error, asyncio.CancelledError):
-                # A release once called runs to its end, even if nothing has left yet. A second call finds it done.
-                if not operation.unsettled and (expires_at is None or clock() < expires_at):
-                    local.releasing = token
-                self._transport.undo([(self._key, token)])
-            raise
+        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. Sent again
+        after a lost reply, it still adds only once. The LockErrors are raised by the call, the others by awaiting it.
+
+        Args:
+            additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
+            replace_ttl: let `additional_time` be the new ttl instead.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more, or has no ttl on the server.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
+        return drive(self._transport, steps)
+
+    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Extend by the caller's token; may be overridden."""
+        extended: Literal[True] = await drive(self._transport, self._extending_once(None, additional_time, replace_ttl))
+        return extended
+
+    def reacquire(self) -> Awaitable[Literal[True]]:
+        """Set the lease back to the lock's whole `timeout`.
+
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors are raised by the
+        call, the others by awaiting it.
+
+        Returns:
+            An awaitable of True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is not held any more.
+            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        return drive(self._transport, self._reacquiring(self._held_with_ttl("reacquire")))
+
+    async def do_reacquire(self) -> Literal[True]:
+        """Reacquire by the caller's token; may be overridden."""
+        reacquired: Literal[True] = await drive(self._transport, self._reacquiring_once(None))
+        return reacquired
 
     # ---- in other words ----
 
     async def try_acquire(self, token: Any = None) -> bool:
         """Make one attempt: `acquire(blocking=False)`."""
         return await self.acquire(blocking=False, token=token)
+
+    async def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """`extend`, with False where the lock is not held any more; see `redislock_fast.Lock.try_extend`."""
+        try:
+            return await self.extend(additional_time, replace_ttl)
+        except LockNotOwnedError:
+            return False
 
     async def acquire_or_extend(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
@@ -508,34 +278,4 @@ class Lock(ProlongingBase, redis.asyncio.lock.Lock):
             logger.warning("Lock could not be released when exiting context manager: %r", error)
 
 
-Lock._own_hooks = (Lock.do_release, Lock.do_extend, Lock.do_reacquire)  # noqa: SLF001  # of this very module
-
-
-class Locker(LockerBase[Lock]):
-    """Makes locks, and takes many at once.
-
-    Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
-
-    Raises:
-        TypeError: for a pipeline or a client that blocks.
-    """
-
-    _lock_class = Lock
-
-    def acquire_many(
-        self,
-        names: Iterable[Name],
-        timeout: float | None = None,
-        blocking_timeout: float | None = 0,
-        *,
-        sleep: float = 0.1,
-        all_or_nothing: bool = False,
-    ) -> Acquiring:
-        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
-
-        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
-        Cancelled, nothing is held, and attempts of unknown outcome are undone.
-        """
-        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        return Acquiring(self._transport, plan)
+Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

@@ -1,10 +1,10 @@
-"""Many locks of one `redislock_fast.asyncio.Locker`: acquired, held and released together."""
+"""`Locker` and `Batch` for asyncio: many locks that are acquired, held and given back together."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -12,9 +12,11 @@ from redis.exceptions import LockError
 
 from redislock_fast._procedures.acquiring import acquiring
 from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
-from redislock_fast._transport.loop.driver import Transport, drive
+from redislock_fast._procedures.settings import LockerBase
+from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast.asyncio.lock import Lock
 
-__all__ = ["Acquiring", "Batch"]
+__all__ = ["Acquiring", "Batch", "Locker"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: Transport, hold: Hold, missed: list[int]) -> None:
+    def __init__(self, transport: AsyncTransport, hold: Hold, missed: list[int]) -> None:
         super().__init__(hold, missed)
         self._transport = transport
 
@@ -89,7 +91,7 @@ class Batch(BatchBase):
 class Acquiring:
     """Gives the batch to `await`; `async with` also releases the batch on leaving."""
 
-    def __init__(self, transport: Transport, plan: Plan) -> None:
+    def __init__(self, transport: AsyncTransport, plan: Plan) -> None:
         self._transport = transport
         self._plan = plan
         self._batch: Batch | None = None
@@ -121,3 +123,33 @@ class Acquiring:
     ) -> None:
         assert self._batch is not None
         await self._batch.__aexit__(exc_type, exc_value, traceback)
+
+
+class Locker(LockerBase[Lock]):
+    """Makes locks, and takes many at once.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+
+    Raises:
+        TypeError: for a pipeline or a client that blocks.
+    """
+
+    _lock_class = Lock
+
+    def acquire_many(
+        self,
+        names: Iterable[Name],
+        timeout: float | None = None,
+        blocking_timeout: float | None = 0,
+        *,
+        sleep: float = 0.1,
+        all_or_nothing: bool = False,
+    ) -> Acquiring:
+        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
+
+        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
+        Cancelled, nothing is held, and attempts of unknown outcome are undone.
+        """
+        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        return Acquiring(self._transport, plan)

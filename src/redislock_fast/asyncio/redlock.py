@@ -17,9 +17,9 @@ from redis.exceptions import LockError
 from redislock_fast._lease.ownership import Holding, current_task
 from redislock_fast._lease.task_owner import TaskHoldings
 from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.facade import NOT_ENTERED
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
+from redislock_fast._procedures.settings import NOT_ENTERED
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of

@@ -375,6 +375,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
 
     Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
     since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
+    Nor before a `try`, which is no instruction, and belongs to no handler.
 
     Returns which line that is; "" when there are fewer.
     """
@@ -390,9 +391,10 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
                 return on_line
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             leaves = frame.f_lineno < reached and line.lstrip().startswith("with ")
+            is_safe = leaves or line.strip() == "try:"
             reached = frame.f_lineno
-            count += not leaves
-            if count == number and not leaves:
+            count += not is_safe
+            if count == number and not is_safe:
                 file = Path(frame.f_code.co_filename).relative_to(PACKAGE)
                 place = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
                 sys.settrace(None)

@@ -5,6 +5,7 @@ Rules: real servers; threads and tasks alike where both can.
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import logging
@@ -332,10 +333,14 @@ def test_block_after_a_release_of_what_was_attached_acquires(
     assert valkey_client.get("name") == OTHER.encode()
 
 
-def test_attached_lock_is_pickled_without_its_token(holders: Holders, valkey: Server) -> None:
-    handle = holders.hold(valkey.port, timeout=FAR_S).call("detach")
-    attached = holders.attach(valkey.port, handle)
-    assert handle.token not in pickle.dumps(attached.lock)
+@pytest.mark.parametrize("is_held", [False, True], ids=["free", "held"])
+def test_lock_refuses_to_be_pickled(holders: Holders, valkey: Server, is_held: bool) -> None:
+    holder = (holders.hold if is_held else holders.make)(valkey.port, timeout=FAR_S)
+    for attempt in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"'name'.*detach\(\)"):
+            attempt(holder.lock)
+    if is_held:
+        holder.release()
 
 
 def test_handle_of_a_lock_that_does_not_expire(holders: Holders, valkey: Server) -> None:
@@ -366,16 +371,6 @@ def test_lock_that_was_reentered_is_not_detached(valkey_client: redis.Redis) -> 
         with pytest.raises(LockError, match="more than once"):
             lock.detach()
         assert lock.owned()
-
-
-def test_pickled_lock_has_its_terms_and_no_holding(valkey_client: redis.Redis) -> None:
-    with Lock(valkey_client, "name", max_hold=FAR_S, fencing=True, **RENEWED) as lock:
-        twin = pickle.loads(pickle.dumps(lock))
-        assert (twin.valid, twin.fence, twin.local.token) == (False, None, None)
-        assert twin.try_acquire() is False
-    with twin:
-        assert twin.fence == 2
-    twin.redis.close()
 
 
 # Tokens are nobody's business

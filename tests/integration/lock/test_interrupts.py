@@ -37,8 +37,10 @@ from tests.support.redlock import values, wait_until_free
 FACADE = (
     "lock.py",
     "asyncio/lock.py",
-    "_procedures/facade.py",
-    "_procedures/keeping.py",
+    "_procedures/settings.py",
+    "_procedures/lease.py",
+    "_procedures/acquisition.py",
+    "_procedures/lock.py",
     "_lease/task_owner.py",
     "_procedures/waiting.py",
     "_procedures/waiters.py",
@@ -49,14 +51,23 @@ CHANNELS = (
     "_transport/threads/driver.py",
     "_transport/threads/server.py",
     "_transport/loop/cleanup.py",
+    "_transport/threads/uncontended.py",
     "_transport/loop/driver.py",
+    "_transport/loop/uncontended.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
 )
 SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
     f" in {name}"
-    for name in ("_release", "do_release", "release", "_go_on_releasing", "_release_held", "_release_at_once")
+    for name in (
+        "_releasing",
+        "_releasing_token",
+        "_executing_release",
+        "_finishing_release",
+        "_release_uncontended",
+        "drive",
+    )
 )
 
 pytestmark = pytest.mark.parametrize("fleet", ["valkey"], indirect=True)

@@ -19,7 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._procedures.keeping import KeepingBase
+from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Sleep, Steps
 from redislock_fast._transport.base import Channel
 from redislock_fast._transport.loop.quorum import LoopQuorum
@@ -128,14 +128,14 @@ def test_lock_whose_acquire_is_not_complete_is_nobodys_to_give_away(
     callers: Callers, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, fencing=True)
-    completing = KeepingBase._completing
+    completing = LockBase._completing
 
     def watched(lock: Any, *args: Any) -> Steps:
         with pytest.raises(LockError, match="unlocked"):
             lock.detach()
         return completing(lock, *args)
 
-    monkeypatch.setattr(KeepingBase, "_completing", watched)
+    monkeypatch.setattr(LockBase, "_completing", watched)
     assert shared.call("acquire") is True
     assert shared.call("owned") is True
     shared.release()
@@ -145,17 +145,17 @@ def test_acquire_that_is_not_completed_leaves_what_another_has_acquired(
     callers: Callers, server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, auto_renew=True)
-    completing = KeepingBase._completing
+    completing = LockBase._completing
 
     def overtaken(_: Any, *args: Any) -> Steps:
-        monkeypatch.setattr(KeepingBase, "_completing", completing)
+        monkeypatch.setattr(LockBase, "_completing", completing)
         client.delete("name")
         other = shared.acquire()
         while not other.done():
             yield Sleep(0.001)
         raise redis.ConnectionError("lost")
 
-    monkeypatch.setattr(KeepingBase, "_completing", overtaken)
+    monkeypatch.setattr(LockBase, "_completing", overtaken)
     with pytest.raises(redis.ConnectionError):
         shared.call("acquire")
     assert shared.call("owned") is True

@@ -142,12 +142,12 @@ class Gated:
         transport = contender.lock._transport
         execute = transport.execute
 
-        def in_thread(operation: Any) -> None:
-            execute(operation)
+        def in_thread(operation: Any, limit_s: float | None) -> None:
+            execute(operation, limit_s)
             self._gate().result(PATIENCE_S)
 
-        async def in_task(operation: Any) -> None:
-            await execute(operation)
+        async def in_task(operation: Any, limit_s: float | None) -> None:
+            await execute(operation, limit_s)
             await asyncio.wrap_future(self._gate())
 
         self._transport = transport

@@ -26,7 +26,7 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.loop.connect import AsyncLink
 from redislock_fast._transport.loop.end import LoopEnd
-from redislock_fast._transport.loop.server import Begun, LoopChannel
+from redislock_fast._transport.loop.server import LoopChannel
 from redislock_fast._transport.routing import (
     ASKING,
     TROUBLES,
@@ -108,7 +108,6 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         operation: Operation,
         limit_s: float | None = None,
         loose: list[AsyncLink] | None = None,
-        begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
         """Drive an operation until it is finished, at the node that has its slot; see `LoopChannel.execute`."""
         tidies = loose is None

@@ -1,4 +1,4 @@
-"""The asyncio transport: a channel of its own for each event loop and server or cluster, and a driver for procedures.
+"""The driver of procedures for tasks, and the server transports: one for each event loop and server or cluster.
 
 Who may touch what: `AsyncTransport._channels` is used by atomic methods of dict alone, each entry by its own loop's
 thread, and closed loops' entries by anybody.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -17,7 +17,7 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import (
-    ENTERED,
+    CallHook,
     Enter,
     Execute,
     ExecuteAll,
@@ -36,55 +36,9 @@ from redislock_fast._transport.loop.server import LoopChannel
 from redislock_fast._util import fork
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.waiting import Waiting
+    from redislock_fast._procedures.acquisition import Left
 
-__all__ = ["AsyncTransport", "Transport", "drive", "transport_of", "wait"]
-
-
-class Transport(Protocol):
-    """What the facade needs of a transport."""
-
-    def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive an operation to its end; see `LoopChannel.execute`."""
-
-    def channel(self) -> LoopChannel:
-        """The running loop's."""
-
-    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
-
-    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
-        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
-
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, without waiting."""
-
-    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
-        """`undo` for a task of this loop that was dropped; see `AsyncTransport.undo_dropped`."""
-
-    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, those together that one server has."""
-
-    def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-
-    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
-
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
-        """A seat for a waiter, where it can be had at once; else see `enter`."""
-
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A seat for a waiter; see `LoopChannel.enter`."""
-
-    def encode(self, value: object) -> bytes:
-        """A token as bytes, as the client's own encoder has it."""
-
-    def key_of(self, name: object) -> bytes:
-        """A lock's name as its key, as the client's own commands have it."""
-
-    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
-        """Many names as keys, and whether names that differ have certainly different keys."""
+__all__ = ["AsyncTransport", "drive", "transport_of"]
 
 
 class AsyncTransport(Encoding):
@@ -149,7 +103,7 @@ class AsyncTransport(Encoding):
         self.channel().undo(entries)
 
     def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
-        """`undo` for a task of this loop that was dropped. Whoever collects garbage runs this, in any thread."""
+        """`undo` for a task of this loop that was dropped. Whatever collects garbage runs this, in any thread."""
         if not loop.is_closed():
             loop.call_soon_threadsafe(self.undo, entries)
 
@@ -173,7 +127,7 @@ _transports: Registry[AsyncTransport] = Registry()
 _kinds: dict[type, type[LoopChannel]] = {}
 
 
-def transport_of(client: Any) -> Transport:
+def transport_of(client: Any) -> AsyncTransport:
     """The one transport of an asyncio client in this process.
 
     Args:
@@ -189,15 +143,28 @@ def transport_of(client: Any) -> Transport:
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
-async def drive(transport: Transport, steps: Steps) -> Any:
-    """Do what the steps say. Returns what they return."""
+async def drive(  # noqa: PLR0912  # one branch for each kind of step
+    transport: AsyncTransport | LoopChannel, steps: Steps, left: Left | None = None
+) -> Any:
+    """Do what the steps say. Returns what they return.
+
+    Args:
+        transport: of the server or cluster that the steps are about; or the running loop's own server transport, which
+            goes on where the task was dropped, and this runs in whatever thread.
+        steps: the procedure.
+        left: filled by the steps with what must be undone where they raise.
+    """
+    channel = transport.channel()
+    step: Any = None
+    answer: Any = None
+    node: Any = None
     try:
         step = next(steps)
         while True:
-            answer: Any = None
+            answer = None
             try:
                 if type(step) is Listen:
-                    node: Any = step.seat.node
+                    node = step.seat.node
                     answer = await node.listen(step.seat, step.timeout_s)
                 elif type(step) is Execute:
                     await transport.execute(step.operation, step.limit_s)
@@ -211,6 +178,8 @@ async def drive(transport: Transport, steps: Steps) -> Any:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:
                     answer = await transport.split(step.keys)
+                elif type(step) is CallHook:
+                    answer = await step.call()
                 elif type(step) is ExecuteAll:
                     await transport.execute_all(step.operations, step.limit_s)
             except BaseException as error:
@@ -219,27 +188,12 @@ async def drive(transport: Transport, steps: Steps) -> Any:
                 step = steps.send(answer)
     except StopIteration as end:
         return end.value
-
-
-async def wait(transport: Transport, waiting: Waiting) -> Any:
-    """Drive a waiting to its end, on a usual day without steps. Returns what its steps return."""
-    seat = transport.seat(waiting.key, waiting.token)
-    if seat is None:
-        seat = await transport.enter(waiting.key, waiting.token, waiting.limit_s())
-    heard: object = ENTERED
-    try:
-        if seat is not None:
-            timeout_s = waiting.join(seat)
-            if timeout_s is not None:
-                node: Any = seat.node
-                heard = await node.listen(seat, timeout_s)
-                grant = waiting.granted(seat, heard)
-                if grant is not None:
-                    seat.room.leave(seat)
-                    return grant
     except BaseException as error:
-        heard = error
-    try:
-        return await drive(transport, waiting.steps((seat, heard)))
-    finally:
-        del seat, heard  # an error would keep this frame, and this frame the error
+        step = answer = node = None  # the error keeps this frame, which must keep no connection
+        try:
+            steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
+        finally:
+            if left and isinstance(error, GeneratorExit):  # the task was dropped: in whatever thread
+                channel.undo_dropped(left)
+            elif left:
+                transport.undo(left)

@@ -23,7 +23,7 @@ from redislock_fast._lease.telling import telling
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
-from redislock_fast._transport.loop.driver import Transport, drive
+from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.errors import LockLostError, LossReason
 from redislock_fast._util.times import clock
 
@@ -32,7 +32,7 @@ __all__ = ["LoopRenewer", "renewer_of"]
 logger = logging.getLogger(__name__)
 
 
-def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> Coroutine[Any, Any, None]:
+def _renew_on_server(transport: AsyncTransport, due: list[Tenure], losses: list[Loss]) -> Coroutine[Any, Any, None]:
     return drive(transport, renewing(due, losses))
 
 

@@ -17,7 +17,7 @@ import math
 import weakref
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -39,14 +39,11 @@ from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["Begun", "LoopChannel"]
+__all__ = ["LoopChannel"]
 
 _NEVER = math.inf
 _LONG_S = 2.0
 _ALARMS_PER_S = 200
-
-Begun: TypeAlias = tuple[AsyncLink, Reply, BaseException | None]
-"""A connection on which the caller has sent a request by itself, with the reply or what was raised instead of it."""
 
 
 class Alarms:
@@ -167,16 +164,14 @@ class LoopChannel(LoopCleanup):
         operation: Operation,
         limit_s: float | None = None,
         loose: list[AsyncLink] | None = None,
-        begun: Begun | None = None,
     ) -> None:
         """Drive an operation until it is finished. One coroutine does all, for speed.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent by itself, on `link`.
+            operation: a fresh state machine, or one that has `begun`.
             limit_s: as for `ThreadChannel.execute`.
             loose: given by a caller that cleans up and translates errors by itself: every connection on which a request
                 left without an answer is added to it.
-            begun: the outcome of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -196,8 +191,8 @@ class LoopChannel(LoopCleanup):
                 link = self.link
                 finished = False
                 try:
-                    if begun is not None:
-                        (link, *came), begun = begun, None
+                    if operation.begun is not None:
+                        (link, *came), operation.begun = operation.begun, None
                         finished = is_settled_by(operation, link.dialect, came)
                     if link is None:
                         link = await self._connect(attempts)
@@ -274,6 +269,15 @@ class LoopChannel(LoopCleanup):
                 spare._drop(link)  # noqa: SLF001  # of its own class
             raise
         self._spares.append(spare)
+
+    def channel(self) -> LoopChannel:
+        """The running loop's, as `AsyncTransport` has it for the driver."""
+        return self
+
+    def undo_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """`undo` for a task that was dropped: the garbage collector runs this, in any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.undo, entries)
 
     def seat(self, key: bytes, token: bytes) -> Seat | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""

@@ -34,7 +34,7 @@ from redislock_fast._transport.routing import (
     slot_node,
 )
 from redislock_fast._transport.threads.connect import Link
-from redislock_fast._transport.threads.server import Begun, ThreadChannel
+from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
@@ -188,7 +188,6 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         operation: Exchange,
         limit_s: float | None,
         loose: list[Link],
-        begun: Begun | None = None,  # noqa: ARG002  # no caller has: there is no `link`
     ) -> None:
         """Drive an operation at the node that has its slot; see `ThreadChannel.run`."""
         route = Route(operation, limit_s, self._retry)

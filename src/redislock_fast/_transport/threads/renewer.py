@@ -25,7 +25,8 @@ from redislock_fast._lease.telling import telling
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
-from redislock_fast._transport.threads.driver import Transport, drive
+from redislock_fast._transport.threads.driver import drive
+from redislock_fast._transport.threads.server import ThreadChannel
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 1.0  # how long the thread lives on with nothing to do: longer than a thread takes to start
 
 
-def _renew_on_server(transport: Transport, due: list[Tenure], losses: list[Loss]) -> None:
+def _renew_on_server(transport: ThreadChannel, due: list[Tenure], losses: list[Loss]) -> None:
     drive(transport, renewing(due, losses))
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
@@ -39,10 +39,7 @@ from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["Begun", "BlockingEncoding", "ThreadChannel"]
-
-Begun: TypeAlias = tuple[Link, Any, BaseException | None]
-"""A connection on which the caller has sent a request by itself, with the reply or what was raised instead of it."""
+__all__ = ["BlockingEncoding", "ThreadChannel"]
 
 
 class BlockingEncoding(Encoding):
@@ -70,15 +67,14 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         """The keys' indexes, grouped by server: here, one group."""
         return [range(len(keys))]
 
-    def execute(self, operation: Operation, limit_s: float | None = None, begun: Begun | None = None) -> None:
+    def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one whose first request the caller has sent by itself, by `Pipe.ask`.
+            operation: a fresh state machine, or one that has `begun`.
             limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; below 0: the time ended so
                 long ago; None: the pool's `socket_timeout` and retry policy alone decide, as for any command of
                 redis-py.
-            begun: the outcome of that request.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -90,14 +86,12 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         if isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
         try:
-            self.run(operation, limit_s, loose, begun)
+            self.run(operation, limit_s, loose)
         except BaseException as error:
             self.tidy(operation, loose, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
-        finally:
-            del begun  # an error keeps this frame, which must keep neither it nor a connection
         if operation.unsettled or operation.claim is not None:
             self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
 
@@ -106,13 +100,13 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         for operation in operations:
             self.execute(operation, limit_s)
 
-    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link], begun: Begun | None = None) -> None:
+    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
         """`execute` without its cleanup and without its translation of errors.
 
         Every connection on which a request left without an answer is added to `loose`.
         """
         thread = get_ident()
-        if begun is None and thread in self.inside:  # a caller that has sent its request already was not inside
+        if operation.begun is None and thread in self.inside:  # otherwise it was not when the request left
             self.run_beside(operation, limit_s, loose)
             return
         attempts = self._attempts(limit_s)
@@ -123,8 +117,8 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             finished = False
             try:
                 self.inside.add(thread)
-                if begun is not None:
-                    (link, *came), begun = begun, None
+                if operation.begun is not None:
+                    (link, *came), operation.begun = operation.begun, None
                     finished = is_settled_by(operation, link.dialect, came)
                 if link is None:
                     link = self.connect(attempts.ends_at)

@@ -1,8 +1,7 @@
-"""What `Lock` and `asyncio.Lock` share of holding on terms: validity, loss, reentrance, handles.
+"""What is held of a lock: until when it is valid, how it is entered again, handed over by a handle, and lost.
 
-Without terms there is no tenure, and nothing here is on the way of an acquire or a release.
-
-Nothing here takes a lock.
+A lock without options has no lease of its own, only a token and the time until which that is valid. Nothing here takes
+or releases a lock.
 """
 
 from __future__ import annotations
@@ -13,75 +12,86 @@ import logging
 import math
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    LockError,
-    TimeoutError,  # noqa: A004
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.options import Breaker, Terms
+from redislock_fast._lease.options import Terms
 from redislock_fast._lease.ownership import Holding, Trial, current_task
 from redislock_fast._lease.telling import end_telling, told_of
 from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.facade import LockBase
 from redislock_fast._procedures.keeper import Keeper
 from redislock_fast._procedures.renewal import reason_of
-from redislock_fast._procedures.steps import Execute, ExecuteBeside, Steps
-from redislock_fast._protocol.commands import Look, Reacquire
-from redislock_fast._protocol.fenced import AcquireFenced, Fence
-from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._procedures.settings import LockSettings
+from redislock_fast._procedures.steps import Execute, Steps
+from redislock_fast._protocol.commands import Look
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._util.times import GRACE_S, Limit, clock, drift_s
+from redislock_fast._util.errors import LockLostError, LossReason
+from redislock_fast._util.times import clock, drift_s
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from redislock_fast._lease.handle import Handle
 
-__all__ = ["KeepingBase"]
+__all__ = ["LeaseBase"]
 
 logger = logging.getLogger(__name__)
-
-_WAIT_GRACE_S = GRACE_S / 2
-"""Replicas may still take so long when the acquire's time ends; the other half is left to the reply that says so."""
 
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """What the caller's own objects raise is no reason to lose a lock."""
+    """Log what an object of the user's raises: it is no reason to lose a lock."""
     try:
         yield
     except Exception:
         logger.exception("%s failed.", what)
 
 
-@contextlib.contextmanager
-def _guarded(breaker: Breaker) -> Iterator[None]:
-    """Let the breaker learn of a server that does not answer; whatever else is raised is no failure to it."""
-    other: BaseException | None = None
-    with breaker.calling():
-        try:
-            yield
-        except (ConnectionError, TimeoutError):
-            raise
-        except BaseException as error:
-            other = error
-    if other is not None:
-        try:
-            raise other
-        finally:
-            del other  # or this frame and the error would keep each other alive
+class LeaseBase(LockSettings, Keeper):
+    """A lock that may be held. The parameters stand on the classes that users name."""
 
+    # ---- what the caller holds ----
 
-_UNGUARDED = contextlib.nullcontext()
+    def _held(self) -> Holding:
+        """What the caller holds and may release. A forked child has nothing of its parent's."""
+        if self._generation != fork.generation:
+            self._own_nothing()
+        holding: Holding = self.local.held()
+        return holding
 
+    def _mine(self) -> Holding:
+        """The holding of the calling thread or task."""
+        if self._generation != fork.generation:
+            self._own_nothing()
+        holding: Holding = self.local.mine()
+        return holding
 
-class KeepingBase(LockBase, Keeper):
-    """A lock that may be held on terms. The parameters stand on the classes that users name."""
+    def _held_with_ttl(self, verb: str) -> Holding:
+        """What the caller holds.
+
+        Raises:
+            LockLostError: this is a callback for the loss of the lock.
+            redis.exceptions.LockError: the caller holds nothing, or what does not expire.
+        """
+        held = self._held()
+        if self._terms is not None:
+            self._refuse_in_callback(verb, held)
+        if held.token is None:
+            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+        if not self.timeout:
+            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
+        return held
+
+    def _token_of(self, held: Holding, verb: str) -> bytes:
+        """The token of what is held; where it is shared, another may have released it since it was looked at."""
+        if held.token is None:
+            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+        token: bytes = self._transport.encode(held.token)  # others may have set it
+        return token
+
+    def _lost(self, verb: str) -> LockNotOwnedError:
+        return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
     # ---- validity ----
 
@@ -130,7 +140,7 @@ class KeepingBase(LockBase, Keeper):
         held = self._held()
         return None if held.token is None else held.fence
 
-    # ---- acquire ----
+    # ---- begin and end ----
 
     def _reenter(self, local: Holding, token: Any) -> bool:
         """Enter once more what this thread or task holds already. Returns False where it does not."""
@@ -144,93 +154,6 @@ class KeepingBase(LockBase, Keeper):
         tenure.depth += 1
         return True
 
-    def _adapt(self, terms: Terms) -> None:
-        """Take the ttl that the hold times suggest."""
-        if terms.adaptive is not None:
-            ttl_ms = terms.adaptive.ttl_ms(self._name)
-            self._ttl_ms = ttl_ms
-            self._timeout = ttl_ms / 1000
-
-    @staticmethod
-    def _guarded(terms: Terms) -> AbstractContextManager[None]:
-        """Where there is a breaker, an acquire is a call of it."""
-        return _UNGUARDED if terms.breaker is None else _guarded(terms.breaker)
-
-    def _completing(self, terms: Terms, local: Holding, limit: Limit) -> Steps:
-        """Do what belongs to the acquire besides having the lock.
-
-        Returns:
-            False where that could not be done in time, after a wait for a lock that was another's.
-
-        Raises:
-            LockLostError: the lock was lost before that was done.
-            NotReplicatedError: too few replicas had it in time.
-            redis.exceptions.TimeoutError: the server was silent, and the lock never another's.
-        """
-        token = local.token
-        assert token is not None
-        try:
-            if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
-                yield from self._confirming(local, token, self._ttl_ms, limit)
-            local.fence = None
-            if terms.fencing:
-                local.fence = yield from self._numbering(local, token, limit)
-            if terms.wait_replicas:
-                yield from self._replicating(terms, local, token, limit)
-        except TimeoutError:
-            if not limit.is_settled:
-                raise
-            return False
-        return True
-
-    def _numbering(self, local: Holding, token: bytes, limit: Limit) -> Steps:
-        """Returns the number of this holding."""
-        attempt = local.attempt
-        if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
-            return attempt.fence
-        numbering = Fence(self._key, token)  # handed over, or acquired by a hook
-        yield Execute(numbering, limit.left_s())
-        if not numbering.result:
-            raise self._lost_at_once()
-        return numbering.fence
-
-    def _replicating(self, terms: Terms, local: Holding, token: bytes, limit: Limit) -> Steps:
-        """Wait for the replicas, as long as the lease and the acquire's deadline allow."""
-        ttl_ms = self._ttl_ms
-        assert ttl_ms is not None
-        expires_at = local.expires_at(token)
-        left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
-        wait_ms = terms.wait_ms
-        time_left_s = limit.left_s()
-        if time_left_s is not None:
-            left_s = min(left_s, time_left_s)
-            wait_ms = max(min(wait_ms, int(1000 * (time_left_s + _WAIT_GRACE_S))), 1)
-        wait_s = wait_ms / 1000
-        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, wait_ms)
-        try:
-            yield ExecuteBeside(replicate, left_s, wait_s)
-        except TimeoutError:
-            if not limit.is_over:
-                raise
-        else:  # servers end a WAIT up to 0.1 s late, so the deadline may come first
-            if not replicate.held:
-                raise self._lost_at_once()
-        if not replicate.result:
-            had = f"{replicate.replicas} of {terms.wait_replicas} replicas had the lock within {wait_s} s"
-            raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
-        local.lease = (token, replicate.sent_at + ttl_ms / 1000)
-
-    def _confirming(self, local: Holding, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
-        confirming = Reacquire(self._key, token, ttl_ms)
-        yield Execute(confirming, limit.left_s())
-        if not confirming.result:
-            raise self._lost_at_once()
-        local.lease = (token, confirming.sent_at + ttl_ms / 1000)
-
-    def _lost_at_once(self) -> LockLostError:
-        reason = LossReason.EXPIRED
-        return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
-
     def _begin(
         self,
         terms: Terms,
@@ -239,7 +162,7 @@ class KeepingBase(LockBase, Keeper):
         asked_at: float | None = None,
         task: asyncio.Task[Any] | None = None,
     ) -> Tenure:
-        """Begin a tenure of the lock that has just been acquired.
+        """Begin the lease of a lock that was just acquired on options.
 
         Raises:
             LockLostError: the lock is lost, and another who shares the lock object may have it by now.
@@ -264,26 +187,9 @@ class KeepingBase(LockBase, Keeper):
                 terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
         return tenure
 
-    def _give_up(self, local: Holding, trial: Trial, before: bytes | None, brought: Any) -> list[tuple[bytes, bytes]]:
-        """The acquire failed. Returns what must be undone.
-
-        Args:
-            local: the caller's holding.
-            trial: what the acquire has got.
-            before: the token that was held till then.
-            brought: the token as the caller brought it; None where the caller did not.
-        """
-        token = trial.token
-        if token is None or token == before:
-            return []
-        tenure = local.tenure
-        if tenure is not None and tenure.token == token:
-            self._forget(local, tenure)
-        if local.token == token:  # where the token is shared, another may have acquired meanwhile
-            local.token = None
-        attempt = trial.attempt
-        took = attempt is not None and attempt.token == token and attempt.took
-        return [(self._key, token)] if brought is None or took else []
+    def _lost_at_once(self) -> LockLostError:
+        reason = LossReason.EXPIRED
+        return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The token of what is to be prolonged, instead of acquiring with this token."""
@@ -306,8 +212,6 @@ class KeepingBase(LockBase, Keeper):
         held.token = None
         if held.tenure is not None:
             self._account(held, held.tenure, False)
-
-    # ---- release ----
 
     def _may_release(self, local: Holding, tenure: Tenure) -> bool:
         """Whether a release is to be sent. What is lost is forgotten.
@@ -341,14 +245,6 @@ class KeepingBase(LockBase, Keeper):
             with _logged("metrics"):
                 tenure.terms.metrics.record_release(self._name, held_s, released)
 
-    # ---- extend, reacquire ----
-
-    def _held_with_ttl(self, verb: str) -> Holding:
-        """As for a lock without terms. In a callback for a loss, the lock is lost."""
-        if self._terms is not None:
-            self._refuse_in_callback(verb, self._held())
-        return super()._held_with_ttl(verb)
-
     # ---- loss ----
 
     def _finding_out(self, tenure: Tenure) -> Steps:
@@ -358,7 +254,7 @@ class KeepingBase(LockBase, Keeper):
         look = Look(self._key)
         try:
             yield Execute(look)
-        except Exception:  # then nobody knows
+        except Exception:  # then it is not known
             return LossReason.SERVER_GONE
         return reason_of(look)
 
@@ -419,7 +315,7 @@ class KeepingBase(LockBase, Keeper):
         lock = cls(client, handle.name, handle.timeout, **settings)
         local = lock._mine()
         trial = Trial(local)
-        # Of what expires nobody knows when, nothing is certain.
+        # A ttl whose end is not known counts as ended.
         trial.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
         trial.fence = handle.fence
         trial.token = handle.token
@@ -450,14 +346,7 @@ class KeepingBase(LockBase, Keeper):
         return True
 
     def _forget(self, local: Holding, tenure: Tenure) -> None:
-        """End a tenure, whatever becomes of the lock."""
+        """End a lease, whatever becomes of the lock."""
         self._let_go(tenure)
         tenure.end()
         local.tenure = None
-
-    def _mine(self) -> Holding:
-        """The holding of the calling thread or task."""
-        if self._generation != fork.generation:
-            self._own_nothing()
-        holding: Holding = self.local.mine()
-        return holding

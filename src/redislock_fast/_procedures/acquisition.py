@@ -1,0 +1,307 @@
+"""How a lock is acquired: attempts, and waiting between them. What its options ask for besides is in `lock.py`.
+
+A lock is acquired in one of three ways:
+
+- The usual one: one attempt, unless others are known to wait, then the lock's queue (`waiting.py`).
+- By polling: an attempt, a pause, and so on. So it is where `wait` says so, and where nothing can wait by push.
+- By an overridden `do_acquire`: polling, by calls of that hook.
+
+What must be undone where an acquire fails goes into the list `left`, which the driver undoes: an interrupt, a cancel or
+the end of a dropped task may come at any step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import (
+    LockError,
+    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+)
+
+from redislock_fast._lease.ownership import Holding, Trial
+from redislock_fast._procedures.lease import LeaseBase
+from redislock_fast._procedures.settings import Backoff
+from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
+from redislock_fast._protocol.commands import Acquire
+from redislock_fast._util.times import Limit, poll_seconds, wait_seconds
+from redislock_fast._util.tokens import is_held_with, is_ours
+
+__all__ = ["AcquireBase", "Left"]
+
+Left = list[tuple[bytes, bytes]]
+"""Keys and tokens that must be undone when an acquire raises: its steps fill it, and the driver undoes them."""
+
+
+class _Call:
+    """One acquire under way. It belongs to the thread or task that acquires.
+
+    Args:
+        local: the caller's holding.
+        token: the attempts'.
+        brought: the token as the caller brought it; None where the caller brought none.
+        waits: whether to wait after the first attempt.
+        sleep_s: how long to pause between two attempts, or how often to check that all is well, in seconds.
+        limit: the deadline.
+
+    Attributes:
+        before: what was held until then.
+        attempt: the last one.
+    """
+
+    __slots__ = ("attempt", "before", "brought", "limit", "local", "sleep_s", "token", "waits")
+
+    def __init__(self, local: Holding, token: bytes, brought: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
+        self.local = local
+        self.before = local.token
+        self.brought = brought
+        self.token = token
+        self.waits = waits
+        self.sleep_s = sleep_s
+        self.limit = limit
+        self.attempt: Acquire | None = None
+
+
+class AcquireBase(LeaseBase):
+    """A lock that can be acquired. The parameters stand on the classes that users name."""
+
+    # ---- acquire ----
+
+    def _limit(self, blocking_timeout: float | None) -> Limit:
+        """The deadline of an acquire that begins now."""
+        wait_s = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return Limit(None if wait_s is None else wait_seconds(wait_s, "blocking_timeout"))
+
+    def _acquiring_until(
+        self,
+        limit: Limit,
+        local: Holding,
+        sleep: float | None,
+        blocking: bool | None,
+        token: Any,
+        left: Left,
+        begun: Acquire | None = None,
+    ) -> Steps:
+        """Acquire before the deadline. Returns whether the lock is held.
+
+        Args:
+            limit: the deadline.
+            local: the caller's holding.
+            sleep: as for `acquire`, and so the next two.
+            blocking: as for `acquire`.
+            token: as for `acquire`.
+            left: gets what must be undone where this raises.
+            begun: the first attempt, where its request has left already.
+        """
+        sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
+        waits = limit.waits and bool(self.blocking if blocking is None else blocking)
+        call = _Call(local, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
+        call.attempt = begun
+        try:
+            if begun is None and self._is_overridden("do_acquire"):
+                return (yield from self._polling_by_hook(call))
+            contended = begun is None and self._is_contended(call)
+            if not contended and (yield from self._attempting(call)):
+                return True
+            if not waits:
+                return False
+            self._note_failure(call, not contended)
+            if self._wait == "push":
+                waiting = self._waiting(call.token, call.brought, sleep_s, limit)
+                outcome = yield from self._queueing(waiting, local, left)
+                call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
+                if outcome is not POLL:
+                    return outcome is not TIME_UP
+            return (yield from self._polling(call))
+        except TimeoutError:  # what was asked last is undone
+            limit.refused = limit.refused or (call.attempt is not None and call.attempt.refused)
+            if not limit.is_settled:
+                raise
+            return False
+        except Exception:
+            raise
+        except BaseException:  # an interrupt or a cancel, between the server's reply and the return
+            if self._leaves_unnoticed(call):
+                left.append((self._key, call.token))
+            raise
+
+    def _is_contended(self, call: _Call) -> bool:
+        """Whether others wait, so that an attempt would only fail."""
+        if not (call.waits and self._wait == "push" and call.brought is call.before is None):
+            return False
+        is_patient = call.limit.wait_s is None or call.limit.wait_s > call.sleep_s
+        contended: bool = self._transport.is_contended(self._key, is_patient)
+        return contended
+
+    def _new_attempt(self, token: bytes, own: bool, local: Holding) -> Acquire:
+        """The next attempt, with the caller's own token or another; noted for hooks and for fences."""
+        kind = self._own_kind if own else self._attempt_kind
+        local.attempt = attempt = kind(self._key, token, self._ttl_ms)
+        return attempt
+
+    @staticmethod
+    def _note(attempt: Acquire, local: Holding) -> None:
+        """Note the lease that the attempt has got."""
+        ttl_ms = attempt.ttl_ms
+        local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+
+    def _attempting(self, call: _Call) -> Steps:
+        """Make one attempt. Returns whether the lock is held."""
+        local, attempt = call.local, call.attempt
+        if attempt is not None and attempt.begun is not None:
+            local.attempt = attempt
+        else:
+            attempt = call.attempt = self._new_attempt(call.token, call.brought is not None, local)
+        yield Execute(attempt, call.limit.left_s())
+        if attempt.result:
+            self._note(attempt, local)
+            local.hold(call.token)
+        return attempt.result
+
+    def _attempting_for_caller(self, token: Any) -> Steps:
+        """Make one attempt for whatever has called `do_acquire`. Returns whether the lock is held."""
+        local = self._acting() or self._mine()
+        token = self._transport.encode(token)
+        attempt = self._new_attempt(token, token is local.brought, local)
+        yield Execute(attempt, None if local.limit is None else local.limit.left_s())
+        if attempt.result:
+            self._note(attempt, local)
+        return attempt.result
+
+    def _note_failure(self, call: _Call, was_asked: bool) -> None:
+        """The last attempt has failed, or others wait and none was made.
+
+        Raises:
+            redis.exceptions.LockError: the caller holds the lock itself, and would wait for ever.
+        """
+        call.limit.refused = call.limit.refused or was_asked
+        attempt = call.attempt
+        if call.brought is None and attempt is not None and attempt.unsettled:
+            call.token = self._next_token(None)  # a token that is being undone does not come back
+        if call.limit.wait_s is None:
+            self._refuse_to_wait_for_itself(call.local, attempt)
+
+    def _refuse_to_wait_for_itself(self, local: Holding, attempt: Acquire | None) -> None:
+        if (
+            self.thread_local
+            and (self._ttl_ms is None or (local.tenure is not None and local.tenure.is_endless))
+            and attempt is not None
+            and local.token is not None
+            and is_held_with(attempt.holder, local.token)
+        ):
+            raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
+
+    # ---- polling ----
+
+    def _polling(self, call: _Call, trial: Trial | None = None) -> Steps:
+        """Pause and attempt, again and again. Returns whether the lock is held.
+
+        Args:
+            call: its last attempt has failed.
+            trial: where an overridden `do_acquire` leaves its attempts; None: attempt without a hook.
+        """
+        backoff = Backoff(self._wait, call.sleep_s)
+        while True:
+            pause_s = backoff.next_s()
+            if not call.limit.allows(pause_s):
+                return False
+            yield Sleep(pause_s)
+            call.local.retries += 1
+            attempting = self._attempting(call) if trial is None else self._attempting_by_hook(call, trial)
+            if (yield from attempting):
+                return True
+            self._note_failure(call, True)
+
+    def _polling_by_hook(self, call: _Call) -> Steps:
+        """Call an overridden `do_acquire` until it has the lock. Returns whether the lock is held."""
+        trial = Trial(call.local)
+        trial.limit = call.limit
+        trial.brought = None if call.brought is None else call.token
+        if (yield from self._attempting_by_hook(call, trial)):
+            return True
+        if not call.waits:
+            return False
+        self._note_failure(call, True)
+        return (yield from self._polling(call, trial))
+
+    def _attempting_by_hook(self, call: _Call, trial: Trial) -> Steps:
+        """Make an attempt by an overridden `do_acquire`. Returns whether the lock is held."""
+        local = call.local
+        try:
+            acquired = bool((yield from self._calling(trial, self.do_acquire, call.token)))
+        finally:
+            call.attempt = trial.attempt
+        if acquired:
+            local.attempt, local.lease = trial.attempt, trial.lease
+            local.hold(call.token)
+        return acquired
+
+    # ---- waiting by push ----
+
+    def _waiting(self, token: bytes, brought: Any, sleep_s: float, limit: Limit) -> Waiting:
+        """How to wait, with this token or the one that the caller has brought."""
+        queues = brought is None and is_ours(token)
+        kind = self._attempt_kind if brought is None else self._own_kind
+        return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
+
+    def _queueing(self, waiting: Waiting, local: Holding, left: Left) -> Steps:
+        """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
+
+        Mostly one message grants the lock. Whatever else happens is told to the waiting's own steps.
+        """
+        seat, outcome = None, None
+        heard: object = ENTERED
+        try:
+            seat = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+            try:
+                timeout_s = None if seat is None else waiting.join(seat)
+                if timeout_s is not None:
+                    heard = yield Listen(seat, timeout_s)
+                    outcome = waiting.granted(seat, heard)
+                    if outcome is not None:
+                        seat.room.leave(seat)
+            except BaseException as error:
+                heard, outcome = error, None
+            if outcome is None:
+                outcome = yield from waiting.steps((seat, heard))
+            if type(outcome) is Grant:
+                outcome.note(local, waiting.token, waiting.ttl_ms)
+                local.attempt = waiting.attempt or local.attempt
+            return outcome  # noqa: TRY300  # an interrupt here is undone, too
+        except BaseException:  # whatever it is, and wherever it came: the lock is not held
+            if self._leaves(waiting, local):
+                left.append((self._key, waiting.token))
+            raise
+        finally:
+            seat = heard = None  # an error would keep this frame, and this frame the error
+
+    # ---- what a failed acquire leaves ----
+
+    def _leaves_unnoticed(self, call: _Call) -> bool:
+        """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply."""
+        local, token, attempt = call.local, call.token, call.attempt
+        if token == call.before:
+            return False
+        acquired = attempt is not None and attempt.token is token and attempt.result
+        # Else another caller has noted it, which has brought the same token.
+        noted = local.token == token and (acquired or call.brought is None)
+        if noted:
+            local.token = None
+        if call.brought is not None:
+            return acquired and attempt is not None and attempt.took
+        return noted or acquired
+
+    @staticmethod
+    def _leaves(waiting: Waiting, local: Holding) -> bool:
+        """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
+
+        Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
+        """
+        attempt = waiting.attempt
+        if not waiting.queues and not (attempt is not None and attempt.result):
+            return False
+        if local.token == waiting.token:
+            local.token = None
+        return waiting.queues or (attempt is not None and attempt.took)

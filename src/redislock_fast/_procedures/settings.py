@@ -1,0 +1,366 @@
+"""The settings of a lock: redis-py's attributes and hooks, which may be changed at any time.
+
+Nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+
+from redis.backoff import AbstractBackoff
+
+from redislock_fast._lease.options import Terms
+from redislock_fast._lease.ownership import Holding, SharedHolding, twin_of
+from redislock_fast._procedures.steps import CallHook, Steps
+from redislock_fast._protocol import scripts
+from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._util import fork
+from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
+from redislock_fast._util.tokens import MARKER, new_token
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.options import TermSettings
+
+__all__ = [
+    "EXTEND",
+    "NOT_ENTERED",
+    "REACQUIRE",
+    "RELEASE",
+    "UNLOCKED",
+    "Backoff",
+    "Hooks",
+    "LockSettings",
+    "LockerBase",
+    "WaitBy",
+]
+
+# By weak references: what is started meanwhile, such as the task that connects, keeps a copy of the context.
+_acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Holding]] | None] = ContextVar("_acting", default=None)
+
+WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
+
+NOT_ENTERED = "Unable to acquire lock within the time specified"
+UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
+
+
+class _LuaScript:
+    """A script as redis-py's `Script` is called, without a client of its own to keep alive."""
+
+    def __init__(self, text: str) -> None:
+        self.script = text
+        self.sha = ""
+
+    def __call__(self, keys: Any, args: Any, client: Any) -> Any:
+        script = client.register_script(self.script)
+        self.sha = script.sha
+        return script(keys=keys, args=args, client=client)
+
+
+def _script_object(text: str, ours: _LuaScript) -> _LuaScript:
+    return ours if text is ours.script else _LuaScript(text)
+
+
+RELEASE = _LuaScript(scripts.RELEASE.text.decode())
+EXTEND = _LuaScript(scripts.EXTEND.text.decode())
+REACQUIRE = _LuaScript(scripts.REACQUIRE.text.decode())
+
+
+class Hooks(NamedTuple):
+    """The attributes of a lock that a class or an object may override, as `redis.lock.Lock` has them."""
+
+    lua_release: Any
+    lua_extend: Any
+    lua_reacquire: Any
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+
+    @classmethod
+    def of(cls, lock_class: Any) -> Hooks:
+        """The hooks of a class of this library, which override nothing."""
+        do = (lock_class.do_acquire, lock_class.do_release, lock_class.do_extend, lock_class.do_reacquire)
+        return cls(RELEASE, EXTEND, REACQUIRE, *do)
+
+
+_hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
+
+
+class Backoff:
+    """How long to sleep before each attempt but the first.
+
+    Args:
+        wait: the lock's setting.
+        sleep: in seconds, where that is no backoff.
+    """
+
+    def __init__(self, wait: WaitBy, sleep: float) -> None:
+        self._sleep = sleep
+        self._failures = 0
+        self._backoff = None if isinstance(wait, str) else copy.deepcopy(wait)  # which may remember its last pause
+        if self._backoff is not None:
+            self._backoff.reset()  # type: ignore[no-untyped-call]
+
+    def next_s(self) -> float:
+        """After one more attempt that failed, in seconds."""
+        if self._backoff is None:
+            return self._sleep
+        self._failures = min(self._failures + 1, MOST_FAILURES)
+        return poll_seconds(self._backoff.compute(self._failures))
+
+
+class LockSettings:
+    """The settings of a lock. The parameters stand on the classes that users name."""
+
+    lua_release: Any = None
+    lua_extend: Any = None
+    lua_reacquire: Any = None
+
+    LUA_RELEASE_SCRIPT: str = RELEASE.script
+    LUA_EXTEND_SCRIPT: str = EXTEND.script
+    LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
+
+    local: Any
+
+    _attempt_kind: type[Acquire] = Acquire  # with a token made here
+    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
+    _transport: Any
+    _wait: WaitBy = "push"
+    _terms: Terms | None = None
+    _is_for_tasks = False
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        timeout: float | AdaptiveTTL | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        wait: WaitBy = "push",
+        **terms: Unpack[TermSettings],
+    ) -> None:
+        # Not through the properties: a lock is often made for one use.
+        self._redis = redis
+        self._transport = transport = self._transport_of(redis)
+        self._name = name
+        self._key = transport.key_of(name)
+        seconds: Any = timeout
+        adaptive: Any = None
+        if hasattr(timeout, "observe"):  # an AdaptiveTTL: importing it takes a millisecond, and few need it
+            adaptive = timeout
+            seconds = adaptive.ttl_ms(name) / 1000
+        self._timeout: float | None = seconds
+        self._ttl_ms = None if seconds is None else ttl_ms_of(seconds)
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        if wait != "push":  # an attribute less in most locks
+            self.wait = wait
+        if terms or adaptive is not None:
+            self._terms = Terms(adaptive=adaptive, **terms)
+            self._terms.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+            if self._terms.fencing:
+                self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
+        self._own_nothing()
+        self.register_scripts()
+
+    # ---- settings, which may be changed at any time as redis-py's may ----
+
+    @staticmethod
+    @abstractmethod
+    def _transport_of(client: Any) -> Any:
+        """The transport that serves this client."""
+
+    @abstractmethod
+    def _new_holding(self) -> Any:
+        """What `local` is where `thread_local` is true."""
+
+    @property
+    def redis(self) -> Any:
+        """The client."""
+        return self._redis
+
+    @redis.setter
+    def redis(self, client: Any) -> None:
+        self._transport = self._transport_of(client)
+        self._redis = client
+
+    @property
+    def name(self) -> Any:
+        """The key."""
+        return self._name
+
+    @name.setter
+    def name(self, name: Any) -> None:
+        self._key = self._transport.key_of(name)
+        self._name = name
+
+    @property
+    def timeout(self) -> float | None:
+        """The ttl in seconds."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        ttl_ms = ttl_ms_of(timeout)
+        if self._terms is not None:
+            self._terms.check(ttl_ms, self.thread_local, self._is_for_tasks)
+        self._ttl_ms = ttl_ms
+        self._timeout = timeout
+
+    @property
+    def wait(self) -> WaitBy:
+        """How `acquire` waits: "push", "poll" or a backoff of redis-py."""
+        return self._wait
+
+    @wait.setter
+    def wait(self, wait: WaitBy) -> None:
+        if wait not in ("push", "poll") and not isinstance(wait, AbstractBackoff):
+            raise ValueError(f"wait is 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
+        self._wait = wait
+
+    def _own_nothing(self) -> None:
+        self._generation = fork.generation
+        self.local = self._new_holding() if self.thread_local else SharedHolding()
+
+    def register_scripts(self) -> None:
+        """Make the class's script objects; may be overridden.
+
+        A class with scripts of its own, by `LUA_*_SCRIPT` or `lua_*`, has those executed and no native commands.
+        """
+        cls = type(self)
+        if cls.lua_release is None:
+            cls.lua_release = _script_object(cls.LUA_RELEASE_SCRIPT, RELEASE)
+        if cls.lua_extend is None:
+            cls.lua_extend = _script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
+        if cls.lua_reacquire is None:
+            cls.lua_reacquire = _script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
+
+    # ---- hooks ----
+
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+    _own_hooks: Hooks  # of the class that users name
+
+    def _has_own_hooks(self) -> bool:
+        """Whether no hook is overridden, by a class or on this object: both may change at any time."""
+        try:
+            hooks: tuple[Any, ...] = _hooks_of(self)
+        except AttributeError:  # a hook that is no method
+            return False
+        return hooks == self._own_hooks
+
+    def _is_overridden(self, name: str) -> bool:
+        """Whether this `do_*` hook is overridden."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
+
+    def _may_be_marked(self) -> bool:
+        """Whether waiters may mark the lock's value: hooks and scripts of others may compare it with the token."""
+        return self._has_own_hooks() or (  # do_acquire compares none
+            self.lua_release is RELEASE
+            and self.lua_extend is EXTEND
+            and self.lua_reacquire is REACQUIRE
+            and not any(map(self._is_overridden, ("do_release", "do_extend", "do_reacquire")))
+        )
+
+    def _next_token(self, token: Any) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one."""
+        if token is None:
+            fresh = new_token()
+            return fresh if self._may_be_marked() else fresh[len(MARKER) :]
+        encoded: bytes = self._transport.encode(token)
+        return encoded
+
+    # An overridden hook may call the original. That finds the owner for which it acts in the context, and leaves there
+    # what it has got: others may act at the same time, by the same lock object.
+
+    def _acting(self) -> Holding | None:
+        """The owner for which an overridden hook calls the original."""
+        acting = _acting.get()
+        return acting[1]() if acting is not None and acting[0]() is self else None
+
+    def _calling(self, local: Holding, hook: Callable[..., Any], *args: Any) -> Steps:
+        """Call an overridden hook, for this holding. Returns what it returns."""
+        before = _acting.set((weakref.ref(self), weakref.ref(local)))
+        try:
+            return (yield CallHook(partial(hook, *args)))
+        finally:
+            with contextlib.suppress(ValueError):  # a dropped task ends in the context of whatever collects it
+                _acting.reset(before)
+
+    # ---- copying ----
+
+    def __copy__(self) -> Any:
+        """A second handle: same client, same token."""
+        return twin_of(self)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always. `detach` makes a handle, which can be pickled.
+        """
+        raise TypeError(
+            f"the lock {self._name!r} cannot be pickled: hand it to another process by detach() and attach()"
+        )
+
+
+_AnyLock = TypeVar("_AnyLock", bound=LockSettings)
+
+
+class LockerBase(Generic[_AnyLock]):
+    """What the two `Locker`s share. The parameters stand on the classes that users name."""
+
+    _lock_class: type[_AnyLock]
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
+
+    def lock(
+        self,
+        name: str | bytes,
+        timeout: float | AdaptiveTTL | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        wait: WaitBy = "push",
+        **terms: Unpack[TermSettings],
+    ) -> _AnyLock:
+        """A lock on this client; the parameters are those of `Lock`."""
+        return self._lock_class(
+            self._client,
+            name,
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+            wait=wait,
+            **terms,
+        )
