@@ -18,11 +18,11 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import LockNotOwnedError
 from redis.retry import Retry
 
-from redislock_fast._util.times import clock
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.proxy import Proxy
+from tests.support.times import clock
 from tests.support.waiting import (
     CALLERS,
     FAR_S,
