@@ -8,7 +8,7 @@ looking, every few milliseconds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import LockNotOwnedError
 from redis.retry import Retry
 
-from redislock_fast.server import KINDS, Server
+from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.proxy import Proxy
@@ -61,12 +61,6 @@ def callers(kind: str) -> Iterator[Callers]:
     """What makes contenders of this kind."""
     with CALLERS[kind]() as running:
         yield running
-
-
-@pytest.fixture(params=KINDS)
-def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Server]) -> Server:
-    """Each kind of server in turn, for this test alone."""
-    return spare_server(request.param)
 
 
 def patient(kind: str) -> Any:
