@@ -8,8 +8,6 @@ missing server a failure instead of a skip.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import os
 import signal
 import socket
@@ -22,10 +20,8 @@ from typing import Any, NoReturn, Protocol
 import pytest
 import redis
 import redis.asyncio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from redislock_fast._pipe.base import Pipe
 from redislock_fast._procedures.settings import LockSettings
@@ -39,6 +35,7 @@ from tests.support.async_helpers import (
     AsyncLockClass,
     FakeAsyncio,
 )
+from tests.support.certificates import certificate
 from tests.support.clusters import Cluster, Place
 from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, dialect_of
 from tests.support.holding import Holders, Losses
@@ -183,6 +180,12 @@ def spare_server(servers: Servers) -> Iterator[Callable[..., Server]]:
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture(params=KINDS)
+def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Server]) -> Server:
+    """Each kind of server in turn, for this test alone."""
+    return spare_server(request.param)
 
 
 class Connect(Protocol):
@@ -386,54 +389,14 @@ class TlsServer:
     ca_path: str
 
 
-def _certificate(
-    subject: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey
-) -> bytes:
-    """A certificate for the loopback address, in PEM; a CA's where it signs itself."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
-        .add_extension(x509.BasicConstraints(ca=subject == issuer, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-            critical=False,
-        )
-    )
-    if subject == issuer:
-        builder = builder.add_extension(
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                crl_sign=True,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-    return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
 @pytest.fixture(scope="session")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     """A server with TLS and a throwaway CA: Debian's redis-server is built with it."""
     folder: Path = tmp_path_factory.mktemp("tls")
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_path, certificate_path, key_path = (folder / name for name in ("ca", "certificate", "key"))
-    ca_path.write_bytes(_certificate("test CA", ca_key, "test CA", ca_key))
-    certificate_path.write_bytes(_certificate("127.0.0.1", server_key, "test CA", ca_key))
+    ca_path.write_bytes(certificate("test CA", ca_key, "test CA", ca_key))
+    certificate_path.write_bytes(certificate("127.0.0.1", server_key, "test CA", ca_key))
     key_path.write_bytes(
         server_key.private_bytes(
             serialization.Encoding.PEM,

@@ -15,9 +15,9 @@ import redis
 from redis.exceptions import RedisError
 
 from redislock_fast import Handle, LockLostError, LossReason
-from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
+from tests.support.times import clock
 from tests.support.waiting import FAR_S, Callers, Contender
 
 BRIEF_S = 0.3

@@ -20,12 +20,11 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError
 
-from redislock_fast import Lock
+from redislock_fast import Lock, LossReason
 from redislock_fast._lease.options import Terms
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import Record, Schedule
 from redislock_fast._transport.threads import renewer as thread_renewer
-from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.server import Server
 from tests.conftest import Connect

@@ -16,10 +16,10 @@ import redis
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
+from tests.support.times import clock
 from tests.support.waiting import FAR_S, Contender, Tasks, Threads, until_queued
 
 Callers = Threads | Tasks

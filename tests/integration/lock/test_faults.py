@@ -17,18 +17,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.lock
-from redislock_fast.server import KINDS, Server
+from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, start, wait_until
 from tests.support.proxy import Proxy
 
 StartServer = Callable[..., Server]
-
-
-@pytest.fixture(params=KINDS)
-def mortal_server(request: pytest.FixtureRequest, spare_server: StartServer) -> Server:
-    """Each kind of server in turn, for this test alone."""
-    return spare_server(request.param)
 
 
 def _kill_connections(port: int) -> None:

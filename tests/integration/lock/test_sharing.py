@@ -19,12 +19,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
+from redislock_fast import LockLostError
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Sleep, Steps
 from redislock_fast._transport.base import Channel
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.threads.quorum import ThreadQuorum
-from redislock_fast._util.errors import LockLostError
 from redislock_fast.server import Server
 from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, start

@@ -50,7 +50,7 @@ def _python(code: str, wanted: str | None = None, folder: Path = PACKAGE.parent)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 

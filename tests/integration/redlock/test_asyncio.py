@@ -17,7 +17,6 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-from redislock_fast._util.times import drift_s
 from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.integration.lock.test_asyncio_cancel import CANCELS, Cancelled
@@ -26,6 +25,7 @@ from tests.support.async_helpers import AsyncClients, Holding, eventually, in_lo
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.redlock import LIMIT_S, SHORT_S, clients_of, freezing, take, values
+from tests.support.times import drift_s
 
 Fleet = list[Server]
 

@@ -22,10 +22,10 @@ from redis.sentinel import Sentinel
 import redislock_fast
 from redislock_fast import Redlock
 from redislock_fast._transport.health import Standing
-from redislock_fast._util.times import drift_s
 from redislock_fast.server import Server
 from tests.support.helpers import in_fork, in_thread, start, wait_until
 from tests.support.redlock import clients_of, make, take, values, wait_until_free, wait_until_held
+from tests.support.times import drift_s
 
 Fleet = list[Server]
 

@@ -8,23 +8,20 @@ looking, every few milliseconds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ConstantBackoff, NoBackoff
+from redis.backoff import ConstantBackoff
 from redis.exceptions import LockNotOwnedError
 from redis.retry import Retry
 
-from redislock_fast._util.times import clock
-from redislock_fast.server import KINDS, Server
-from tests.conftest import Connect
+from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.proxy import Proxy
+from tests.support.times import clock
 from tests.support.waiting import (
-    CALLERS,
     FAR_S,
     Guard,
     Peer,
@@ -49,29 +46,9 @@ LOOKS: dict[str, Any] = {"timeout": FAR_S, "sleep": LOOK_S}
 """Settings of who finds out."""
 
 
-@pytest.fixture(params=CALLERS)
-def kind(request: pytest.FixtureRequest) -> str:
-    """Threads and tasks in turn."""
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def callers(kind: str) -> Iterator[Callers]:
-    """What makes contenders of this kind."""
-    with CALLERS[kind]() as running:
-        yield running
-
-
-@pytest.fixture(params=KINDS)
-def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Server]) -> Server:
-    """Each kind of server in turn, for this test alone."""
-    return spare_server(request.param)
-
-
-def patient(kind: str) -> Any:
+def patient(callers_kind: str) -> Any:
     """A client's retry policy that outlasts a server's restart."""
-    return (Retry if kind == "threads" else AsyncRetry)(ConstantBackoff(0.02), 400)
+    return (Retry if callers_kind == "threads" else AsyncRetry)(ConstantBackoff(0.02), 400)
 
 
 # Processes
@@ -79,9 +56,9 @@ def patient(kind: str) -> Any:
 
 @pytest.mark.slow
 def test_killed_holders_lock_moves_on_when_its_ttl_ends(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
-    with Peer(kind, server.port, timeout=1.0) as holder:
+    with Peer(callers_kind, server.port, timeout=1.0) as holder:
         waiter = callers.contender(callers.client(server.port), **TOLD)
         waiter.call("locked")  # connects: the lease is short
         assert holder.call("acquire")
@@ -95,11 +72,11 @@ def test_killed_holders_lock_moves_on_when_its_ttl_ends(
 
 
 def test_waiter_killed_in_the_queue_is_passed_over(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **TOLD)
     assert holder.call("acquire")
-    with Peer(kind, server.port, **TOLD) as first:
+    with Peer(callers_kind, server.port, **TOLD) as first:
         first.ask("acquire")
         until_queued(client, "name", 1)
         answer = waiter.acquire()
@@ -115,11 +92,11 @@ def test_waiter_killed_in_the_queue_is_passed_over(
 
 @pytest.mark.slow
 def test_waiter_killed_after_its_grant_keeps_the_lock_for_its_ttl_at_most(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)
     assert holder.call("acquire")
-    with Peer(kind, server.port, timeout=1.0, sleep=FAR_S) as first:
+    with Peer(callers_kind, server.port, timeout=1.0, sleep=FAR_S) as first:
         first.ask("acquire")
         until_queued(client, "name", 1)
         answer = waiter.acquire()
@@ -135,10 +112,10 @@ def test_waiter_killed_after_its_grant_keeps_the_lock_for_its_ttl_at_most(
 
 
 def test_waiter_frozen_for_a_moment_gets_the_lock(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder = callers.contender(callers.client(server.port), **TOLD)
-    with Peer(kind, server.port, **TOLD) as waiter:
+    with Peer(callers_kind, server.port, **TOLD) as waiter:
         for is_frozen_at_the_grant in (False, True):
             assert holder.call("acquire")
             waiter.ask("acquire")
@@ -156,11 +133,11 @@ def test_waiter_frozen_for_a_moment_gets_the_lock(
 
 @pytest.mark.slow
 def test_waiter_frozen_for_long_is_passed_over_and_comes_back(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)
     assert holder.call("acquire")
-    with Peer(kind, server.port, timeout=FAR_S, sleep=0.01) as sleeper:
+    with Peer(callers_kind, server.port, timeout=FAR_S, sleep=0.01) as sleeper:
         sleeper.ask("acquire")
         until_queued(client, "name", 1)
         sleeper.freeze()
@@ -181,11 +158,11 @@ def test_waiter_frozen_for_long_is_passed_over_and_comes_back(
 
 @pytest.mark.slow
 def test_waiter_who_slept_through_his_lease_does_not_hold(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)
     assert holder.call("acquire")
-    with Peer(kind, server.port, timeout=1.0, sleep=FAR_S) as sleeper:
+    with Peer(callers_kind, server.port, timeout=1.0, sleep=FAR_S) as sleeper:
         sleeper.ask("acquire")
         until_queued(client, "name", 1)
         answer = waiter.acquire()
@@ -345,10 +322,12 @@ def test_queue_deleted_by_an_operator(callers: Callers, server: Server, client: 
     assert client.keys() == []
 
 
-def test_flushed_database_forgets_nobody(kind: str, callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_flushed_database_forgets_nobody(
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
+) -> None:
     holder = callers.contender(callers.client(server.port), **LOOKS)
     waiters = callers.contenders(5, callers.client(server.port), **LOOKS)
-    with Peer(kind, server.port, **LOOKS) as peer:
+    with Peer(callers_kind, server.port, **LOOKS) as peer:
         assert holder.call("acquire")
         peer.ask("acquire")
         answers = [waiter.acquire() for waiter in waiters]
@@ -402,12 +381,12 @@ def test_flushed_scripts_at_any_time(callers: Callers, server: Server, client: r
 
 
 def test_lease_that_ends_with_many_in_the_queue(
-    kind: str, callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     guard = Guard()
     holder = callers.contender(callers.client(server.port), timeout=0.1)
     assert holder.call("acquire")
-    with Peer(kind, server.port, **TOLD) as peer:
+    with Peer(callers_kind, server.port, **TOLD) as peer:
         answers = [waiter.use(guard) for waiter in callers.contenders(5, callers.client(server.port), **TOLD)]
         peer.ask("acquire")
         assert peer.answer() is True
@@ -456,114 +435,5 @@ def test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh(
     # The lease is renewed, counts from before the server has done that, and is good for a release.
     assert left_ms > 0.75 * ttl_ms
     assert 0.75 * ttl_ms < 1000 * (believed_until - now) <= left_ms + 1
-    waiter.release()
-    assert client.keys() == []
-
-
-# Servers
-
-
-@pytest.mark.parametrize("blocking_timeout", [None, FAR_S])
-def test_server_restarted_with_waiters(
-    kind: str, callers: Callers, mortal_server: Server, connect: Connect, blocking_timeout: float | None
-) -> None:
-    guard = Guard()
-    client = connect(mortal_server.port, retry=Retry(ConstantBackoff(0.02), 400))
-    settings = {**TOLD, "blocking_timeout": blocking_timeout}
-    holder = callers.contender(callers.client(mortal_server.port, retry=patient(kind)), **TOLD)
-    waiters = callers.contenders(5, callers.client(mortal_server.port, retry=patient(kind)), **settings)
-    assert holder.call("acquire")
-    answers = [waiter.use(guard) for waiter in waiters]
-    until_queued(client, "name", 5)
-    mortal_server.kill()
-    mortal_server.start()
-    assert [answer.result(2 * PATIENCE_S) for answer in answers] == [True] * 5
-    assert (guard.entries, guard.overlaps) == (5, 0)
-    with pytest.raises(LockNotOwnedError):
-        holder.release()
-    assert client.keys() == []
-
-
-def test_server_that_stays_away_raises_connection_error(
-    kind: str, callers: Callers, mortal_server: Server, connect: Connect
-) -> None:
-    once = (Retry if kind == "threads" else AsyncRetry)(NoBackoff(), 0)
-    holder, *waiters = callers.contenders(4, callers.client(mortal_server.port, retry=once), **TOLD)
-    assert holder.call("acquire")
-    answers = [waiter.acquire() for waiter in waiters]
-    until_queued(connect(mortal_server.port), "name", 3)
-    mortal_server.kill()
-    for waiter, answer in zip(waiters, answers, strict=True):
-        assert isinstance(answer.exception(PATIENCE_S), redis.ConnectionError)
-        assert waiter.lock.local.token is None
-    mortal_server.start()
-    assert waiters[0].call("acquire")
-
-
-def test_connection_that_another_finds_broken_while_somebody_waits(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    with Proxy(server.port) as proxy:
-        ours = callers.client(proxy.port)
-        waiter, other = callers.contenders(2, ours, **TOLD)
-        assert holder.call("acquire")
-        answer = waiter.acquire()
-        until_queued(client, "name", 1)
-        proxy.hold()
-        proxy.requests.clear()
-        asked = other.ask("locked")
-        wait_until(lambda: proxy.requests["GET"], "its request is under way")
-        proxy.refuse()
-        proxy.cut()
-        proxy.resume()
-        proxy.accept()
-        assert asked.result(PATIENCE_S) is True
-        until_queued(client, "name", 1)
-        holder.release()
-        assert answer.result(PATIENCE_S) is True
-        waiter.release()
-    assert client.keys() == []
-
-
-def test_who_has_less_time_than_another_needs_to_connect(callers: Callers, server: Server) -> None:
-    with Proxy(server.port) as proxy:
-        patient, other = callers.contenders(2, callers.client(proxy.port), **TOLD)
-        proxy.hold()
-        answer = patient.ask("locked")
-        wait_until(lambda: proxy.requests, "it connects")
-        with pytest.raises(redis.TimeoutError):
-            other.call("acquire", blocking_timeout=0.05)
-        proxy.resume()
-        assert answer.result(PATIENCE_S) is False
-
-
-@pytest.mark.parametrize("mode", ["ALL", "WRITE"])
-def test_paused_server(callers: Callers, mortal_server: Server, connect: Connect, mode: str) -> None:
-    guard = Guard()
-    client = connect(mortal_server.port)
-    contenders = callers.contenders(8, callers.client(mortal_server.port), **LOOKS)
-    answers = [contender.use(guard, hold_s=0.01) for contender in contenders]
-    wait_until(lambda: guard.entries, "somebody holds")
-    client.client_pause(150, all=mode == "ALL")
-    assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 8
-    assert (guard.entries, guard.overlaps) == (8, 0)
-    assert client.keys() == []
-
-
-@pytest.mark.slow
-def test_server_paused_for_longer_than_a_lease(callers: Callers, mortal_server: Server, connect: Connect) -> None:
-    client = connect(mortal_server.port)
-    holder = callers.contender(callers.client(mortal_server.port), timeout=1.0)
-    waiter = callers.contender(callers.client(mortal_server.port), **TOLD)
-    waiter.call("locked")  # connects: the lease is short
-    assert holder.call("acquire")
-    answer = waiter.acquire()
-    until_queued(client, "name", 1)
-    client.client_pause(1500, all=False)
-    assert answer.result(PATIENCE_S) is True
-    assert waiter.call("owned")
-    with pytest.raises(LockNotOwnedError):
-        holder.release()
     waiter.release()
     assert client.keys() == []

@@ -1,0 +1,13 @@
+"""The clock that leases are measured with, and how much of a lease its holder counts on, as documented."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+
+
+def drift_s(lease_s: float) -> float:
+    """By how many seconds sooner than the server a holder believes its lease to end."""
+    return 0.01 * lease_s + 0.002
