@@ -15,8 +15,7 @@ from types import TracebackType
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.acquiring import acquiring
-from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
+from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan, acquiring
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadChannel

@@ -19,9 +19,11 @@ from typing import Any
 
 from redislock_fast._lease import tenure
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import keeper, lease, lock, renewal, settings, waiters, waiting
-from redislock_fast._protocol.commands import Operation, Reacquire
+from redislock_fast._procedures import lease as lease_procedure
+from redislock_fast._procedures import lock, renewal, settings, waiters, waiting
+from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.loop import renewer as loop_renewer
 from redislock_fast._transport.loop import uncontended
@@ -409,7 +411,7 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (loop_renewer, keeper, lease, lock, renewal, waiters, tenure, waiting, uncontended)
+        timed = (loop_renewer, lease_procedure, lock, renewal, waiters, tenure, waiting, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))

@@ -16,7 +16,8 @@ from typing import Any
 
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Look, Operation
+from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Leave, Subscribe
 from tests.simulation.process import Execution, Process

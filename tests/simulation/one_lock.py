@@ -16,7 +16,7 @@ import hiredis
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol import commands
 from redislock_fast._protocol.capabilities import PROBE, Dialect
-from redislock_fast._protocol.commands import NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.queue import Leave
 from redislock_fast._protocol.scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE

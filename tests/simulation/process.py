@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Acquire, Look, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.commands import Acquire, Look
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Leave, Subscribe, undo_requests
 from tests.simulation.world import Call, Link, Mailbox, World

@@ -26,8 +26,9 @@ from redislock_fast._lease.majority_lease import QuorumEntry
 from redislock_fast._lease.ownership import SharedHolding
 from redislock_fast._lease.tenure import Tenure
 from redislock_fast._pipe.base import Args
-from redislock_fast._procedures import keeper, redlock_renewal, renewal
+from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._procedures import redlock as redlock_procedure
+from redislock_fast._procedures import redlock_renewal, renewal
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.renewal import Loss, Record, Schedule, due_at, late_entries
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
@@ -285,7 +286,7 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (keeper, redlock_procedure, redlock_renewal, renewal, majority_lease, tenure):
+    for module in (lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, tenure):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)

@@ -32,11 +32,10 @@ from redislock_fast._lease.options import Terms
 from redislock_fast._lease.ownership import Holding
 from redislock_fast._lease.telling import end_telling
 from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.keeper import Keeper
+from redislock_fast._procedures.lease import Keeper
 from redislock_fast._procedures.redlock_renewal import QuorumTenure, reason_of_round
 from redislock_fast._procedures.redlock_settings import RedlockSettings
 from redislock_fast._procedures.steps import Ask, Sleep, Steps
-from redislock_fast._protocol.commands import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.majority import (
     AcquireRound,
     LookRound,
@@ -46,6 +45,7 @@ from redislock_fast._protocol.majority import (
     TakenRound,
     valid_s,
 )
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import added_ms, clock, drift_s, poll_seconds, wait_seconds

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from redislock_fast._protocol.commands import Operation
+from redislock_fast._protocol.operation import Operation
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import Seat

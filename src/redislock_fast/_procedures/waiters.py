@@ -30,8 +30,7 @@ import hiredis
 from redislock_fast._lease.ownership import Holding
 from redislock_fast._pipe.base import Args, Lost, Malformed, OnReply, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.queue import Leave, wait_answer
-from redislock_fast._protocol.subscriptions import MOST_KEYS, Subscriptions
+from redislock_fast._protocol.queue import MOST_KEYS, Leave, Subscriptions, wait_answer
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import MARK, TOKEN_BYTES
 

@@ -11,12 +11,6 @@ from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Dialect, native_release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.operation import (
-    NOAUTH,
-    Begun,
-    Exchange,
-    NotExecuted,
-    Operation,
-    Redirected,
     Refused,
     TokenOperation,
     is_verdict,
@@ -25,24 +19,7 @@ from redislock_fast._protocol.operation import (
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import MARK, is_held_with, is_ours
 
-__all__ = [
-    "HANDED_OVER",
-    "NOAUTH",
-    "Acquire",
-    "Begun",
-    "Exchange",
-    "Extend",
-    "Look",
-    "NotExecuted",
-    "Operation",
-    "Reacquire",
-    "Redirected",
-    "Refused",
-    "Release",
-    "TokenOperation",
-    "acquire_request",
-    "release_request",
-]
+__all__ = ["HANDED_OVER", "Acquire", "Extend", "Look", "Reacquire", "Release", "acquire_request", "release_request"]
 
 HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, Look, NotExecuted, Reacquire, Redirected, Refused, Release
+from redislock_fast._protocol.commands import Acquire, Look, Reacquire, Release
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.times import drift_s
 from redislock_fast._util.tokens import is_held_with
 

@@ -19,7 +19,7 @@ from redislock_fast._protocol.operation import NotExecuted, Operation, Redirecte
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.commands import Begun
+    from redislock_fast._protocol.operation import Begun
 
 __all__ = ["AcquireMany", "Many", "ReleaseMany"]
 

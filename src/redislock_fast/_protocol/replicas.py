@@ -17,7 +17,7 @@ from redislock_fast._protocol.operation import Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.commands import Begun
+    from redislock_fast._protocol.operation import Begun
 
 __all__ = ["Replicate"]
 

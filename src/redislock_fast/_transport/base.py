@@ -19,7 +19,7 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Lost, NoReply, OnReply
 from redislock_fast._procedures.waiters import Room, Seat
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted
+from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.health import Standing
 from redislock_fast._transport.reauth import take_part

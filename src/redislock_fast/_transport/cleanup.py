@@ -18,7 +18,7 @@ from typing import Any
 
 from redislock_fast._pipe.base import Args, Forked, Lost, OnReply, Reply
 from redislock_fast._protocol.claims import Claims
-from redislock_fast._protocol.commands import Exchange, Operation
+from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Leave, undo_requests
 

@@ -16,7 +16,7 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import NOT_ASKED, Forked, Lost, NoReply
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected, Refused
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S, clock
 

@@ -34,8 +34,8 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Bulk, Lost, Malformed, Reply
 from redislock_fast._procedures.waiters import Seat
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.keys import slot_of
+from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.base import Channel, LinkType
 from redislock_fast._transport.retries import Attempts
@@ -44,7 +44,7 @@ from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.commands import Begun
+    from redislock_fast._protocol.operation import Begun
 
 __all__ = [
     "ASKING",

@@ -10,8 +10,7 @@ from typing import Any
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.acquiring import acquiring
-from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan
+from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan, acquiring
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast.asyncio.lock import Lock

@@ -367,7 +367,7 @@ def test_interrupted_release_that_is_repeated_is_a_success(
 
 
 PACKAGE = Path(redislock_fast.__file__).parent
-_TRACED = ("locker.py", "_procedures/acquiring.py", "_procedures/batch.py", "_protocol/pipeline.py")
+_TRACED = ("locker.py", "_procedures/batch.py", "_procedures/batch.py", "_protocol/pipeline.py")
 
 
 def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:

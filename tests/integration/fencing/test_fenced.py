@@ -11,9 +11,10 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol.keys import fence_key
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._util.tokens import MARK

@@ -24,7 +24,7 @@ import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import NotExecuted, Refused
+from redislock_fast._protocol.operation import NotExecuted, Refused
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect, MakeUser, Servers

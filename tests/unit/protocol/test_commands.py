@@ -10,17 +10,8 @@ import pytest
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import PROBE, Dialect, ending
-from redislock_fast._protocol.commands import (
-    Acquire,
-    Extend,
-    Look,
-    NotExecuted,
-    Operation,
-    Reacquire,
-    Redirected,
-    Refused,
-    Release,
-)
+from redislock_fast._protocol.commands import Acquire, Extend, Look, Reacquire, Release
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
 from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
 

@@ -13,7 +13,8 @@ from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import PROBE, Dialect
-from redislock_fast._protocol.commands import Acquire, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn, has_taken
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.server import ThreadChannel

@@ -14,16 +14,8 @@ import pytest
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import PROBE, Dialect
-from redislock_fast._protocol.commands import (
-    Acquire,
-    Extend,
-    NotExecuted,
-    Operation,
-    Reacquire,
-    Redirected,
-    Refused,
-    Release,
-)
+from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, Release
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.pipeline import AcquireMany, Many, ReleaseMany
 from redislock_fast._protocol.queue import undo_requests
 from redislock_fast._protocol.scripts import RELEASE

@@ -10,8 +10,8 @@ import pytest
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
-from redislock_fast._protocol.commands import NotExecuted, Operation, Redirected
 from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected
 from redislock_fast._protocol.queue import Leave, Subscribe, Wait, Watch, undo_requests
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
 from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import Lost
-from redislock_fast._protocol.commands import NOAUTH, NotExecuted
+from redislock_fast._protocol.operation import NOAUTH, NotExecuted
 from redislock_fast._transport import retries
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import RetryPolicy

@@ -13,7 +13,8 @@ from redis.retry import Retry
 
 from redislock_fast._pipe.base import Bulk
 from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, NotExecuted, Redirected
+from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.operation import NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import AcquireMany, Many
 from redislock_fast._protocol.queue import Leave, Wait
 from redislock_fast._transport.routing import ASKING, Route

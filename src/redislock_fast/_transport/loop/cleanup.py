@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from redislock_fast._protocol.commands import Operation, Redirected
+from redislock_fast._protocol.operation import Operation, Redirected
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Leave
 from redislock_fast._transport.base import Channel

@@ -21,7 +21,8 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Look, Operation, Refused
+from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.operation import Operation, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.loop.connect import AsyncLink

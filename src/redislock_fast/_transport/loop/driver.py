@@ -28,7 +28,7 @@ from redislock_fast._procedures.steps import (
     Steps,
 )
 from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Operation
+from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.base import Encoding, Registry, is_cluster
 from redislock_fast._transport.loop.cluster import LoopClusterChannel

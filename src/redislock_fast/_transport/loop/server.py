@@ -28,7 +28,8 @@ from redislock_fast._pipe.base import Args, Lost, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._procedures.waiters import Seat
 from redislock_fast._protocol.claims import Claim, Heard
-from redislock_fast._protocol.commands import Look, Operation, Redirected, Refused
+from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.operation import Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Subscribe

@@ -18,7 +18,7 @@ from redislock_fast._util.tokens import new_token
 if TYPE_CHECKING:
     from redislock_fast._lease.ownership import Holding
     from redislock_fast._procedures.acquisition import Left
-    from redislock_fast._protocol.commands import Begun
+    from redislock_fast._protocol.operation import Begun
 
 __all__ = ["UncontendedBase"]
 

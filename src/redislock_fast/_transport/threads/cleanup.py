@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everyw
 
 from redislock_fast._pipe.base import Args, Forked, Lost, NoReply, Reply
 from redislock_fast._protocol.claims import Claim, Claims, Heard
-from redislock_fast._protocol.commands import Exchange, Redirected
+from redislock_fast._protocol.operation import Exchange, Redirected
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Leave
 from redislock_fast._transport.base import Channel

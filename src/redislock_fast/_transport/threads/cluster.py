@@ -19,7 +19,8 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisClust
 
 from redislock_fast._pipe.base import Args, Lost, Mailbox, NoReply, OnReply
 from redislock_fast._procedures.waiters import BROKEN, Seat
-from redislock_fast._protocol.commands import Exchange, Look, Redirected, Refused
+from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.operation import Exchange, Redirected, Refused
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.routing import (

@@ -26,7 +26,8 @@ from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everyw
 
 from redislock_fast._pipe.base import Args, Lost, NoReply, OnReply
 from redislock_fast._procedures.waiters import BROKEN, Seat
-from redislock_fast._protocol.commands import Exchange, Look, Operation, Redirected, Refused
+from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Many
 from redislock_fast._protocol.queue import Subscribe
