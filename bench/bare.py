@@ -21,7 +21,7 @@ from bench.commands import Commands
 from bench.packing import pack
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import PASS_ON, WAIT
-from redislock_fast._util.tokens import MARK, new_token
+from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ class BareLock:
                 return True
         if blocking:
             self._socket.sendall(self._words.wait)
-            self._until(self._words.token + MARK)
+            self._until(self._words.token + CONTENDED_FLAG)
             self._was_granted = True
         return blocking
 
@@ -115,12 +115,12 @@ class BareLock:
         self.release()
 
 
-class _Holding(threading.local):
+class _Owner(threading.local):
     """The token and the lease of a thread."""
 
     token: bytes | None = None
     queued: bytes | None = None
-    lease: tuple[bytes, float] | None = None
+    expiry: tuple[bytes, float] | None = None
 
 
 class BareHolding(BareLock):
@@ -131,7 +131,7 @@ class BareHolding(BareLock):
 
     def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
         super().__init__(client, name, lease_s)
-        self.local = _Holding()
+        self.local = _Owner()
         self._lease_s = lease_s
         words = self._words
         requests = (words.acquire, words.wait, words.release, words.pass_on)
@@ -145,14 +145,14 @@ class BareHolding(BareLock):
         if not (self._handed_over and blocking):
             self._socket.sendall(token.join(self._acquire))
             if self._socket.recv(_ROOM) == b"+OK\r\n":
-                local.lease = (token, sent_at + self._lease_s)
+                local.expiry = (token, sent_at + self._lease_s)
                 local.token = token
                 return True
         if blocking:
             self._socket.sendall(token.join(self._wait))
-            self._until(token + MARK)
-            local.lease = (token, sent_at + self._lease_s)
-            local.queued = local.token = token
+            self._until(token + CONTENDED_FLAG)
+            local.expiry = (token, sent_at + self._lease_s)
+            local.contended = local.token = token
         return blocking
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class BareHolding(BareLock):
         local = self.local
         token = local.token
         assert token is not None
-        if local.queued != token:
+        if local.contended != token:
             self._socket.sendall(token.join(self._release))
             if self._socket.recv(_ROOM) == b":1\r\n":
                 local.token = None
@@ -185,8 +185,8 @@ class BareBatch:
 
     def _prepare(self, names: Sequence[str]) -> None:
         words = [_Words(name, "", self._lease_s) for name in names]
-        self._acquire = b"".join(word.acquire for word in words)
-        self._release = b"".join(word.release for word in words)
+        self._acquire = b"".join(value.acquire for value in words)
+        self._release = b"".join(value.release for value in words)
         self._names = names
 
     def _ask(self, requests: bytes) -> bytes:
@@ -207,7 +207,7 @@ class BareBatch:
         return self._ask(self._release).count(b":1")
 
 
-class _Link(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """The connection that all tasks of a client share."""
 
     def __init__(self) -> None:
@@ -232,7 +232,9 @@ class _Link(asyncio.Protocol):
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             if type(reply) is hiredis.PushNotification:
-                told = self._awaited.pop(reply[2].partition(MARK)[0], None) if reply[0] == b"message" else None
+                told = (
+                    self._awaited.pop(reply[2].partition(CONTENDED_FLAG)[0], None) if reply[0] == b"message" else None
+                )
             else:
                 told = self._asked.popleft()
             if told is not None:
@@ -255,13 +257,13 @@ class _Link(asyncio.Protocol):
         return granted
 
 
-_links: weakref.WeakKeyDictionary[Any, asyncio.Task[_Link]] = weakref.WeakKeyDictionary()
+_connections: weakref.WeakKeyDictionary[Any, asyncio.Task[_Connection]] = weakref.WeakKeyDictionary()
 
 
-async def _opened(client: redis.asyncio.Redis) -> _Link:
-    link = _Link()
-    await link.open(client)
-    return link
+async def _opened(client: redis.asyncio.Redis) -> _Connection:
+    connection = _Connection()
+    await connection.open(client)
+    return connection
 
 
 class AsyncBareLock:
@@ -270,27 +272,27 @@ class AsyncBareLock:
     def __init__(self, client: redis.asyncio.Redis, name: str, lease_s: int) -> None:
         self._client = client
         self._of = (name, lease_s)
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._was_granted = self._handed_over = False
 
-    async def _connect(self) -> _Link:
-        opening = _links.get(self._client)
+    async def _connect(self) -> _Connection:
+        opening = _connections.get(self._client)
         if opening is None:
-            opening = _links[self._client] = asyncio.ensure_future(_opened(self._client))
-        link = self._link = await opening
+            opening = _connections[self._client] = asyncio.ensure_future(_opened(self._client))
+        connection = self._connection = await opening
         name, lease_s = self._of
-        self._words = _Words(name, link.channel, lease_s)
-        return link
+        self._words = _Words(name, connection.channel, lease_s)
+        return connection
 
     async def acquire(self, *, blocking: bool = True) -> bool:
         """Acquire the lock, or wait for it."""
-        link = self._link or await self._connect()
+        connection = self._connection or await self._connect()
         words = self._words
-        if not (self._handed_over and blocking) and await link.ask(words.acquire) == b"OK":
+        if not (self._handed_over and blocking) and await connection.ask(words.acquire) == b"OK":
             return True
         if blocking:
-            granted = link.grant(words.token)
-            answer = await link.ask(words.wait)
+            granted = connection.grant(words.token)
+            answer = await connection.ask(words.wait)
             if answer[0] != 1:
                 await granted
             self._was_granted = True
@@ -298,8 +300,8 @@ class AsyncBareLock:
 
     async def release(self) -> None:
         """Release the lock, or hand it over."""
-        assert self._link is not None
-        if not self._was_granted and await self._link.ask(self._words.release) == 1:
+        assert self._connection is not None
+        if not self._was_granted and await self._connection.ask(self._words.release) == 1:
             return
         self._was_granted = False
-        self._handed_over = await self._link.ask(self._words.pass_on) == 2
+        self._handed_over = await self._connection.ask(self._words.pass_on) == 2

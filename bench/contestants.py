@@ -22,7 +22,7 @@ SLEEP_S = 0.1
 
 
 @dataclass(frozen=True)
-class Terms:
+class Options:
     """The options of all locks of a measurement.
 
     Attributes:

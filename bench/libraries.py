@@ -26,7 +26,7 @@ from bench.contestants import (
     AnyBatch,
     AnyLock,
     Contestant,
-    Terms,
+    Options,
 )
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 
-_USUAL_TERMS = Terms()
+_USUAL_TERMS = Options()
 
 
-def _redis_py(terms: Terms) -> Contestant:
+def _redis_py(terms: Options) -> Contestant:
     def make(client: redis.Redis, name: str) -> AnyLock:
         lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
         return lock
@@ -94,7 +94,7 @@ class _OurBatch:
         return sum(self._batch.release().values())
 
 
-def _ours(terms: Terms) -> Contestant:
+def _ours(terms: Options) -> Contestant:
     from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
     from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def _ours(terms: Terms) -> Contestant:
     )
 
 
-def _ours_polling(terms: Terms) -> Contestant:
+def _ours_polling(terms: Options) -> Contestant:
     from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
     from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
 
@@ -133,7 +133,7 @@ def _ours_polling(terms: Terms) -> Contestant:
     return Contestant(OURS_POLLING, __version__, make, str, make_async)
 
 
-def _python_redis_lock(terms: Terms) -> Contestant:
+def _python_redis_lock(terms: Options) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
     # It logs a warning for every acquire that fails, and the check makes one fail in every round.
@@ -146,7 +146,7 @@ def _python_redis_lock(terms: Terms) -> Contestant:
     return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
 
 
-def _pottery(terms: Terms) -> Contestant:
+def _pottery(terms: Options) -> Contestant:
     from pottery import Redlock  # noqa: PLC0415 - optional
 
     def make(client: redis.Redis, name: str) -> AnyLock:
@@ -156,7 +156,7 @@ def _pottery(terms: Terms) -> Contestant:
     return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
 
 
-def _bare_sockets(terms: Terms) -> Contestant:
+def _bare_sockets(terms: Options) -> Contestant:
     from bench.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
@@ -171,7 +171,7 @@ def _bare_sockets(terms: Terms) -> Contestant:
     return Contestant(BARE_SOCKETS, "-", make, str, make_async, make_batch)
 
 
-def _bare_holdings(terms: Terms) -> Contestant:
+def _bare_holdings(terms: Options) -> Contestant:
     from bench.bare import BareHolding  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
@@ -180,7 +180,7 @@ def _bare_holdings(terms: Terms) -> Contestant:
     return Contestant(BARE_HOLDINGS, "-", make, str)
 
 
-_FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
+_FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
     OURS_POLLING: ("redislock_fast", _ours_polling),
@@ -191,7 +191,7 @@ _FACTORIES: dict[str, tuple[str, Callable[[Terms], Contestant]]] = {
 }
 
 
-def find(name: str, terms: Terms = _USUAL_TERMS) -> Contestant:
+def find(name: str, terms: Options = _USUAL_TERMS) -> Contestant:
     """Make a contestant.
 
     Args:

@@ -21,7 +21,7 @@ import redis.asyncio
 from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant
 from bench.costs import Meter
 from bench.rounds import Entrant, Sample, Scene
-from bench.threads import UNDO_LIMIT_S
+from bench.threads import CLEANUP_LIMIT_S
 
 COUNTS = (1, 10, 100, 1000)
 """The numbers of tasks; each is a row."""
@@ -92,7 +92,7 @@ class Crew:
 
         async def all_of_them() -> int:
             taken = sum(await _each(self._locks, work))
-            give_up = time.monotonic() + UNDO_LIMIT_S
+            give_up = time.monotonic() + CLEANUP_LIMIT_S
             while self._witness.exists(*self._keys) and time.monotonic() < give_up:
                 await asyncio.sleep(0.001)  # the cleanup of an acquire that failed runs in the background
             return taken

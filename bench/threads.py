@@ -25,7 +25,7 @@ from bench.rounds import Entrant, Sample, Scene
 COUNTS = (4, 16, 64)
 """The numbers of threads; each is a row."""
 
-UNDO_LIMIT_S = 2.0
+CLEANUP_LIMIT_S = 2.0
 """How long a contestant may take to clean up after acquires that have failed."""
 
 _T = TypeVar("_T")
@@ -161,7 +161,7 @@ class Crew:
             return taken
 
         taken = sum(_each(self._locks, work))
-        give_up = time.monotonic() + UNDO_LIMIT_S
+        give_up = time.monotonic() + CLEANUP_LIMIT_S
         while self._witness.exists(*self._keys) and time.monotonic() < give_up:
             time.sleep(0.001)  # the cleanup of an acquire that failed runs in the background
         return taken

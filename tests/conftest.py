@@ -37,7 +37,7 @@ from tests.support.async_helpers import (
 )
 from tests.support.certificates import certificate
 from tests.support.clusters import Cluster, Place
-from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, dialect_of
+from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, capabilities_of
 from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, Peer
 from tests.support.proxy import Proxy
@@ -136,7 +136,7 @@ def valkey(servers: Servers) -> Server:
 def scripts_only(servers: Servers) -> Server:
     """A server that has no command in place of a script (Redis before 8.4), its database empty."""
     for kind in ("redis", "redis-6.2"):
-        if find_binary(kind) is not None and dialect_of(servers.get(kind)).release is None:
+        if find_binary(kind) is not None and capabilities_of(servers.get(kind)).release is None:
             return _emptied(servers.get(kind))
     absent("no server without commands in place of scripts here")
 
@@ -145,7 +145,7 @@ def scripts_only(servers: Servers) -> Server:
 def native(request: pytest.FixtureRequest, servers: Servers) -> Server:
     """A server that has commands in place of scripts (Valkey 9, Redis 8.4), its database empty."""
     server = servers.get(request.param)
-    if dialect_of(server).release is None:
+    if capabilities_of(server).release is None:
         pytest.skip("this redis-server has no commands in place of scripts")
     return _emptied(server)
 

@@ -22,7 +22,7 @@ from bench.contention.presets import NAMES, PRESETS, Plan, Race, plan_of
 from bench.contention.records import Window
 from bench.contention.window import WARM_UP_S, open_idle, open_window
 from bench.contention.workload import DISTRIBUTIONS, HOT, Workload
-from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Terms
+from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Options
 from bench.tables import print_rows
 
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
@@ -116,7 +116,7 @@ class _Bench:
         self._plan = plan
         self._rounds = options.rounds or plan.rounds
         self._seconds = options.seconds or plan.seconds
-        self._terms = Terms(_IDLE_LEASE_S if options.idle else options.timeout, options.sleep)
+        self._terms = Options(_IDLE_LEASE_S if options.idle else options.timeout, options.sleep)
         self._preset = options.preset
         self._absent: dict[str, str] = {}
 

@@ -20,7 +20,7 @@ from bench.contention import watch
 from bench.contention.records import Span, Window
 from bench.contention.worker import GRACE_S, Assignment, Report, Times, work
 from bench.contention.workload import Workload
-from bench.contestants import CheckFailedError, Contestant, Terms
+from bench.contestants import CheckFailedError, Contestant, Options
 from bench.costs import server_cpu_s
 
 WARM_UP_S = 1.0
@@ -37,7 +37,7 @@ _processes.set_forkserver_preload(
 
 
 def open_window(
-    url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload, seconds: float
+    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload, seconds: float
 ) -> Window:
     """Measure workers that contend for locks.
 
@@ -69,7 +69,7 @@ def open_window(
 
 
 def open_idle(
-    url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload, seconds: float
+    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload, seconds: float
 ) -> Window:
     """Measure workers that wait all the time, for a lock that stays held.
 
@@ -148,7 +148,9 @@ class _Crew:
 
 
 @contextmanager
-def _crew(url: str, witness: redis.Redis, contestant: Contestant, terms: Terms, workload: Workload) -> Iterator[_Crew]:
+def _crew(
+    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload
+) -> Iterator[_Crew]:
     """Start the processes; end them, and delete the keys of their locks, at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
     crew = _Crew(witness, prefix)

@@ -26,7 +26,7 @@ import redis.asyncio
 
 from bench import libraries
 from bench.contention.workload import Workload
-from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Terms
+from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Options
 
 GRACE_S = 1.0
 """How long a worker that waits at the end of the time may still wait, in seconds."""
@@ -50,7 +50,7 @@ class Assignment:
     url: str
     prefix: str
     contestant: str
-    terms: Terms
+    terms: Options
     workload: Workload
     process: int
 

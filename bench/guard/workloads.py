@@ -14,7 +14,7 @@ import redis
 from bench import batches, libraries, single, tasks, threads
 from bench.contention import figures, window
 from bench.contention.workload import Workload as Contention
-from bench.contestants import LEASE_S, OURS, CheckFailedError, Terms
+from bench.contestants import LEASE_S, OURS, CheckFailedError, Options
 from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
 LOCKS = 1000
@@ -75,7 +75,7 @@ def _contention(processes: int, site: Site) -> Entrant:
     workload = Contention(processes, hold_ms=0, think_ms=0)
 
     def measure(seconds: float) -> Sample:
-        done = figures.figures(window.open_window(scene.url, scene.witness, contestant, Terms(), workload, seconds))
+        done = figures.figures(window.open_window(scene.url, scene.witness, contestant, Options(), workload, seconds))
         if done["violations"]:
             raise CheckFailedError(f"two holders at a time, {done['violations']} times")
         return Sample(done["acquisitions_per_s"])

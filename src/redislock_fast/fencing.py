@@ -27,7 +27,7 @@ from redislock_fast._protocol.keys import guard_key
 from redislock_fast._protocol.scripts import GUARD, GUARDED_SET
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import driver as thread_driver
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import positive_ms
 
 __all__ = ["AsyncGuard", "Guard", "StaleFenceError"]
@@ -69,7 +69,7 @@ def _telling_stale(fence: int) -> Iterator[None]:
 class _GuardBase:
     """Builds the words of a guard's `EVAL`."""
 
-    def __init__(self, client: Any, transport: ThreadChannel | loop_driver.AsyncTransport) -> None:
+    def __init__(self, client: Any, transport: ThreadServerTransport | loop_driver.AsyncTransport) -> None:
         self._client = client
         self._key_of = transport.key_of
 

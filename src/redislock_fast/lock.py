@@ -15,14 +15,14 @@ import redis
 import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.ownership import ThreadHolding
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import Left
-from redislock_fast._procedures.renewal import Loss
+from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.uncontended import UncontendedBase
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
@@ -77,20 +77,20 @@ class Lock(UncontendedBase, redis.lock.Lock):
     """
 
     @staticmethod
-    def _transport_of(client: Any) -> ThreadChannel:
+    def _transport_of(client: Any) -> ThreadServerTransport:
         return transport_of(client)
 
-    def _new_holding(self) -> ThreadHolding:
-        return ThreadHolding()
+    def _new_owner(self) -> ThreadOwner:
+        return ThreadOwner()
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._transport)
 
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        tell(tenure, reason)
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        tell(lease, reason)
 
-    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
-        tell_in_background([Loss(tenure, reason)])  # it may wait for the lock, which its thread has acquired
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        tell_in_background([LeaseLoss(lease, reason)])  # it may wait for the lock, which its thread has acquired
 
     # ---- acquire ----
 
@@ -129,17 +129,17 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        local = self.local
+        owner = self.local
         if (
-            self._terms is None
+            self._options is None
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
             and self._has_own_hooks()
         ):
-            return self._acquire_uncontended(local, blocking)
+            return self._acquire_uncontended(owner, blocking)
         left: Left = []
-        steps = self._acquiring(local, sleep, blocking, blocking_timeout, token, left)
+        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, left)
         return bool(drive(self._transport, steps, left))
 
     def do_acquire(self, token: Any) -> bool:
@@ -173,18 +173,18 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        local = self.local
-        token = local.token
+        owner = self.local
+        token = owner.token
         if (
             type(token) is bytes
-            and local.tenure is None
-            and local.releasing is None
+            and owner.lease is None
+            and owner.releasing is None
             and self.lua_release is RELEASE
             and not self._is_overridden("do_release")
         ):
-            self._release_uncontended(local, token)
+            self._release_uncontended(owner, token)
         else:
-            drive(self._transport, self._releasing(local))
+            drive(self._transport, self._releasing(owner))
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""

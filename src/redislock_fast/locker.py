@@ -15,10 +15,10 @@ from types import TracebackType
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan, acquiring
+from redislock_fast._procedures.batch import BatchBase, BatchLease, Name, Plan, acquiring
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.lock import Lock
 
 __all__ = ["Batch", "Locker"]
@@ -34,7 +34,7 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: ThreadChannel, hold: Hold, missed: list[int]) -> None:
+    def __init__(self, transport: ThreadServerTransport, hold: BatchLease, missed: list[int]) -> None:
         super().__init__(hold, missed)
         self._transport = transport
 
@@ -59,7 +59,7 @@ class Batch(BatchBase):
             raise
         except BaseException:  # an interrupt: a release once called runs to its end
             self._hold.doubt()
-            self._transport.undo(self._hold.entries())
+            self._transport.clean_up(self._hold.entries())
             raise
         return results
 
@@ -165,9 +165,9 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        hold = Hold(plan)
+        hold = BatchLease(plan)
         try:
             return Batch(self._transport, hold, drive(self._transport, acquiring(hold)))
         except BaseException:
-            self._transport.undo(hold.entries())
+            self._transport.clean_up(hold.entries())
             raise

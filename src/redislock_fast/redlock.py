@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease.ownership import ThreadHolding
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
-from redislock_fast._procedures.renewal import Loss
+from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason
 
 __all__ = ["Redlock"]
@@ -70,21 +70,23 @@ class Redlock(RedlockBase):
         return transport_of(client)
 
     @staticmethod
-    def _quorum_of(transports: list[ThreadChannel]) -> ThreadQuorum:
+    def _quorum_of(transports: list[ThreadServerTransport]) -> ThreadQuorum:
         quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
-    def _new_holding(self) -> ThreadHolding:
-        return ThreadHolding()
+    def _new_owner(self) -> ThreadOwner:
+        return ThreadOwner()
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._quorum, renew)
 
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        tell(tenure, reason)
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        tell(lease, reason)
 
-    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
-        tell_in_background([Loss(tenure, reason)])  # the callback may wait for the lock, which this thread has acquired
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        tell_in_background(
+            [LeaseLoss(lease, reason)]
+        )  # the callback may wait for the lock, which this thread has acquired
 
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
@@ -112,15 +114,15 @@ class Redlock(RedlockBase):
             redis.exceptions.ResponseError: a majority answered with errors, as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
-        local = self._mine()
+        owner = self._mine()
         attempts: list[AcquireRound] = []
-        steps = self._acquiring(local, sleep, blocking, blocking_timeout, attempts)
+        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)
         try:
             acquired: bool = self._quorum.drive(steps)
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
-            self._undo_unnoticed(local, attempts)
+            self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired
 
@@ -190,8 +192,8 @@ class Redlock(RedlockBase):
 
         Sends and raises what `locked` does.
         """
-        local = self._held()
-        return local.token is not None and bool(self._quorum.drive(self._looking(local, local.token)))
+        owner = self._held()
+        return owner.token is not None and bool(self._quorum.drive(self._looking(owner, owner.token)))
 
     def __enter__(self) -> Redlock:
         """Acquire.

@@ -41,10 +41,10 @@ def test_everything_arrives_unchanged_and_the_end_too() -> None:
             far, _ = listener.accept()
             with near, far:
                 for sender, receiver in ((near, far), (far, near)):
-                    sending = threading.Thread(target=lambda sender=sender: [sender.sendall(word) for word in words])
+                    sending = threading.Thread(target=lambda sender=sender: [sender.sendall(value) for value in words])
                     sending.start()
                     with receiver.makefile("rb") as received:
-                        assert [received.read(len(word)) for word in words] == words
+                        assert [received.read(len(value)) for value in words] == words
                     sending.join()
                 near.shutdown(socket.SHUT_WR)
                 assert far.recv(1) == b""

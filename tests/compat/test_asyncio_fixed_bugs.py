@@ -16,7 +16,7 @@ import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast.server import Server
-from tests.support.async_helpers import AsyncClients, AsyncLockClass, Holding, eventually, in_loop, in_task, settle
+from tests.support.async_helpers import AsyncClients, AsyncLockClass, Owner, eventually, in_loop, in_task, settle
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 
@@ -229,7 +229,7 @@ async def test_other_task_cannot_use_a_lock_whose_holder_lives(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, use: Use
 ) -> None:
     lock = async_lock_class(async_client, "name", timeout=10)
-    async with Holding(lock, token="mine") as holder:
+    async with Owner(lock, token="mine") as holder:
         with pytest.raises(LockError) as caught:
             await use(lock)
         assert LockError is type(caught.value)
@@ -245,7 +245,7 @@ async def test_other_task_does_not_own_a_lock_whose_holder_lives(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
 ) -> None:
     lock = async_lock_class(async_client, "name", timeout=10)
-    async with Holding(lock) as holder:
+    async with Owner(lock) as holder:
         assert lock.local.token is None
         assert await lock.owned() is False
         assert await in_task(lock.owned) is False
@@ -257,9 +257,9 @@ async def test_task_whose_lease_expired_cannot_release_the_next_tasks_lock(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
 ) -> None:
     lock = async_lock_class(async_client, "name", timeout=10)
-    async with Holding(lock, token="first") as first:
+    async with Owner(lock, token="first") as first:
         client.delete("name")
-        async with Holding(lock, token="second") as second:
+        async with Owner(lock, token="second") as second:
             with pytest.raises(LockNotOwnedError):
                 await first.ask(lock.release)
             assert b"second" == client.get("name")
@@ -282,10 +282,10 @@ async def test_release_that_ends_late_does_not_take_the_next_tasks_token(
                 await acquired.wait()
 
     lock = Late(async_client, "name", timeout=10)
-    async with Holding(lock, token="first") as first:
+    async with Owner(lock, token="first") as first:
         releasing = asyncio.create_task(first.ask(lock.release))
         await released.wait()
-        async with Holding(lock, token="second") as second:
+        async with Owner(lock, token="second") as second:
             acquired.set()
             await releasing
             assert await second.ask(lock.owned) is True

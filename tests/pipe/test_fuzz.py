@@ -1,4 +1,4 @@
-"""Servers that break the protocol: each call of a pipe gets its own reply or `Lost`, and nothing else.
+"""Servers that break the protocol: each call of a pipe gets its own reply or `ConnectionBroken`, and nothing else.
 
 A story is what callers do in some rounds, and how the peer answers: in any encoding and in any pieces, with at most one
 fault, after which no call gets a reply. The faults are replies that nobody has asked for, subscriptions that nobody
@@ -32,7 +32,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import redislock_fast.asyncio
-from redislock_fast._pipe.base import Args, Lost, NoReply, Pipe
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Pipe
 from tests.pipe.test_loop import PIPES
 from tests.support.async_helpers import eventually, run_in_loop
 from tests.support.async_peer import MakePipe, connected, within
@@ -87,7 +87,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Round:
+class MajorityRound:
     """Calls that are under way together, and what the peer sends when it has read them all.
 
     Attributes:
@@ -121,7 +121,7 @@ class Round:
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> list[Round]:
+def rounds(draw: st.DrawFn) -> list[MajorityRound]:
     """Some rounds, the last of them, or none, with a fault, and another one behind it."""
     count = draw(st.integers(1, 3))
     kinds = st.sampled_from(["call", "call", "many", "post", "subscribe", "ssubscribe"])
@@ -138,7 +138,7 @@ def rounds(draw: st.DrawFn) -> list[Round]:
         if number == count - 1:
             fault = draw(st.sampled_from([b"", *SURPLUS, *STRAYS, *MALFORMED]))
             at = 99 if fault in SURPLUS else draw(st.integers(0, 6))
-        story.append(Round(tuple(calls), fault, at, tuple(draw(st.lists(st.integers(0, 400), max_size=6)))))
+        story.append(MajorityRound(tuple(calls), fault, at, tuple(draw(st.lists(st.integers(0, 400), max_size=6)))))
     return story
 
 
@@ -171,7 +171,7 @@ def parsed(reply: bytes) -> object:
     )
 
 
-def judge(round_: Round, requests: list[list[bytes]], outcomes: list[object], is_over: bool) -> None:
+def judge(round_: MajorityRound, requests: list[list[bytes]], outcomes: list[object], is_over: bool) -> None:
     """See that each call got its own reply, or was lost where that may be."""
     safe = set() if is_over else round_.safe(requests)
     for call, outcome in zip(round_.calls, outcomes, strict=True):
@@ -196,7 +196,7 @@ class ThreadCallers:
         self._pipe = make_pipe(near)
         self._threads = ThreadPoolExecutor(8)
 
-    def play(self, story: list[Round]) -> None:
+    def play(self, story: list[MajorityRound]) -> None:
         is_over = False
         try:
             for round_ in story:
@@ -232,10 +232,10 @@ class ThreadCallers:
             if call.kind == "many":
                 return comparable(self._pipe.call_many(list(call.requests), FOREVER))
             return comparable(self._pipe.call(call.requests[0], FOREVER))
-        except Lost:
+        except ConnectionBroken:
             return LOST
 
-    def _read_until(self, fault: bytes, posted: list[list[object]], round_: Round) -> None:
+    def _read_until(self, fault: bytes, posted: list[list[object]], round_: MajorityRound) -> None:
         """Read what nobody waits for."""
         wanted = sum(call.kind == "post" for call in round_.calls)
 
@@ -244,7 +244,7 @@ class ThreadCallers:
                 self._pipe.mailbox().wait(0.01)
             except NoReply:
                 pass
-            except Lost:
+            except ConnectionBroken:
                 return True
             return not fault and sum(map(bool, posted)) == wanted
 
@@ -254,7 +254,7 @@ class ThreadCallers:
 # ---- loops ----
 
 
-async def play_in_loop(make_pipe: MakePipe, story: list[Round]) -> None:
+async def play_in_loop(make_pipe: MakePipe, story: list[MajorityRound]) -> None:
     """Play a story on a pipe of a loop."""
     is_over = False
     async with connected(make_pipe) as (pipe, peer):
@@ -267,7 +267,7 @@ async def play_in_loop(make_pipe: MakePipe, story: list[Round]) -> None:
                 if call.kind == "many":
                     return comparable(await pipe.call_many(list(call.requests), FOREVER))
                 return comparable(await pipe.call(call.requests[0], FOREVER))
-            except Lost:
+            except ConnectionBroken:
                 return LOST
 
         for round_ in story:
@@ -299,14 +299,16 @@ PATIENT = settings(max_examples=40, suppress_health_check=[HealthCheck.function_
 @pytest.mark.parametrize("make_pipe", MAKERS)
 @PATIENT
 @given(story=rounds())
-def test_threads_get_their_own_reply_or_none(make_pipe: Callable[[socket.socket], Pipe], story: list[Round]) -> None:
+def test_threads_get_their_own_reply_or_none(
+    make_pipe: Callable[[socket.socket], Pipe], story: list[MajorityRound]
+) -> None:
     ThreadCallers(make_pipe).play(story)
 
 
 @pytest.mark.parametrize("make_pipe", PIPES)
 @PATIENT
 @given(story=rounds())
-def test_tasks_get_their_own_reply_or_none(make_pipe: MakePipe, loop_kind: str, story: list[Round]) -> None:
+def test_tasks_get_their_own_reply_or_none(make_pipe: MakePipe, loop_kind: str, story: list[MajorityRound]) -> None:
     run_in_loop(loop_kind, play_in_loop(make_pipe, story))
 
 

@@ -17,7 +17,7 @@ import weakref
 import hiredis
 import pytest
 
-from redislock_fast._pipe.base import Lost, NoReply, Reply
+from redislock_fast._pipe.base import ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import LoopPipe, new_pipe
 from redislock_fast.server import Server
 from tests.support.async_helpers import eventually, in_loop
@@ -327,7 +327,7 @@ async def test_a_broken_pipe_refuses_before_anything_is_sent(make_pipe: MakePipe
     async with connected(make_pipe) as (pipe, peer):
         pipe.close()
         assert [False, False] == await outcomes(*await start(pipe, b"a"), await start_many(pipe, b"b"))
-        with pytest.raises(Lost):
+        with pytest.raises(ConnectionBroken):
             pipe.post((b"X",))
         assert [] == await peer.read_all()
 
@@ -407,7 +407,7 @@ async def test_a_caller_told_of_the_loss_may_close_andcall(make_pipe: MakePipe) 
     async with connected(make_pipe) as (pipe, peer):
 
         async def call_twice() -> Reply:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(ConnectionBroken):
                 await pipe.call((b"ECHO", b"a"), PATIENCE_S)
             pipe.close()
             return await pipe.call((b"ECHO", b"b"), PATIENCE_S)

@@ -10,7 +10,7 @@ import contextlib
 
 import pytest
 
-from redislock_fast._pipe.base import UNSENT_LIMIT_BYTES, Lost, Malformed, Reply
+from redislock_fast._pipe.base import UNSENT_LIMIT_BYTES, ConnectionBroken, Malformed, Reply
 from redislock_fast._pipe.loop_py import LoopPipe, Pipe, new_pipe
 from tests.pipe.test_loop import PIPES
 from tests.support.async_helpers import eventually, in_loop, run_in_loop
@@ -127,6 +127,6 @@ def test_queue_of_a_frozen_server_is_bounded() -> None:
 def _refuses(pipe: Pipe) -> bool:
     try:
         pipe.post((b"ECHO", b"one more"))
-    except Lost:
+    except ConnectionBroken:
         return True
     return False

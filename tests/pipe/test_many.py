@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redislock_fast._pipe import resp_py
-from redislock_fast._pipe.base import Args, Bulk, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast._pipe.loop_py import Pipe as LoopPipe
 from redislock_fast.server import Server
 from tests.pipe.test_loop import PIPES
@@ -325,7 +325,7 @@ def test_a_stream_that_ends_among_the_replies_loses_them_all(
     peer.answer(b"+1\r\n")
     peer.sock.close()
     error = replies.exception(PATIENCE_S)
-    assert isinstance(error, Lost)
+    assert isinstance(error, ConnectionBroken)
     assert (True, True) == (error.sent, pipe.broken)
 
 
@@ -340,7 +340,7 @@ def test_what_was_half_sent_is_lost_as_sent_and_what_is_queued_behind_it_is_not(
     assert not wait([behind], 0.02).done  # it sleeps in the pipe now, or finds the pipe broken: unsent either way
     peer.sock.close()
     errors = [future.exception(PATIENCE_S) for future in (half, behind)]
-    assert [True, False] == [isinstance(error, Lost) and error.sent for error in errors]
+    assert [True, False] == [isinstance(error, ConnectionBroken) and error.sent for error in errors]
 
 
 @EACH_SHAPE
@@ -351,7 +351,7 @@ def test_a_broken_protocol_among_the_replies_breaks_the_pipe(
     replies = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
     peer.read(2)
     peer.answer(b"+1\r\n?what\r\n")
-    assert isinstance(replies.exception(PATIENCE_S), Lost)
+    assert isinstance(replies.exception(PATIENCE_S), ConnectionBroken)
     assert pipe.broken
 
 
@@ -359,7 +359,7 @@ def test_a_broken_protocol_among_the_replies_breaks_the_pipe(
 def test_a_closed_pipe_refuses(pair: tuple[Pipe, Peer], echoing: Echoing) -> None:
     pipe, _ = pair
     pipe.close()
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.call_many(echoing([b"1"]), FOREVER)
     assert not caught.value.sent
 
@@ -421,8 +421,8 @@ def test_who_waits_for_what_was_posted_is_told_that_the_stream_has_ended(
     replies = threads.submit(box.wait, FOREVER)
     peer.echo()
     peer.sock.close()
-    assert isinstance(replies.exception(PATIENCE_S), Lost)
-    with pytest.raises(Lost) as caught:
+    assert isinstance(replies.exception(PATIENCE_S), ConnectionBroken)
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.post_many(echoing([b"3"]), box.tell)
     assert not caught.value.sent
 
@@ -491,7 +491,7 @@ def test_a_connection_cut_under_load_hangs_nobody(
         while True:
             try:
                 assert [b"1", b"2"] == pipe.call_many(echoing([b"1", b"2"]), PATIENCE_S)
-            except Lost:
+            except ConnectionBroken:
                 return "lost"
 
     def serve() -> None:

@@ -17,7 +17,7 @@ import hiredis
 import pytest
 import redis
 
-from redislock_fast._pipe.base import NOT_ASKED, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.support.pipes import FOREVER, Peer
 
@@ -57,7 +57,7 @@ def test_who_asks_in_vain_is_inside_no_more(pair: tuple[Pipe, Peer]) -> None:
     with pytest.raises(NoReply):
         pipe.ask((b"X",), 0.0, inside)
     pipe.close()
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionBroken):
         pipe.ask((b"X",), FOREVER, inside)
     assert inside == set()
 
@@ -214,7 +214,7 @@ def test_end_of_stream_fails_a_sent_request_as_sent(pair: tuple[Pipe, Peer], thr
     peer.read()
     peer.sock.close()
     error = reply.exception(timeout=20)
-    assert isinstance(error, Lost)
+    assert isinstance(error, ConnectionBroken)
     assert error.sent
     assert pipe.broken
 
@@ -230,7 +230,7 @@ def test_end_of_stream_tells_sent_requests_from_unsent_ones(
     sent = {}
     for name, future in {b"reader": reader, **followers}.items():
         error = future.exception(timeout=20)
-        assert isinstance(error, Lost)
+        assert isinstance(error, ConnectionBroken)
         sent[name] = error.sent
     # The follower's request leaves when the reader next looks for signals, which on a busy machine may come first.
     assert sent == {b"reader": True, b"follower": peer.sock.recv(1) != b""}
@@ -240,10 +240,10 @@ def test_a_broken_pipe_refuses_before_anything_is_sent(pair: tuple[Pipe, Peer]) 
     pipe, _ = pair
     pipe.close()
     assert pipe.broken
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.call((b"X",), FOREVER)
     assert not caught.value.sent
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionBroken):
         pipe.post((b"X",))
 
 
@@ -254,7 +254,7 @@ def test_close_wakes_reader_and_followers(pair: tuple[Pipe, Peer], threads: Thre
     followers = _queue_behind(pipe, threads, [b"a", b"b"])
     pipe.close()
     for future in (reader, *followers.values()):
-        assert isinstance(future.exception(timeout=20), Lost)
+        assert isinstance(future.exception(timeout=20), ConnectionBroken)
 
 
 def test_close_twice_is_close_once(pair: tuple[Pipe, Peer]) -> None:
@@ -279,7 +279,7 @@ def test_a_connection_closed_while_idle_is_found_before_sending(pair: tuple[Pipe
     peer.sock.close()
     while pipe.silence_s <= 0.001:  # idle is what has been silent for longer
         pass
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.call((b"X",), FOREVER)
     assert not caught.value.sent
 
@@ -427,7 +427,7 @@ def test_connection_cut_under_load_fails_everybody_and_hangs_nobody(
         while True:
             try:
                 assert pipe.call((b"ECHO", worker), 20.0) == b"%d" % worker
-            except Lost:
+            except ConnectionBroken:
                 return True
 
     futures = [threads.submit(work, worker) for worker in range(16)]

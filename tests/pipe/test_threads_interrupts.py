@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._pipe import queues_py, resp_py, threads_py
-from redislock_fast._pipe.base import Lost, Pipe
+from redislock_fast._pipe.base import ConnectionBroken, Pipe
 from tests.support.helpers import PATIENCE_S, start
 from tests.support.pipes import FOREVER, Peer, python_pipe
 
@@ -107,7 +107,7 @@ def is_told(work: Callable[[], object]) -> object:
     """What it returns, or that the connection was lost; anything else is raised."""
     try:
         return start(work).result(PATIENCE_S)
-    except Lost:
+    except ConnectionBroken:
         return "lost"
 
 
@@ -148,7 +148,7 @@ def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
         assert answer in (b"next", "lost")
         assert (answer == "lost") == pipe.broken
         if listener is not None:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(ConnectionBroken):
                 pipe.post((b"ECHO", b"told"), box.tell)
             assert is_told(lambda: listener.result(PATIENCE_S)) in (b"told", "lost")  # noqa: B023
         pipe.close()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._pipe.base import Lost, Mailbox, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.pipe.test_threads import Interrupted, interrupt
@@ -157,7 +157,7 @@ def test_a_message_told_just_as_somebody_begins_to_wait_is_never_missed(
         assert back.wait(FOREVER) == number
     echoing.result(timeout=20)
     pipe.close()
-    assert isinstance(reader.exception(timeout=20), Lost)
+    assert isinstance(reader.exception(timeout=20), ConnectionBroken)
 
 
 def test_a_second_thread_may_not_wait(pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor) -> None:
@@ -370,7 +370,7 @@ def test_a_broken_pipe_ends_waits_as_nothing_sent(pair: tuple[Pipe, Peer], threa
     for waiting in waits:
         assert is_sent(waiting) is False
     assert pipe.broken
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.mailbox().wait(FOREVER)
     assert not caught.value.sent
 
@@ -383,7 +383,7 @@ def test_messages_outlive_the_pipe(pair: tuple[Pipe, Peer], box: Mailbox, thread
     assert is_sent(listener) is False
     box.tell(b"c")
     assert [b"a", b"b", b"c"] == [box.wait(FOREVER) for _ in range(3)]
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionBroken):
         box.wait(FOREVER)
 
 
@@ -427,7 +427,7 @@ def test_nothing_is_sent_on_a_descriptor_that_was_closed(
         running += [threads.submit(call_for_ever, pipe) for _ in range(3)]
         _echo_each(Peer(far), 20)
         far.close()
-        assert [Lost] * 4 == [type(future.exception(timeout=20)) for future in running]
+        assert [ConnectionBroken] * 4 == [type(future.exception(timeout=20)) for future in running]
         reopened = owners[-1].reopened
         assert [] == select.select(reopened, [], [], 0)[0]
         for sock in reopened:
@@ -504,7 +504,7 @@ def word_of(push: list[Reply]) -> bytes:
 
 
 def is_sent(future: Future[Any]) -> bool:
-    """What a future that ended in `Lost` says of its request."""
+    """What a future that ended in `ConnectionBroken` says of its request."""
     error = future.exception(timeout=20)
-    assert isinstance(error, Lost)
+    assert isinstance(error, ConnectionBroken)
     return error.sent

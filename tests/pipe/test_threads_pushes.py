@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from redislock_fast._pipe.base import Lost, Mailbox, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply, Pipe, Reply
 from tests.pipe.test_threads_mailbox import box, message
 from tests.support.pipes import FOREVER, MESSAGES, Peer
 
@@ -114,5 +114,5 @@ def test_what_takes_a_push_and_raises_breaks_the_pipe(pair: tuple[Pipe, Peer], t
     peer.read()
     peer.answer(message(b"a"))
     told = [type(future.exception(timeout=20)) for future in [reply, *waits]]
-    assert {ValueError: 1, Lost: 3} == {kind: told.count(kind) for kind in set(told)}
+    assert {ValueError: 1, ConnectionBroken: 3} == {kind: told.count(kind) for kind in set(told)}
     assert pipe.broken

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redislock_fast._pipe.base import UNSENT_SILENCE_S, Forked, Lost, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import UNSENT_SILENCE_S, ConnectionBroken, Forked, NoReply, Pipe, Reply
 from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
 from tests.support.helpers import start
@@ -132,7 +132,7 @@ def test_a_request_to_a_near_server_leaves_though_a_listener_spins(valkey: Serve
         assert pipe.call((b"DEL", b"none"), FOREVER) == 0
         took_s.append(time.monotonic() - began)
     pipe.close()
-    assert isinstance(listening.exception(20), Lost)
+    assert isinstance(listening.exception(20), ConnectionBroken)
     assert sorted(took_s)[len(took_s) // 2] < SLICE_S / 2
 
 
@@ -161,7 +161,7 @@ def test_a_listener_that_reads_stops_though_replies_to_others_keep_coming(
 
     def work() -> None:
         reading.wait(20)
-        with contextlib.suppress(Lost):  # an interrupt outside of its waits breaks the pipe in Python
+        with contextlib.suppress(ConnectionBroken):  # an interrupt outside of its waits breaks the pipe in Python
             while not stop.is_set():
                 assert pipe.call((b"DEL", b"none"), FOREVER) == 0
 
@@ -198,7 +198,7 @@ def test_a_reply_before_its_request_breaks_the_pipe_and_is_nobodys(pair: tuple[P
     pipe, peer = pair
     peer.answer(b":1\r\n")
     threading.Event().wait(0.01)  # a caller that comes later looks first at what has come
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.call((b"DEL", b"k"), FOREVER)
     assert not caught.value.sent
     assert pipe.broken
@@ -214,7 +214,7 @@ def test_a_subscription_that_was_not_asked_for_breaks_the_pipe(
     calls = [threads.submit(pipe.call, (b"DEL", b"%d" % number), FOREVER) for number in range(3)]
     peer.read(3)
     peer.answer(push + b":1\r\n:1\r\n:1\r\n")
-    assert [Lost] * 3 == [type(call.exception(timeout=20)) for call in calls]
+    assert [ConnectionBroken] * 3 == [type(call.exception(timeout=20)) for call in calls]
     assert pipe.broken
 
 
@@ -225,7 +225,7 @@ def test_a_subscription_to_another_channel_breaks_the_pipe(
     subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"mine"), FOREVER)
     peer.read()
     peer.answer(b">3\r\n$9\r\nsubscribe\r\n$6\r\nothers\r\n:1\r\n")
-    assert isinstance(subscribing.exception(timeout=20), Lost)
+    assert isinstance(subscribing.exception(timeout=20), ConnectionBroken)
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_a_silent_server_on_which_too_much_waits_is_left(pair: tuple[Pipe, Peer]
     assert not pipe.broken
     while pipe.silence_s <= UNSENT_SILENCE_S:
         threading.Event().wait(0.1)
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(ConnectionBroken) as caught:
         pipe.post((b"ECHO", b"small"))
     assert not caught.value.sent
     assert pipe.broken

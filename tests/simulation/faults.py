@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tests.simulation.process import Process
-from tests.simulation.waiters import KEY, Hold
+from tests.simulation.waiters import KEY, BatchLease
 from tests.simulation.world import World
 
 FAULTS = (
@@ -43,7 +43,7 @@ class Stage(Protocol):
 
     dice: random.Random
     world: World
-    rival: Hold | None
+    rival: BatchLease | None
     hold_s: float
     interval_s: float
     processes: list[Process]
@@ -59,7 +59,7 @@ class Stage(Protocol):
     def look(self) -> None:
         """The server's keys may have changed."""
 
-    def check_exclusion(self, new: Hold) -> None:
+    def check_exclusion(self, new: BatchLease) -> None:
         """Somebody has just begun to hold."""
 
 
@@ -225,7 +225,7 @@ class Faults:
             self._model.put(KEY, token, ttl_ms)
             world.tell("the rival acquires")
             simulation.look()
-            simulation.rival = Hold("the rival", token, self._model.now_us, world.now_us + ttl_ms * 1000)
+            simulation.rival = BatchLease("the rival", token, self._model.now_us, world.now_us + ttl_ms * 1000)
             simulation.check_exclusion(simulation.rival)
             self._rival_rounds -= 1
             world.after(int(1e6 * simulation.hold_s * dice.random()), None, self._rival_tries)

@@ -53,7 +53,7 @@ class Stay:
         self.holder = holder
         self.who = holder.name
         self.lock = weakref.ref(lock)
-        self.tenure = weakref.ref(lock.local.tenure)
+        self.lease = weakref.ref(lock.local.lease)
         self.key = holder.key
         self.token: bytes = lock.local.token
         self.granted_us = 0

@@ -17,19 +17,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from redislock_fast._lease import tenure
+from redislock_fast._lease import lease as lease_module
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._procedures import lock, renewal, settings, waiters, waiting
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.loop import renewer as loop_renewer
 from redislock_fast._transport.loop import uncontended
 from redislock_fast._transport.loop.renewer import renewer_of
 from redislock_fast._util.errors import LossReason
-from redislock_fast._util.tokens import MARK
+from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.asyncio import Lock
 from tests.simulation.faults import Faults
 from tests.simulation.holders import Holder, Stay
@@ -37,7 +37,7 @@ from tests.simulation.loop import Loop, Transport
 from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
 from tests.simulation.seeds import Violation, main
-from tests.simulation.waiters import Hold
+from tests.simulation.waiters import BatchLease
 from tests.simulation.world import SERVER_STARTED_US, World
 
 _KINDS = ("calm", "faults", "faults", "faults", "rough")
@@ -121,7 +121,7 @@ class Simulation:
             world.slow_us = dice.choice((5000, 50_000, 300_000))
             world.late_us = late_us
         world.served = self._served
-        self.rival: Hold | None = None
+        self.rival: BatchLease | None = None
         self._violation: str | None = None
         self._tokens = 0
         self._events = 0
@@ -157,7 +157,7 @@ class Simulation:
 
     def note_request(self, operation: Operation) -> None:
         """An operation begins."""
-        if isinstance(operation, Many):
+        if isinstance(operation, Pipeline):
             for part in operation._operations:
                 stay = self._stays.get(part.token) if isinstance(part, Reacquire) else None
                 if stay is not None and (stay.over or stay.told):
@@ -171,7 +171,7 @@ class Simulation:
         for key, before in self._owners.items():
             entry = self.model.entry(key)
             word = None if entry is None else entry.value
-            token = None if word is None else word.removesuffix(MARK)
+            token = None if word is None else word.removesuffix(CONTENDED_FLAG)
             if token != before:
                 self._owners[key] = token
                 self._changes[key].append((self.model.now_us, token))
@@ -231,7 +231,7 @@ class Simulation:
     def note_loss(self, lock: Lock, reason: LossReason) -> None:
         """`on_lost` was called."""
         untold = [stay for stay in self._stays.values() if stay.lock() is lock and not stay.told]
-        lost = [stay for stay in untold if (tenure := stay.tenure()) is not None and tenure.loss is reason]
+        lost = [stay for stay in untold if (lease := stay.lease()) is not None and lease.loss is reason]
         if not lost:
             self.fail(f"somebody is told twice, or of nothing: {reason}")
             return
@@ -259,14 +259,14 @@ class Simulation:
             # Of two who share a lock object and have both been granted it, one was deleted: whose, nobody can tell.
             return None in since or (stay.holder.shared is not None and self._faults.deleted_us > 0)
         if reason is LossReason.EXPIRED:
-            tenure = stay.tenure()
-            return tenure is not None and self.world.clock() >= tenure.deadline
+            lease = stay.lease()
+            return lease is not None and self.world.clock() >= lease.deadline
         return not self.calm
 
     def note_release(self, stay: Stay) -> None:
         """A release has ended well."""
         entry = self.model.entry(stay.key)
-        if entry is not None and entry.value is not None and entry.value.removesuffix(MARK) == stay.token:
+        if entry is not None and entry.value is not None and entry.value.removesuffix(CONTENDED_FLAG) == stay.token:
             self.fail(f"the release of {stay.who} has left the lock")
 
     def let_go(self, stay: Stay) -> None:
@@ -284,7 +284,7 @@ class Simulation:
         stay.gone_by_us = max(ends_us, self.world.now_us) + slack_us
         self._over.append(stay)
 
-    def check_exclusion(self, new: Hold) -> None:
+    def check_exclusion(self, new: BatchLease) -> None:
         """The rival has just begun to hold."""
         for stay in self._open:
             if new.token == self._owners.get(stay.key) and self._is_untouched(stay) and stay.is_valid():
@@ -338,8 +338,8 @@ class Simulation:
 
     def _check_forgotten(self, stay: Stay) -> None:
         """Its lock object has it no more, though it was not given back: then it must be known to be lost."""
-        tenure = stay.tenure()
-        is_lost = stay.told is not None or (tenure is not None and tenure.loss is not None)
+        lease = stay.lease()
+        is_lost = stay.told is not None or (lease is not None and lease.loss is not None)
         if not is_lost and self._owners[stay.key] == stay.token and self._is_untouched(stay):
             self.fail(f"{stay.who} has not let go, and what he holds is forgotten")
 
@@ -411,7 +411,7 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (loop_renewer, lease_procedure, lock, renewal, waiters, tenure, waiting, uncontended)
+        timed = (loop_renewer, lease_procedure, lock, renewal, waiters, lease_module, waiting, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))

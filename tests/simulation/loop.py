@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Look
+from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._protocol.queue import Leave, Subscribe
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.queue import LeaveQueue, Subscribe
 from tests.simulation.process import Execution, Process
 from tests.simulation.world import Mailbox
 
@@ -150,14 +150,14 @@ class Transport:
         self._executes = executes
 
     async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
-        """Drive an operation to its end, as `LoopChannel.execute` does."""
+        """Drive an operation to its end, as `LoopServerTransport.execute` does."""
         self._executes(operation)
         returning = self._process.take_back(operation) if self._process.undone else []
         if returning:
             try:
-                await self._run(Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+                await self._run(Pipeline([LeaveQueue(key, token) for key, token in returning]), limit_s, tidies=False)
             except BaseException:
-                self._process.undo(returning)
+                self._process.clean_up(returning)
                 raise
         await self._run(operation, limit_s, tidies=True)
 
@@ -172,19 +172,19 @@ class Transport:
                 execution.cancel()
             raise
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Undo in the background."""
-        self._process.undo(entries)
+        self._process.clean_up(entries)
 
     link = None  # the uncontended path takes steps, as where there is no connection yet
 
-    def channel(self) -> Transport:
+    def of_running_loop(self) -> Transport:
         """The running loop's server transport."""
         return self
 
-    def undo_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def clean_up_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Clean up for a task that was dropped."""
-        self._process.undo(entries)
+        self._process.clean_up(entries)
 
     async def split(self, keys: list[bytes]) -> list[list[int]]:
         """One server has them all."""
@@ -198,48 +198,48 @@ class Transport:
         """This lock was released here, and a waiter has it now, or nobody waited."""
         self._process.note_hand_over(key, handed_over)
 
-    def is_current(self, seat: Seat) -> bool:
+    def is_current(self, waiter: Waiter) -> bool:
         """Whether requests still leave on the seat's connection."""
-        return self._process.is_current(seat)
+        return self._process.is_current(waiter)
 
     def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request, without waiting for the reply."""
         self._process.post(link, args, on_reply)
 
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
+    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A seat for a waiter, where it can be had at once."""
         link = self._process.link
-        room = None if link is None else link.room
-        if link is None or room is None:
+        registry = None if link is None else link.registry
+        if link is None or registry is None:
             return None
-        return room.take(key, token, Mailbox(self._process, link), link, self)
+        return registry.take(key, token, Mailbox(self._process, link), link, self)
 
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A seat for a waiter, as `LoopChannel.enter` has it."""
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
+        """A seat for a waiter, as `LoopServerTransport.enter` has it."""
         while True:
             link = self._process.link
             if link is None:
-                await self._run(Look(key), limit_s, tidies=False)
+                await self._run(ReadHolder(key), limit_s, tidies=False)
                 continue
-            room = link.room
-            if room is None:
+            registry = link.registry
+            if registry is None:
                 return None
-            seat = self.seat(key, token)
-            if seat is not None:
-                return seat
-            channel = room.channel_for(key)
-            subscribing = Subscribe(key, room.subscribe, channel)
+            waiter = self.waiter(key, token)
+            if waiter is not None:
+                return waiter
+            channel = registry.channel_for(key)
+            subscribing = Subscribe(key, registry.subscribe, channel)
             await self._run(subscribing, limit_s, tidies=False)
             if self._process.link is link:
-                room.note_subscription(channel, subscribing.result)
+                registry.note_subscription(channel, subscribing.result)
 
-    def listen(self, seat: Seat, timeout_s: float) -> Coroutine[Any, Any, object]:
+    def listen(self, waiter: Waiter, timeout_s: float) -> Coroutine[Any, Any, object]:
         """The next message for a seat."""
-        return self._listen(seat, timeout_s)
+        return self._listen(waiter, timeout_s)
 
-    async def _listen(self, seat: Seat, timeout_s: float) -> object:
+    async def _listen(self, waiter: Waiter, timeout_s: float) -> object:
         caller = _Caller(self._process, self._loop)
-        mailbox: Any = seat.mailbox
+        mailbox: Any = waiter.mailbox
         mailbox.listen(caller, timeout_s)
         return await caller.wait()
 

@@ -15,12 +15,12 @@ import hiredis
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol import commands
-from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.queue import Leave
+from redislock_fast._protocol.queue import LeaveQueue
 from redislock_fast._protocol.scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
-from redislock_fast._util.tokens import MARK, is_held_with, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours
 from tests.simulation.model import SERVERS, Entry, Model
 
 KEY = b"name"
@@ -164,9 +164,9 @@ class Simulation:
         self._by_own_token = issubclass(machines.acquire, AcquireOwn)
         self._shared = self._by_own_token and choices.below(2) == 1  # who has our token, too, may give the lock back
         if self._shared:
-            mark = MARK if is_ours(self._token) and choices.below(2) else b""
+            mark = CONTENDED_FLAG if is_ours(self._token) and choices.below(2) else b""
             self._model.put(KEY, self._token + mark, (None, 30, 300, 5000)[choices.below(4)])
-        self._dialect = Dialect()
+        self._capabilities = Capabilities()
         self._reconnect()
         self._lines: list[tuple[object, ...]] = []
         self.requests: list[Args] = []
@@ -219,11 +219,11 @@ class Simulation:
         elif event == 5 and self._shared and self._ours():
             self._model.remove(KEY)
         elif event == 6 and entry is not None and entry.value == self._token and is_ours(self._token):
-            self._model.entries[KEY] = Entry(self._token + MARK, entry.ends_at_ms)
+            self._model.entries[KEY] = Entry(self._token + CONTENDED_FLAG, entry.ends_at_ms)
         self._pass(self._pause())
 
     def _reconnect(self) -> None:
-        self._dialect = Dialect(self._model.execute(PROBE))
+        self._capabilities = Capabilities(self._model.execute(PROBE))
 
     def _log(self, *words: object) -> None:
         self._lines.append(words)
@@ -240,14 +240,14 @@ class Simulation:
             self._meanwhile()
             while True:
                 left_at_s = self._now_ms / 1000
-                request = operation.request(self._dialect, left_at_s)
+                request = operation.request(self._capabilities, left_at_s)
                 latency_ms = self._pause()
                 run.latency_ms = max(run.latency_ms, latency_ms)
                 self._pass(latency_ms)
                 fault = self._choices.below(10)
                 self._log(left_at_s, *request, _FAULTS[fault])
                 if fault in (6, 7):
-                    operation.lost(sent=fault == 7)
+                    operation.note_unanswered(sent=fault == 7)
                     self._reconnect()
                     break
                 if fault == 9:
@@ -255,14 +255,14 @@ class Simulation:
                 else:
                     reply = self._execute(operation, request, run, left_at_s)
                     if fault == 8:
-                        operation.lost(sent=True)
+                        operation.note_unanswered(sent=True)
                         self._reconnect()
                         break
                 if self._neighbours and self._choices.below(8) == 7:
-                    self._dialect.set_get = self._dialect.set_ifeq = False
-                    self._dialect.release = None
+                    self._capabilities.set_get = self._capabilities.set_ifeq = False
+                    self._capabilities.release = None
                 try:
-                    if operation.feed(reply, self._dialect):
+                    if operation.feed(reply, self._capabilities):
                         run.finished = True
                         return run
                 except (NotExecuted, Redirected):
@@ -310,17 +310,17 @@ class Simulation:
         if self._ours() and run.took and not operation.unsettled:
             self._fail("acquire was given up, holds the lock, and does not say so")
         if operation.unsettled:
-            self._undo()
+            self._clean_up()
         return False, None
 
-    def _undo(self) -> None:
+    def _clean_up(self) -> None:
         """What the transports do in the background, as often as it takes."""
         before = self._entry()
-        operation = Leave(KEY, self._token)
+        operation = LeaveQueue(KEY, self._token)
         finished = False
         while not finished:
-            reply = self._model.execute(operation.request(self._dialect, 0.0))
-            finished = operation.feed(reply, self._dialect)
+            reply = self._model.execute(operation.request(self._capabilities, 0.0))
+            finished = operation.feed(reply, self._capabilities)
         self._log("    undone:", repr(reply))
         if before is not None and before.value == RIVAL and self._entry() != before:
             self._fail("the undo took another's lock")
@@ -379,7 +379,7 @@ class Simulation:
         unsettled = False
         deleted_at_s: float | None = None
         entry = self._entry()
-        queued = entry is not None and entry.value == self._token + MARK and self._choices.below(3) == 2
+        queued = entry is not None and entry.value == self._token + CONTENDED_FLAG and self._choices.below(3) == 2
         for _ in range(1 + self._choices.below(3)):
             operation = self._machines.release(KEY, self._token, expires_at, unsettled, queued)
             run = self._drive(operation)

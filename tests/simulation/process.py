@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Acquire, Look
+from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._protocol.commands import Acquire, ReadHolder
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._protocol.queue import Leave, Subscribe, undo_requests
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.queue import LeaveQueue, Subscribe, cleanup_requests
 from tests.simulation.world import Call, Link, Mailbox, World
 
 _GRACE_S = 0.1
-_UNDO_FIRST_S, _UNDO_LAST_S, _UNDO_LIMIT_S = 0.05, 30.0, 1.0
+_CLEANUP_FIRST_S, _CLEANUP_LAST_S, _CLEANUP_LIMIT_S = 0.05, 30.0, 1.0
 
 
 class Trouble(Exception):
@@ -46,7 +46,7 @@ class Caller(Protocol):
 
 
 class Execution:
-    """One operation, driven to its end as `ThreadChannel.execute` and `LoopChannel.execute` do."""
+    """One operation, driven to its end as `ThreadServerTransport.execute` and `LoopServerTransport.execute` do."""
 
     def __init__(self, task: Caller, operation: Any, limit_s: float | None, tidies: bool) -> None:
         self._task = task
@@ -57,7 +57,7 @@ class Execution:
         self._tidies = tidies
         self._failures = 0
         self._call: Call | None = None
-        self._loose: list[Link] = []
+        self._unanswered: list[Link] = []
         self.over = False
 
     def begin(self) -> None:
@@ -72,13 +72,13 @@ class Execution:
 
     def _ask(self, link: Link) -> None:
         world = self._world
-        request = self._operation.request(link.dialect, world.clock())
-        requests = request if self._operation.many else [request]
+        request = self._operation.request(link.capabilities, world.clock())
+        requests = request if self._operation.is_pipeline else [request]
         self._call = call = Call(self, link, len(requests))
         if link.broken or self._process.loses_unsent(link):
             link.break_()
             call.open = False
-            self._lost(link, sent=False)
+            self._not_owned(link, sent=False)
             return
         if world.tells:
             world.tell(self._task.name, "sends", *requests)
@@ -94,7 +94,7 @@ class Execution:
             return
         if link.broken:
             call.open = False
-            self._lost(link, sent=False)
+            self._not_owned(link, sent=False)
             return
         link.send(requests, call)
         patience_s, limit_s = self._process.patience_s, math.inf
@@ -118,7 +118,7 @@ class Execution:
             return
         operation = self._operation
         try:
-            if operation.feed(call.replies if operation.many else call.replies[0], call.link.dialect):
+            if operation.feed(call.replies if operation.is_pipeline else call.replies[0], call.link.capabilities):
                 self._end(None)
             else:
                 self._ask(call.link)
@@ -127,14 +127,14 @@ class Execution:
         except (Refused, Redirected) as refusal:
             self._end(Trouble(str(refusal)))
 
-    def lost(self, call: Call) -> None:
+    def note_unanswered(self, call: Call) -> None:
         """The connection broke."""
-        self._world.after(self._world.pause_us(), self._process, self._lost, call.link, True, call)
+        self._world.after(self._world.pause_us(), self._process, self._not_owned, call.link, True, call)
 
-    def _lost(self, link: Link, sent: bool, call: Call | None = None) -> None:
+    def _not_owned(self, link: Link, sent: bool, call: Call | None = None) -> None:
         if self.over or (call is not None and self._call is not call):
             return
-        self._operation.lost(sent)
+        self._operation.note_unanswered(sent)
         self._process.drop(link)
         self._again(Trouble("connection lost"))
 
@@ -142,8 +142,8 @@ class Execution:
         if self.over or not call.open or self._call is not call:
             return
         call.open = False
-        self._operation.lost(True)
-        self._loose.append(call.link)
+        self._operation.note_unanswered(True)
+        self._unanswered.append(call.link)
         if is_silence and self._process.link is call.link:
             self._process.give_up(call.link)  # left, not closed
             if not self._world.late_us:
@@ -170,11 +170,11 @@ class Execution:
         """The caller is cancelled or interrupted."""
         if self._call is not None:
             self._call.open = False
-            self._operation.lost(True)
-            self._loose.append(self._call.link)
+            self._operation.note_unanswered(True)
+            self._unanswered.append(self._call.link)
         self.over = True
         if self._tidies:
-            self._process.tidy(self._operation, self._loose, True)
+            self._process.tidy(self._operation, self._unanswered, True)
 
     def _end(self, error: Exception | None) -> None:
         self.over = True
@@ -183,7 +183,7 @@ class Execution:
         if doubts and "CLIENT" in self._process.denied:
             self._world.doubtful.add(operation.token)
         if self._tidies and (error is not None or self._operation.unsettled):
-            self._process.tidy(self._operation, self._loose, error is not None)
+            self._process.tidy(self._operation, self._unanswered, error is not None)
         if error is None:
             self._task.go_on(self._task.epoch, None)
         else:
@@ -196,7 +196,7 @@ class UndoingBefore(Execution):
     def __init__(
         self, task: Task, returning: list[tuple[bytes, bytes]], limit_s: float | None, execution: Execution
     ) -> None:
-        super().__init__(task, Many([Leave(key, token) for key, token in returning]), limit_s, tidies=False)
+        super().__init__(task, Pipeline([LeaveQueue(key, token) for key, token in returning]), limit_s, tidies=False)
         self._waiting = task
         self._returning = returning
         self._execution = execution
@@ -204,14 +204,14 @@ class UndoingBefore(Execution):
     def cancel(self) -> None:
         """The caller is cancelled or interrupted."""
         super().cancel()
-        self._process.undo(self._returning)
+        self._process.clean_up(self._returning)
 
     def _end(self, error: Exception | None) -> None:
         if error is None:
             self.over = True
             self._waiting.go_on_with(self._execution)
         else:
-            self._process.undo(self._returning)
+            self._process.clean_up(self._returning)
             super()._end(error)
 
 
@@ -234,7 +234,7 @@ class Task:
         if epoch != self.epoch or self.done:
             return
         if type(self._step) is Enter:
-            answer = self._seat()
+            answer = self._waiter()
             if answer is Ellipsis:
                 return
         self._run(self._steps.send, answer)
@@ -266,7 +266,7 @@ class Task:
         if kind is Execute:
             self._execute(step.operation, step.limit_s, self._tidies)
         elif kind is Listen:
-            step.seat.mailbox.listen(self, step.timeout_s)
+            step.waiter.mailbox.listen(self, step.timeout_s)
         elif kind is Sleep:
             self.process.world.after(int(step.seconds * 1e6), self.process, self.go_on, self.epoch, None)
         else:
@@ -285,24 +285,24 @@ class Task:
         self._execution = execution
         execution.begin()
 
-    def _seat(self) -> Any:
+    def _waiter(self) -> Any:
         """A seat, None, or `...` when that takes a request first."""
         step, link = self._step, self.process.link
         if link is None:
-            self._execute(Look(step.key), step.limit_s, False)
+            self._execute(ReadHolder(step.key), step.limit_s, False)
             return ...
-        room = link.room
-        if room is None:
+        registry = link.registry
+        if registry is None:
             return None
-        channel = room.channel_for(step.key)
+        channel = registry.channel_for(step.key)
         if self._execution is not None:
             subscribing: Any = self._execution._operation
             if isinstance(subscribing, Subscribe) and subscribing._words[1] == channel:
-                room.note_subscription(channel, subscribing.result)
-        seat = room.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
-        if seat is not None:
-            return seat
-        self._execute(Subscribe(step.key, room.subscribe, channel), step.limit_s, False)
+                registry.note_subscription(channel, subscribing.result)
+        waiter = registry.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
+        if waiter is not None:
+            return waiter
+        self._execute(Subscribe(step.key, registry.subscribe, channel), step.limit_s, False)
         return ...
 
 
@@ -334,7 +334,7 @@ class Process:
         self.links: list[Link] = []
         self.undone: list[tuple[bytes, bytes]] = []
         self._endings: dict[Args, None] = {}
-        self._undoer: Task | None = None
+        self._cleaner: Task | None = None
         self._connecting: list[Execution] = []
         self.loses_next = False
         world.processes.append(self)
@@ -369,7 +369,7 @@ class Process:
         self.links.append(link)
         for ending in list(self._endings):
             link.send([ending], partial(self._note_ended, ending))
-        link.undo(undo_requests(link.dialect, self.undone))
+        link.clean_up(cleanup_requests(link.capabilities, self.undone))
         self.link = link
         for execution in waiting:
             self.world.after(self.world.pause_us(), self, execution.begin)
@@ -391,49 +391,55 @@ class Process:
         """Send a request, without waiting for the reply."""
         link.post(args, on_reply)
 
-    def is_current(self, seat: Seat) -> bool:
+    def is_current(self, waiter: Waiter) -> bool:
         """Whether requests still leave on the seat's connection."""
-        return self.link is not None and self.link.room is seat.room and not self.link.broken
+        return self.link is not None and self.link.registry is waiter.registry and not self.link.broken
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt would probably fail."""
-        return self.link is not None and self.link.room is not None and self.link.room.is_contended(key, is_patient)
+        return (
+            self.link is not None
+            and self.link.registry is not None
+            and self.link.registry.is_contended(key, is_patient)
+        )
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """This lock was released here, and a waiter has it now, or nobody waited."""
-        if self.link is not None and self.link.room is not None:
-            self.link.room.note_hand_over(key, handed_over)
+        if self.link is not None and self.link.registry is not None:
+            self.link.registry.note_hand_over(key, handed_over)
 
-    def tidy(self, operation: Any, loose: list[Link], failed: bool) -> None:
+    def tidy(self, operation: Any, unanswered: list[Link], failed: bool) -> None:
         """Undo what may have been executed: behind it, and in the background."""
-        entries = operation.to_undo(failed)
+        entries = operation.to_clean_up(failed)
         if entries:
-            for link in loose:
+            for link in unanswered:
                 if not link.broken:
-                    link.undo(undo_requests(link.dialect, entries))
-            self.undo(entries)
+                    link.clean_up(cleanup_requests(link.capabilities, entries))
+            self.clean_up(entries)
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Undo in the background."""
         self.undone += entries
-        if self._undoer is None or self._undoer.done:
-            self._undoer = self.start(f"{self.name} undoing", self._undoing(), tidies=False)
+        if self._cleaner is None or self._cleaner.done:
+            self._cleaner = self.start(f"{self.name} undoing", self._cleaning_up(), tidies=False)
 
     def undoes(self, key: bytes, token: bytes) -> bool:
         """Whether the undoing of this token is under way."""
-        return (key, token) in self.undone or any(token in request for link in self.links for request in link.undoing)
+        return (key, token) in self.undone or any(
+            token in request for link in self.links for request in link.cleaning_up
+        )
 
-    def _undoing(self) -> Steps:
-        delay_s = _UNDO_FIRST_S
+    def _cleaning_up(self) -> Steps:
+        delay_s = _CLEANUP_FIRST_S
         while self.undone:
             entries = list(self.undone)
-            many = Many([Leave(key, token) for key, token in entries])
+            many = Pipeline([LeaveQueue(key, token) for key, token in entries])
             try:
-                yield Execute(many, _UNDO_LIMIT_S)
+                yield Execute(many, _CLEANUP_LIMIT_S)
             except Trouble as trouble:
                 if not str(trouble).startswith(("NOPERM", "ERR")):
                     yield Sleep(delay_s)
-                    delay_s = min(2 * delay_s, _UNDO_LAST_S)
+                    delay_s = min(2 * delay_s, _CLEANUP_LAST_S)
                     continue
             gone = set(entries)
             self.undone[:] = [entry for entry in self.undone if entry not in gone]
@@ -446,11 +452,11 @@ class Process:
         taken = set(operation.takes())
         returning = [entry for entry in self.undone if entry in taken]
         if returning:
-            if self._undoer is not None:
-                self._undoer.cancel()
-                self._undoer = None
+            if self._cleaner is not None:
+                self._cleaner.cancel()
+                self._cleaner = None
             left = [entry for entry in self.undone if entry not in taken]
             self.undone[:] = []
             if left:
-                self.undo(left)
+                self.clean_up(left)
         return returning

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import strategies
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
-from redislock_fast._protocol.queue import Leave
-from redislock_fast._util.tokens import MARK
+from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._util.tokens import CONTENDED_FLAG
 from tests.simulation.model import Model
 from tests.simulation.one_lock import KEY, Choices, Listed, Seeded, Violation
 from tests.support.selection import in_two_runs
@@ -58,7 +58,7 @@ class _Story:
     def __init__(self, choices: Choices, model: Model) -> None:
         self._choices = choices
         self._model = model
-        self._dialect = Dialect(model.execute(PROBE))
+        self._capabilities = Capabilities(model.execute(PROBE))
         self._clients = [_Client() for _ in range(3)]
         self._late: list[Args] = []
         self._made = 0
@@ -97,7 +97,7 @@ class _Story:
     def _look(self) -> None:
         """Note whether another holding has begun."""
         entry = self._model.entry(KEY)
-        holder = None if entry is None or entry.value is None else entry.value.removesuffix(MARK)
+        holder = None if entry is None or entry.value is None else entry.value.removesuffix(CONTENDED_FLAG)
         if holder is not None and holder != self._holder:
             self._holding += 1
         self._holder = holder
@@ -110,19 +110,19 @@ class _Story:
         return reply
 
     def _send(self, client: _Client, operation: AcquireFenced | Fence) -> None:
-        request = operation.request(self._dialect, 1.0)
+        request = operation.request(self._capabilities, 1.0)
         fate = self._choices.below(9)
         if fate == 8:
             self._give_up(client, operation)
         elif fate == 7:
-            operation.lost(sent=False)
+            operation.note_unanswered(sent=False)
         elif fate == 6:  # executed, if ever, when nobody expects it
             self._late.append(request)
-            operation.lost(sent=True)
+            operation.note_unanswered(sent=True)
         else:
             reply = self._execute(request)
             if fate == 5:
-                operation.lost(sent=True)
+                operation.note_unanswered(sent=True)
             else:
                 client.reply = (reply, self._holding)
 
@@ -132,7 +132,7 @@ class _Story:
         client.reply = None
         if isinstance(reply, list) and reply[0] != 0:
             client.numbered = holding
-        if not operation.feed(reply, self._dialect):
+        if not operation.feed(reply, self._capabilities):
             return
         client.operation = None
         client.token = None
@@ -140,7 +140,7 @@ class _Story:
             client.token = operation.token
             self._check(client.numbered, operation.fence)
         elif operation.unsettled:
-            self._undo(operation)
+            self._clean_up(operation)
 
     def _check(self, holding: int, fence: int) -> None:
         if self.fences.setdefault(holding, fence) != fence:
@@ -155,12 +155,12 @@ class _Story:
     def _give_up(self, client: _Client, operation: AcquireFenced | Fence) -> None:
         client.operation = client.token = None
         if operation.unsettled:
-            self._undo(operation)
+            self._clean_up(operation)
 
-    def _undo(self, operation: AcquireFenced | Fence) -> None:
-        for key, token in operation.to_undo(failed=True):
-            leave = Leave(key, token)
-            while not leave.feed(self._execute(leave.request(self._dialect, 1.0)), self._dialect):
+    def _clean_up(self, operation: AcquireFenced | Fence) -> None:
+        for key, token in operation.to_clean_up(failed=True):
+            leave = LeaveQueue(key, token)
+            while not leave.feed(self._execute(leave.request(self._capabilities, 1.0)), self._capabilities):
                 pass
 
     def _leave_off(self, client: _Client, token: bytes) -> None:
@@ -174,11 +174,11 @@ class _Story:
         if way == 2 and heirs and self._holder == token:
             heir = b"rlf:%032x" % (1000 + self._made)
             self._made += 1
-            self._model.put(KEY, heir + MARK, 1000)  # as the script that hands over does
+            self._model.put(KEY, heir + CONTENDED_FLAG, 1000)  # as the script that hands over does
             heirs[0].operation = Fence(KEY, heir)
         elif way == 0:
             release = Release(KEY, token, None)
-            while not release.feed(self._execute(release.request(self._dialect, 1.0)), self._dialect):
+            while not release.feed(self._execute(release.request(self._capabilities, 1.0)), self._capabilities):
                 pass
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from redislock_fast import asyncio
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
 from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures import renewal
-from redislock_fast._procedures.renewal import Loss, Record, Schedule
-from redislock_fast._protocol.commands import Acquire, Look, Reacquire
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule
+from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
 from redislock_fast._transport.loop.renewer import LoopRenewer
 from redislock_fast._util.errors import LossReason
 from tests.simulation.holding import Simulation
@@ -80,24 +80,24 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(model: type[Model],
 _real_add = Schedule.add
 
 
-def _renew_without_looking(self: Reacquire, dialect: Any, now: float) -> Any:
+def _renew_without_looking(self: Reacquire, capabilities: Any, now: float) -> Any:
     """A renewal brings a lost lock back."""
     self.sent_at = self.sent_at or now
     self._native = True
     return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
 
 
-def _believe_the_renewal(self: Tenure, expires_at: float, certainly: bool) -> None:
+def _believe_the_renewal(self: Lease, expires_at: float, certainly: bool) -> None:
     """Whatever the holder does meanwhile, the renewal's lease counts."""
     self.expires_at = expires_at
 
 
 @contextlib.contextmanager
-def _believe_the_holder(self: Tenure, local: Any, new_ttl_ms: int | None) -> Iterator[None]:
+def _believe_the_holder(self: Lease, local: Any, new_ttl_ms: int | None) -> Iterator[None]:
     """Whatever renewal is under way, the holder's own lease counts."""
     self.busy += 1
     self.touched = True
-    local.lease = (self.token, self.expires_at)
+    local.expiry = (self.token, self.expires_at)
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ def _believe_the_holder(self: Tenure, local: Any, new_ttl_ms: int | None) -> Ite
 
 def _count_from_the_reply(self: asyncio.Lock, attempt: Acquire, local: Any) -> None:
     """The lease counts from the moment at which the reply is read."""
-    local.lease = (attempt.token, vars(renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
+    local.expiry = (attempt.token, vars(renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
 
 
 def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
@@ -119,43 +119,43 @@ def _never_undo(self: LoopRenewer, entries: Any) -> None:
     """What was dropped stays."""
 
 
-def _lose_in_silence(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+def _lose_in_silence(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
     """Nobody is told."""
-    tenure.lose(reason)
+    lease.lose(reason)
 
 
-def _lose_again(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+def _lose_again(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
     """Who was told is told again."""
-    tenure.lose(reason)
-    losses += [Loss(tenure, reason)] * 2
+    lease.lose(reason)
+    losses += [LeaseLoss(lease, reason)] * 2
 
 
-def _guess(look: Look) -> LossReason:
+def _guess(look: ReadHolder) -> LossReason:
     """The reason is made up."""
     return LossReason.DELETED if look.result else LossReason.TAKEN
 
 
-def _renew_at_the_end(self: Tenure, now: float, chance: float) -> float:
+def _renew_at_the_end(self: Lease, now: float, chance: float) -> float:
     """Renewals come too late."""
     return self.deadline
 
 
-def _renew_for_ever(self: Tenure, now: float) -> int | None:
+def _renew_for_ever(self: Lease, now: float) -> int | None:
     """`max_hold` counts for nothing."""
-    return self.ttl_ms if self.terms.auto_renew else None
+    return self.ttl_ms if self.options.auto_renew else None
 
 
 @pytest.mark.parametrize(
     ("place", "name", "broken", "kind", "violation"),
     [
         (Reacquire, "request", _renew_without_looking, "faults", "the key does not say so|has done with it|and so is"),
-        (Tenure, "renewed", _believe_the_renewal, "rough", "left, and it ends|the key does not say so"),
-        (Tenure, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
-        (Tenure, "due_at", _renew_at_the_end, "calm", "could be renewed"),
-        (Tenure, "renewal_ms", _renew_for_ever, "calm", "longer than he wants"),
+        (Lease, "renewed", _believe_the_renewal, "rough", "left, and it ends|the key does not say so"),
+        (Lease, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
+        (Lease, "due_at", _renew_at_the_end, "calm", "could be renewed"),
+        (Lease, "renewal_ms", _renew_for_ever, "calm", "longer than he wants"),
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "for ever"),
-        (LoopRenewer, "_undo", _never_undo, "calm", "has done with it"),
+        (LoopRenewer, "_clean_up", _never_undo, "calm", "has done with it"),
         (renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
         (renewal, "lose", _lose_again, "faults", "told twice"),
         (renewal, "reason_of", _guess, "faults", "is told that it was lost"),

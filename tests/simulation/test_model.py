@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
 from redislock_fast._protocol.keys import fence_key, queue_keys
-from redislock_fast._protocol.queue import Leave, Wait
+from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._util.tokens import is_ours
 from redislock_fast.server import Server
@@ -27,7 +27,7 @@ from tests.simulation.model import Model
 KEY = b"name"
 _TOKENS = [b"rlf:%032x" % number for number in range(4)] + [b"custom"]
 _CHANNELS = [b"first", b"second", b"nobody hears it"]
-_PLAIN = Dialect()
+_PLAIN = Capabilities()
 _SCRIPTS = (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, EXTEND, ACQUIRE_FENCED)
 
 
@@ -40,11 +40,11 @@ def _request(dice: random.Random) -> Args:
         channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_TOKENS))
         if not is_ours(token):
             token = _TOKENS[0]
-        return Wait(KEY, token, ttl_ms, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
+        return JoinQueue(KEY, token, ttl_ms, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
     if kind < 8:
-        return Release(KEY, token, None, queued=dice.random() < 0.6).request(_PLAIN, 0.0)
+        return Release(KEY, token, None, contended=dice.random() < 0.6).request(_PLAIN, 0.0)
     if kind == 8:
-        return Leave(KEY, token, dice.random() < 0.5, ttl_ms).request(_PLAIN, 0.0)
+        return LeaveQueue(KEY, token, dice.random() < 0.5, ttl_ms).request(_PLAIN, 0.0)
     if kind == 9:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:

@@ -15,10 +15,10 @@ from hypothesis import strategies
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol import commands
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._util.tokens import MARK
+from redislock_fast._util.tokens import CONTENDED_FLAG
 from tests.simulation.one_lock import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
 from tests.support.selection import in_two_runs
 
@@ -60,8 +60,8 @@ def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
 class _AcquireBlindToItself(commands.Acquire):
     """Takes its own token, left by a lost attempt, for another's."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = self.result and reply != self.token
         return finished
 
@@ -69,8 +69,8 @@ class _AcquireBlindToItself(commands.Acquire):
 class _AcquireThatTrustsALoss(commands.Acquire):
     """Takes any holder, after a lost attempt, for itself."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = self.result or (self.unsettled and type(reply) is bytes)
         return finished
 
@@ -78,22 +78,22 @@ class _AcquireThatTrustsALoss(commands.Acquire):
 class _AcquireThatForgetsLosses(commands.Acquire):
     """Gives up without saying that an undo is due."""
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         pass
 
 
 class _AcquireByForce(commands.Acquire):
     """Sets the key whoever holds it."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        return tuple(word for word in super().request(dialect, now) if word != b"NX")
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        return tuple(word for word in super().request(capabilities, now) if word != b"NX")
 
 
 class _AcquireThatCountsFromTheLastRequest(commands.Acquire):
     """Believes that the lease began with the request that was answered."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        request = super().request(dialect, now)
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        request = super().request(capabilities, now)
         self.sent_at = now
         return request
 
@@ -101,8 +101,8 @@ class _AcquireThatCountsFromTheLastRequest(commands.Acquire):
 class _AcquireOwnThatTrustsWhatItFinds(AcquireOwn):
     """Believes that what holds its token has a whole ttl left."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = self.result or self._renewal is not None
         return finished or self.result
 
@@ -110,19 +110,19 @@ class _AcquireOwnThatTrustsWhatItFinds(AcquireOwn):
 class _AcquireOwnThatLeavesTheTtl(AcquireOwn):
     """Finds its token at a lock that expires, asks for one that does not, and leaves it as it is."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        request = super().request(dialect, now)
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        request = super().request(capabilities, now)
         return (b"GET", self.key) if self.ttl_ms is None and b"IFEQ" in request else request
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        return super().feed(b"OK" if self._renewal is not None and type(reply) is bytes else reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        return super().feed(b"OK" if self._renewal is not None and type(reply) is bytes else reply, capabilities)
 
 
 class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
     """Does not look at the reply to its reacquire."""
 
-    def _renewed(self, renewal: commands.Reacquire, reply: Reply, dialect: Dialect) -> bool:
-        finished = super()._renewed(renewal, reply, dialect)
+    def _renewed(self, renewal: commands.Reacquire, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super()._renewed(renewal, reply, capabilities)
         self.result = self.result or self._renewal is None
         return finished or self.result
 
@@ -130,23 +130,23 @@ class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
 class _AcquireOwnThatForgetsLosses(AcquireOwn):
     """Takes every request for a reacquire, after which nothing is due to be undone."""
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         pass
 
 
 class _AcquireOwnByForce(AcquireOwn):
     """Renews the lease of whoever holds the lock."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        request = super().request(dialect, now)
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        request = super().request(capabilities, now)
         return request[:3] + request[5:] if b"IFEQ" in request else request
 
 
 class _ReleaseBlindToItself(commands.Release):
     """Takes the success of its own lost attempt for a loss of the lock."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = reply == 1
         return finished
 
@@ -154,8 +154,8 @@ class _ReleaseBlindToItself(commands.Release):
 class _ReleaseThatAlwaysSucceeds(commands.Release):
     """Does not look at the reply."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = True
         return finished
 
@@ -163,23 +163,23 @@ class _ReleaseThatAlwaysSucceeds(commands.Release):
 class _ReleaseOfAnybodysLock(commands.Release):
     """Deletes whatever token stands there."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        return tuple(b"rival" if word == self.token else word for word in super().request(dialect, now))
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        return tuple(b"rival" if word == self.token else word for word in super().request(capabilities, now))
 
 
 class _ReleaseThatFreesMarkedLocksOfOthers(commands.Release):
     """Takes any mark for its own."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        request = super().request(dialect, now)
-        return tuple(b"rival" if word == self.token + MARK else word for word in request)
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        request = super().request(capabilities, now)
+        return tuple(b"rival" if word == self.token + CONTENDED_FLAG else word for word in request)
 
 
 class _ReleaseBlindToMarks(commands.Release):
     """Does not look at the queue where it finds its token unmarked nowhere."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        super().feed(reply, capabilities)
         self.result = reply == 1
         return True
 
@@ -187,16 +187,16 @@ class _ReleaseBlindToMarks(commands.Release):
 class _ExtendWithoutTheCap(commands.Extend):
     """Adds again whenever it is sent again."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
-        request = super().request(dialect, now)
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        request = super().request(capabilities, now)
         return request[:-1] if len(request) == 8 else request
 
 
 class _ExtendThatBelievesTooMuch(commands.Extend):
     """Counts the addition twice in what it believes."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         if finished and self.result and self.expires_at is not None:
             self.expires_at += self._add_ms / 1000
         return finished
@@ -205,7 +205,7 @@ class _ExtendThatBelievesTooMuch(commands.Extend):
 class _ReacquireThatCreates(commands.Reacquire):
     """Sets the key even where it is gone."""
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         self.sent_at = now
         self._native = True
         assert self.ttl_ms is not None
@@ -215,15 +215,15 @@ class _ReacquireThatCreates(commands.Reacquire):
 class _ReacquireBlindToMarks(commands.Reacquire):
     """Does not ask again for the marked token."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        return super().feed(reply, dialect) or reply is None
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        return super().feed(reply, capabilities) or reply is None
 
 
 class _ReacquireThatAlwaysSucceeds(commands.Reacquire):
     """Does not look at the reply."""
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         self.result = True
         return finished
 
@@ -259,7 +259,7 @@ def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str
 
 
 def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.simulation.one_lock.Leave", lambda *_: commands.Look(KEY))
+    monkeypatch.setattr("tests.simulation.one_lock.LeaveQueue", lambda *_: commands.ReadHolder(KEY))
     assert any("the undo left the lock behind" in found for found in _violations(Machines()))
 
 

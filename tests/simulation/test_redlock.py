@@ -21,21 +21,22 @@ import pytest
 import redis
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._lease import majority_lease, tenure
-from redislock_fast._lease.majority_lease import QuorumEntry
-from redislock_fast._lease.ownership import SharedHolding
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease import lease as lease_module
+from redislock_fast._lease import majority_lease
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.majority_lease import MajorityEntry
+from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._procedures import redlock as redlock_procedure
 from redislock_fast._procedures import redlock_renewal, renewal
 from redislock_fast._procedures.redlock import RedlockBase
-from redislock_fast._procedures.renewal import Loss, Record, Schedule, due_at, late_entries
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, due_at, late_entries
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
 from redislock_fast._protocol import majority
-from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
-from redislock_fast._protocol.majority import ReacquireRound, Round
-from redislock_fast._protocol.queue import undo_requests
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
+from redislock_fast._protocol.majority import MajorityRound, ReacquireRound
+from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._util.errors import LossReason
 from tests.simulation.model import SERVERS, Model
 from tests.support.selection import in_two_runs
@@ -52,7 +53,7 @@ class _Server:
 
     def __init__(self, dice: random.Random) -> None:
         self.model = Model(dice.choice(list(SERVERS.values())))
-        self.dialect = Dialect(self.model.execute(PROBE), self.model.execute(HELLO))
+        self.capabilities = Capabilities(self.model.execute(PROBE), self.model.execute(HELLO))
         self.rate = 1 + dice.uniform(-RATE, RATE)
         self.thaws_at = 0.0
 
@@ -65,8 +66,8 @@ class _Lock(RedlockBase):
     def _renewer(self) -> _Contender:
         return self.contender
 
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        self.contender.learn(tenure, reason)
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        self.contender.learn(lease, reason)
 
     @staticmethod
     def _transport_of(client: Any) -> Any:
@@ -76,8 +77,8 @@ class _Lock(RedlockBase):
     def _quorum_of(transports: list[Any]) -> Any:
         return None
 
-    def _new_holding(self) -> Any:
-        return SharedHolding()
+    def _new_owner(self) -> Any:
+        return SharedOwner()
 
 
 class _Keys:
@@ -106,7 +107,7 @@ class _Contender:
         self.held = 0
         self.outlived = 0
         self._schedule = Schedule()
-        self._told: list[Tenure] = []
+        self._told: list[Lease] = []
 
     def live(self) -> Steps:
         """Acquire, hold, perhaps prolong, release: the steps of each, and pauses."""
@@ -120,7 +121,7 @@ class _Contender:
                 self.releases = False
                 self.world.check()
                 began = self.world.now
-                yield Sleep(dice.uniform(0, (1.5 if lock._terms is None else 4) * TTL_S))
+                yield Sleep(dice.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
                 while dice.random() < 0.4 and lock.valid:
                     yield from lock._extending(local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
                     self.world.check()
@@ -136,39 +137,39 @@ class _Contender:
         """As a renewer does, again and again."""
         while True:
             due = self._schedule.take(self.world.clock())
-            losses: list[Loss] = []
+            losses: list[LeaseLoss] = []
             yield from redlock_renewal.renewing(due, losses)  # type: ignore[arg-type]  # all of them are by quorum
             self.world.check()
-            self.undo(late_entries(losses))
+            self.clean_up(late_entries(losses))
             for lost, reason in losses:
                 self.learn(lost, reason)
             for renewed in due:
                 self.keep(renewed)
             yield Sleep(0.005)
 
-    def keep(self, tenure: Tenure) -> None:
+    def keep(self, lease: Lease) -> None:
         """As a renewer does."""
-        if tenure.record is None:
-            tenure.record = Record(tenure, lambda _: None)
-        if not tenure.record.is_over:
-            self._schedule.add(tenure.record, due_at(tenure, self.world.clock()), TTL_S / 3)
+        if lease.record is None:
+            lease.record = Record(lease, lambda _: None)
+        if not lease.record.is_over:
+            self._schedule.add(lease.record, due_at(lease, self.world.clock()), TTL_S / 3)
 
-    def let_go(self, tenure: Tenure) -> None:
+    def let_go(self, lease: Lease) -> None:
         """As a renewer does."""
-        if tenure.record is not None:
-            tenure.record.is_over = True
-            self._schedule.remove(tenure.record)
+        if lease.record is not None:
+            lease.record.is_over = True
+            self._schedule.remove(lease.record)
 
-    def undo(self, entries: list[QuorumEntry]) -> None:
+    def clean_up(self, entries: list[MajorityEntry]) -> None:
         """As a quorum does."""
         for entry in entries:
             for index, key in enumerate(entry.keys):
-                self.world.undo(self, index, (key, entry.token))
+                self.world.clean_up(self, index, (key, entry.token))
 
-    def learn(self, tenure: Tenure, reason: LossReason) -> None:
+    def learn(self, lease: Lease, reason: LossReason) -> None:
         """The loss is told."""
-        assert tenure not in self._told, f"told again: {reason}"
-        self._told.append(tenure)
+        assert lease not in self._told, f"told again: {reason}"
+        self._told.append(lease)
 
 
 class _World:
@@ -210,9 +211,9 @@ class _World:
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), event))
 
-    def undo(self, contender: _Contender, index: int, entry: tuple[bytes, bytes]) -> None:
+    def clean_up(self, contender: _Contender, index: int, entry: tuple[bytes, bytes]) -> None:
         """Have it undone at a server, behind what was sent before."""
-        for request in undo_requests(self.servers[index].dialect, [entry]):
+        for request in cleanup_requests(self.servers[index].capabilities, [entry]):
             self._send(contender, index, request, None)
 
     def _step(self, contender: _Contender, life: Steps) -> None:
@@ -237,7 +238,7 @@ class _World:
             assert type(step) is Ask
             self._ask(contender, step.round, go_on)
 
-    def _ask(self, contender: _Contender, round_: Round, go_on: Callable[[], None]) -> None:
+    def _ask(self, contender: _Contender, round_: MajorityRound, go_on: Callable[[], None]) -> None:
         round_.began = self.now * contender.rate
         over = False
 
@@ -246,20 +247,20 @@ class _World:
             if not over:
                 over = True
                 round_.close(self.now * contender.rate)
-                for index, entry in round_.to_undo().items():
-                    self.undo(contender, index, entry)
+                for index, entry in round_.to_clean_up().items():
+                    self.clean_up(contender, index, entry)
                 go_on()
 
         def post(index: int) -> None:
-            dialect = self.servers[index].dialect
+            capabilities = self.servers[index].capabilities
 
             def answer(reply: Any) -> None:
-                if not round_.take(index, reply, dialect):
+                if not round_.take(index, reply, capabilities):
                     post(index)
                 elif round_.decided:
                     finish()
 
-            self._send(contender, index, round_.request(index, dialect), answer)
+            self._send(contender, index, round_.request(index, capabilities), answer)
 
         for index in range(COUNT):
             if round_.awaits(index):
@@ -286,7 +287,7 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, tenure):
+    for module in (lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, lease_module):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)
@@ -312,13 +313,13 @@ def test_renewed_leases_last(monkeypatch: pytest.MonkeyPatch, seeds: range) -> N
 
 def _too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quorum that is no majority."""
-    init = Round.__init__
+    init = MajorityRound.__init__
 
-    def smaller(self: Round, *args: Any, **options: Any) -> None:
+    def smaller(self: MajorityRound, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         self._quorum = COUNT // 2
 
-    monkeypatch.setattr(Round, "__init__", smaller)
+    monkeypatch.setattr(MajorityRound, "__init__", smaller)
 
 
 def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,16 +335,16 @@ def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extend that counts without a quorum."""
-    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.votes))
+    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.verdicts))
 
 
 def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal that counts whatever its holder has set meanwhile."""
 
-    def renewed(self: Tenure, expires_at: float, certainly: bool) -> None:
+    def renewed(self: Lease, expires_at: float, certainly: bool) -> None:
         self.expires_at = expires_at
 
-    monkeypatch.setattr(redlock_renewal.QuorumTenure, "renewed", renewed)
+    monkeypatch.setattr(redlock_renewal.RedlockLease, "renewed", renewed)
 
 
 def _too_hopeful(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures import waiters, waiting
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._procedures.waiters import Grant, Room, Seat
+from redislock_fast._procedures.waiters import Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
-from redislock_fast._protocol.queue import Wait
+from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import process as waiting_process
 from tests.simulation.model import Model
@@ -116,57 +116,57 @@ class _ReleasesAnybodysLock(Model):
 # ---- faults of the machines ----
 
 
-def _hear_for_anybody(self: Room, push: list[Reply]) -> None:
+def _hear_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
     """Everybody takes a grant for his own."""
-    for line in self._lines.values():
-        for seat in list(line.seats.values()):
-            seat.mailbox.tell(Grant(seat.token + b"+", seat.since, b"1"))
+    for key_queue in self._lines.values():
+        for waiter in list(key_queue.waiters.values()):
+            waiter.mailbox.tell(Grant(waiter.token + b"+", waiter.since, b"1"))
 
 
-def _take_and_count_from_now(self: Waiting, seat: Seat, message: object) -> Grant | None:
+def _take_and_count_from_now(self: Waiting, waiter: Waiter, message: object) -> Grant | None:
     """The lease counts from the moment at which the message is read."""
     return message._replace(since=vars(waiting)["clock"]()) if isinstance(message, Grant) else None
 
 
-def _take_as_it_is(self: Waiting, seat: Seat, grant: Grant) -> Steps:
+def _take_as_it_is(self: Waiting, waiter: Waiter, grant: Grant) -> Steps:
     """However long it has lain there, a grant is good."""
     yield from ()
     return grant
 
 
-def _take_whatever_comes(self: Waiting, seat: Seat, message: object) -> Grant | None:
+def _take_whatever_comes(self: Waiting, waiter: Waiter, message: object) -> Grant | None:
     """The first message is believed, however long it has lain there."""
     return message if isinstance(message, Grant) else None
 
 
-def _never_due(self: Seat) -> None:
+def _never_due(self: Waiter) -> None:
     """Nobody looks whether all is well."""
 
 
-def _undo_nothing(self: Wait, failed: bool) -> list[tuple[bytes, bytes]]:
+def _undo_nothing(self: JoinQueue, failed: bool) -> list[tuple[bytes, bytes]]:
     """A doubtful place in the queue stays."""
     return []
 
 
-def _give_up_at_once(self: Waiting, seat: Seat, limit_s: float | None) -> Steps:
+def _give_up_at_once(self: Waiting, waiter: Waiter, limit_s: float | None) -> Steps:
     """Who runs out of time goes without leaving the queue."""
     yield from ()
 
 
-def _leave_without_heir(self: Room, seat: Seat) -> None:
+def _leave_without_heir(self: WaiterRegistry, waiter: Waiter) -> None:
     """Who looks for all goes, and nobody does it after him."""
     with self._mutex:
-        seat.line.seats.pop(seat.token, None)
+        waiter.key_queue.waiters.pop(waiter.token, None)
 
 
 def _undo_no_more(self: Any, entries: Any) -> None:
     """What was given up is not undone."""
 
 
-_real_note = Seat.note
+_real_note = Waiter.note
 
 
-def _note_by_the_clock(self: Seat, word: bytes, asked_at: float, left_ms: int) -> None:
+def _note_by_the_clock(self: Waiter, word: bytes, asked_at: float, left_ms: int) -> None:
     """The server's answer counts from its arrival."""
     _real_note(self, word, vars(waiters)["clock"](), left_ms)
 
@@ -194,16 +194,16 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(
 @pytest.mark.parametrize(
     ("machine", "method", "broken", "kind", "violation"),
     [
-        (Room, "hear", _hear_for_anybody, "calm", "never was|later than it was granted"),
+        (WaiterRegistry, "hear", _hear_for_anybody, "calm", "never was|later than it was granted"),
         (Waiting, "granted", _take_and_count_from_now, "calm", "believes"),
         (Waiting, "_if_fresh", _take_as_it_is, "rough", "not been renewed"),
         (Waiting, "granted", _take_whatever_comes, "rough", "not been renewed"),
-        (Seat, "due_at", _never_due, "rough", "wait too long"),
-        (Seat, "note", _note_by_the_clock, "calm", "believes"),
-        (Wait, "to_undo", _undo_nothing, "rough", "left with"),
+        (Waiter, "due_at", _never_due, "rough", "wait too long"),
+        (Waiter, "note", _note_by_the_clock, "calm", "believes"),
+        (JoinQueue, "to_clean_up", _undo_nothing, "rough", "left with"),
         (Waiting, "_leave", _give_up_at_once, "rough", "left with"),
-        (Room, "leave", _leave_without_heir, "rough", "wait too long"),
-        (waiting_process.Process, "undo", _undo_no_more, "rough", "left with"),
+        (WaiterRegistry, "leave", _leave_without_heir, "rough", "wait too long"),
+        (waiting_process.Process, "clean_up", _undo_no_more, "rough", "left with"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_machines(

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import TIME_UP, Waiting
@@ -21,7 +21,7 @@ KEY = b"name"
 
 
 @dataclass(eq=False)
-class Hold:
+class BatchLease:
     """What one waiter believes to hold.
 
     Attributes:
@@ -103,7 +103,7 @@ class Waiter:
     def _acquire(self, token: bytes, ttl_ms: int | None, deadline: float | None) -> Steps:
         """What `Lock.acquire` does. Returns since when the lease counts, or None, and whether somebody waits."""
         simulation, world = self.simulation, self.simulation.world
-        local = SharedHolding()
+        local = SharedOwner()
         queues = not self.custom and self.process.is_contended(KEY, deadline is None)
         by_push = True
         while True:
@@ -121,12 +121,12 @@ class Waiter:
                 try:
                     outcome = yield from self._wait(self.waiting)
                 except BaseException:
-                    self.process.undo([(KEY, self.waiting.token)])
+                    self.process.clean_up([(KEY, self.waiting.token)])
                     raise
                 world.tell(self.name, "waited:", outcome)
                 if isinstance(outcome, Grant):
                     outcome.note(local, self.waiting.token, ttl_ms)
-                    return outcome.since, local.queued is not None
+                    return outcome.since, local.contended is not None
                 self.token, self.waiting = self.waiting.token, None
                 token = self.token
                 if outcome == TIME_UP:
@@ -139,33 +139,33 @@ class Waiter:
     @staticmethod
     def _wait(waiting: Waiting) -> Steps:
         """What `wait` of the transports does."""
-        seat = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+        waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
         heard: object = ENTERED
         try:
-            if seat is not None:
-                timeout_s = waiting.join(seat)
+            if waiter is not None:
+                timeout_s = waiting.join(waiter)
                 if timeout_s is not None:
-                    heard = yield Listen(seat, timeout_s)
-                    grant = waiting.granted(seat, heard)
+                    heard = yield Listen(waiter, timeout_s)
+                    grant = waiting.granted(waiter, heard)
                     if grant is not None:
-                        seat.room.leave(seat)
+                        waiter.registry.leave(waiter)
                         return grant
         except BaseException as error:
             heard = error
-        return (yield from waiting.steps((seat, heard)))
+        return (yield from waiting.steps((waiter, heard)))
 
-    def _release(self, hold: Hold, queued: bool) -> Steps:
+    def _release(self, hold: BatchLease, queued: bool) -> Steps:
         simulation = self.simulation
         self.state = "releasing"
         simulation.let_go(self)
         try:
             release = yield from self._released(hold, queued)
         except Cancelled:
-            self.process.undo([(KEY, self.token)])
+            self.process.clean_up([(KEY, self.token)])
             raise
         simulation.note_release(hold, release)
 
-    def _released(self, hold: Hold, queued: bool) -> Steps:
+    def _released(self, hold: BatchLease, queued: bool) -> Steps:
         """Release until that has a verdict. Returns the operation."""
         expires_at = None if hold.ends_us is None else hold.ends_us / 1e6
         releasing = False

@@ -21,12 +21,12 @@ from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import REACQUIRE, WAIT
 from redislock_fast._util import times
-from redislock_fast._util.tokens import MARK, is_held_with
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with
 from tests.simulation.faults import Faults
 from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
 from tests.simulation.seeds import Violation, main
-from tests.simulation.waiters import KEY, Hold, Waiter
+from tests.simulation.waiters import KEY, BatchLease, Waiter
 from tests.simulation.world import SERVER_STARTED_US, World
 
 _QUEUE, _WAITERS = queue_keys(KEY)
@@ -84,8 +84,8 @@ class Simulation:
         world.served = self._served
         self._tokens = 0
         self.owners: dict[bytes, Waiter] = {}
-        self.holds: dict[Waiter, Hold] = {}
-        self.rival: Hold | None = None
+        self.holds: dict[Waiter, BatchLease] = {}
+        self.rival: BatchLease | None = None
         self._faults = Faults(self)
         self._owner: bytes | None = None
         self._granted_us: dict[bytes, int] = {}
@@ -152,7 +152,7 @@ class Simulation:
         """Whose is the lock now?"""
         entry = self.model.entry(KEY)
         word = None if entry is None else entry.value
-        token = None if word is None else (word[:-1] if word[-1:] == MARK else word)
+        token = None if word is None else (word[:-1] if word[-1:] == CONTENDED_FLAG else word)
         if token == self._owner:
             return
         self._owner = token
@@ -180,7 +180,7 @@ class Simulation:
             self.owners[token] = running.owner
         return token
 
-    def take(self, waiter: Waiter, since: float, queued: bool) -> Hold:
+    def take(self, waiter: Waiter, since: float, queued: bool) -> BatchLease:
         """A waiter has been told that the lock is his."""
         waiter.state = "holding"
         token, ttl_ms = waiter.token, self.ttl_ms
@@ -189,7 +189,7 @@ class Simulation:
         if granted_us is None:
             self.fail(f"{waiter.name} was told that the lock is his, and it never was")
         assert granted_us is not None
-        hold = Hold(waiter.name, token, granted_us, None if ttl_ms is None else since_us + ttl_ms * 1000)
+        hold = BatchLease(waiter.name, token, granted_us, None if ttl_ms is None else since_us + ttl_ms * 1000)
         self._check_lease(hold)
         is_as_granted = self._confirmed_us[token] == granted_us
         if queued and is_as_granted and ttl_ms is not None and self.world.now_us - since_us > ttl_ms * 250:
@@ -200,7 +200,7 @@ class Simulation:
         self.holds[waiter] = hold
         return hold
 
-    def note_reacquire(self, hold: Hold, reacquire: Reacquire) -> None:
+    def note_reacquire(self, hold: BatchLease, reacquire: Reacquire) -> None:
         """A holder has set his ttl anew."""
         if reacquire.result:
             assert reacquire.ttl_ms is not None
@@ -209,7 +209,7 @@ class Simulation:
         elif self._is_valid(hold):
             self.fail(f"{hold.who} could not reacquire what he holds")
 
-    def note_release(self, hold: Hold, release: Release) -> None:
+    def note_release(self, hold: BatchLease, release: Release) -> None:
         """A release has ended."""
         entry = self.model.entry(KEY)
         if entry is not None and is_held_with(entry.value, hold.token) and not self._is_retaken(hold):
@@ -217,7 +217,7 @@ class Simulation:
         if hold.ends_us is None and not release.result and hold.granted_us > self._faults.deleted_us:
             self.fail(f"the release of {hold.who} says that he did not hold")
 
-    def _is_retaken(self, hold: Hold) -> bool:
+    def _is_retaken(self, hold: BatchLease) -> bool:
         return self._granted_us.get(hold.token) != hold.granted_us
 
     def let_go(self, waiter: Waiter) -> None:
@@ -231,19 +231,19 @@ class Simulation:
         entry = self.model.entries.get(KEY)
         raise Violation("\n".join([what, *self.world.story, f"{self.world.now_us / 1000:10.3f} the key holds {entry}"]))
 
-    def _is_valid(self, hold: Hold) -> bool:
+    def _is_valid(self, hold: BatchLease) -> bool:
         """Whether he must hold it now."""
         in_time = hold.ends_us is None or self.world.now_us < hold.ends_us
         return in_time and hold.granted_us > self._faults.deleted_us
 
-    def check_exclusion(self, new: Hold) -> None:
+    def check_exclusion(self, new: BatchLease) -> None:
         """Somebody has just begun to hold."""
         others = [*self.holds.values(), *([self.rival] if self.rival and self.rival is not new else [])]
         for other in others:
             if self._is_valid(other) and self._is_valid(new):
                 self.fail(f"{new.who} holds, and so does {other.who}")
 
-    def _check_lease(self, hold: Hold) -> None:
+    def _check_lease(self, hold: BatchLease) -> None:
         entry = self.model.entry(KEY)
         if entry is None or not is_held_with(entry.value, hold.token) or not self._is_valid(hold):
             return
@@ -262,7 +262,7 @@ class Simulation:
         if word is None:
             self._owner = None
             return
-        token = word[:-1] if word[-1:] == MARK else word
+        token = word[:-1] if word[-1:] == CONTENDED_FLAG else word
         owner = self.owners.get(token)
         if owner is None or owner.process.dead or owner.process.was_barred:
             return

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._pipe.base import Args, Lost, OnReply, Reply
-from redislock_fast._procedures.waiters import BROKEN, Room
-from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Dialect, ending
+from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
+from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from tests.simulation.model import Connection, Model
 
@@ -176,15 +176,15 @@ class Link:
         self.connection = world.model.connect(process.denied)
         self.connection.deaf = process.deaf
         probed = world.serve(process, PROBE, self.connection)
-        self.dialect = Dialect(probed, world.serve(process, HELLO, self.connection))
+        self.capabilities = Capabilities(probed, world.serve(process, HELLO, self.connection))
         self.ending = ending(world.serve(process, CLIENT_INFO, self.connection))
-        self.room: Room | None = None
-        if self.dialect.push:
-            self.room = Room(self.dialect)
+        self.registry: WaiterRegistry | None = None
+        if self.capabilities.push:
+            self.registry = WaiterRegistry(self.capabilities)
             world.numbers += 1
-            self.room._listener = b"%032x" % world.numbers
-            self.room._channel = self.room._channel and b"rlf:" + self.room._listener
-        self.undoing: list[Args] = []
+            self.registry._listener = b"%032x" % world.numbers
+            self.registry._channel = self.registry._channel and b"rlf:" + self.registry._listener
+        self.cleaning_up: list[Args] = []
         self._calls: deque[Call | OnReply | None] = deque()
         self._under_way: deque[tuple[bool, Any]] = deque()
         self._arrives_us = 0
@@ -194,10 +194,10 @@ class Link:
         """What `Pipe.post` does."""
         if self.broken or self._process.loses_unsent(self):
             self.break_()
-            raise Lost(False, "broken")
+            raise ConnectionBroken(False, "broken")
         self._world.tell(self._process.name, "posts", args)
         if on_reply is None:
-            self.undo([args])
+            self.clean_up([args])
         else:
             self.send([args], on_reply)
 
@@ -209,16 +209,16 @@ class Link:
             self._calls.append(call)
             world.at(self._arrives_us, None, self._serve, request)
 
-    def undo(self, requests: list[Args]) -> None:
+    def clean_up(self, requests: list[Args]) -> None:
         """Let requests leave that undo what went before; nobody waits for their replies."""
-        self.undoing += requests
+        self.cleaning_up += requests
         self.send(requests, None)
 
     def _serve(self, request: Args) -> None:
         if self.gone:
             return
-        if request in self.undoing:
-            self.undoing.remove(request)
+        if request in self.cleaning_up:
+            self.cleaning_up.remove(request)
         world = self._world
         reply = world.serve(self._process, request, self.connection)
         if request[:2] == (b"CLIENT", b"KILL"):
@@ -255,8 +255,8 @@ class Link:
         if is_push:
             if self._world.tells:
                 self._world.tell(self._process.name, "hears", item)
-            if self.room is not None:
-                self.room.hear(item)
+            if self.registry is not None:
+                self.registry.hear(item)
             return
         call = self._calls.popleft()
         if not isinstance(call, Call):
@@ -293,17 +293,17 @@ class Link:
             return
         self.broken = True
         self._world.tell(self._process.name, "has lost its connection")
-        if self.room is not None:
+        if self.registry is not None:
             if not self._process.blocking:
-                self.room.tell_all(BROKEN)
-            for line in self.room._lines.values():
-                for seat in line.seats.values():
-                    seat.mailbox.wake()
+                self.registry.tell_all(BROKEN)
+            for line in self.registry._lines.values():
+                for waiter in line.waiters.values():
+                    waiter.mailbox.wake()
         calls, self._calls = self._calls, deque()
         for call in calls:
             if isinstance(call, Call) and call.open:
                 call.open = False
-                call.execution.lost(call)
+                call.execution.note_unanswered(call)
 
 
 class Mailbox:

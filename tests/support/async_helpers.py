@@ -119,8 +119,8 @@ async def in_task(work: Callable[[], Awaitable[Any]]) -> Any:
     return await asyncio.wait_for(asyncio.create_task(run()), PATIENCE_S)
 
 
-class Holding:
-    """A lock acquired by a task that goes on living: `async with Holding(lock): ...`."""
+class Owner:
+    """A lock acquired by a task that goes on living: `async with Owner(lock): ...`."""
 
     def __init__(self, lock: redis.asyncio.lock.Lock, **arguments: Any) -> None:
         self._lock = lock
@@ -145,7 +145,7 @@ class Holding:
             self._answers.put_nowait(answer)
             work = await self._asked.get()
 
-    async def __aenter__(self) -> Holding:
+    async def __aenter__(self) -> Owner:
         """The holder, once it holds."""
         self._task = asyncio.create_task(self._live())
         assert await asyncio.wait_for(await self._answers.get(), PATIENCE_S)

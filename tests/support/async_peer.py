@@ -13,7 +13,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._pipe.base import Lost, Reply
+from redislock_fast._pipe.base import ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from tests.support.helpers import PATIENCE_S
 
@@ -82,14 +82,14 @@ async def connected(make_pipe: MakePipe, received: bytes = b"") -> AsyncIterator
         await pipe.wait_closed(1.0)
 
 
-async def call(pipe: Pipe, word: bytes, timeout_s: float) -> Reply:
+async def call(pipe: Pipe, value: bytes, timeout_s: float) -> Reply:
     """Echo the word."""
-    return await pipe.call((b"ECHO", word), timeout_s)
+    return await pipe.call((b"ECHO", value), timeout_s)
 
 
 async def start(pipe: Pipe, *words: bytes, timeout_s: float = FOREVER) -> list[asyncio.Task[Any]]:
     """A task for each word that echoes it; all of them have called."""
-    tasks = [asyncio.create_task(call(pipe, word, timeout_s)) for word in words]
+    tasks = [asyncio.create_task(call(pipe, value, timeout_s)) for value in words]
     await asyncio.sleep(0)
     return tasks
 
@@ -109,7 +109,7 @@ async def start_many(pipe: Pipe, *words: bytes, timeout_s: float = FOREVER) -> a
     """A task that echoes the words in one piece."""
 
     async def call_many() -> list[Reply]:
-        return await pipe.call_many([(b"ECHO", word) for word in words], timeout_s)
+        return await pipe.call_many([(b"ECHO", value) for value in words], timeout_s)
 
     task = asyncio.create_task(call_many())
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def start_many(pipe: Pipe, *words: bytes, timeout_s: float = FOREVER) -> a
 
 
 async def outcomes(*tasks: asyncio.Task[Any]) -> list[object]:
-    """For each task its reply, or for `Lost` whether the request was sent, or the class of its error."""
+    """For each task its reply, or for `ConnectionBroken` whether the request was sent, or the class of its error."""
     _, hanging = await asyncio.wait(tasks, timeout=PATIENCE_S)
     return ["hangs" if task in hanging else _outcome(task) for task in tasks]
 
@@ -128,7 +128,7 @@ def _outcome(task: asyncio.Task[Any]) -> object:
     error = task.exception()
     if error is None:
         return task.result()
-    return error.sent if isinstance(error, Lost) else type(error)
+    return error.sent if isinstance(error, ConnectionBroken) else type(error)
 
 
 async def pause(pipe: Pipe) -> asyncio.Task[Any]:

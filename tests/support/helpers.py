@@ -29,7 +29,7 @@ from redis.retry import Retry
 
 import redislock_fast
 import redislock_fast.lock
-from redislock_fast._protocol.capabilities import HELLO, PROBE, Dialect
+from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._transport.threads import driver
 from redislock_fast._util import times
 from redislock_fast.server import Server
@@ -96,7 +96,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
-def dialect_of(server: Server) -> Dialect:
+def capabilities_of(server: Server) -> Capabilities:
     """What a server understands, whatever its version."""
     with redis.Redis(port=server.port) as client:
         connection: Any = client.connection_pool.get_connection()
@@ -104,7 +104,7 @@ def dialect_of(server: Server) -> Dialect:
         for request in (PROBE, HELLO):
             connection.send_command(*request)
             replies.append(connection.read_response())
-    return Dialect(*replies)
+    return Capabilities(*replies)
 
 
 def settings_of(lock: Any) -> tuple[Any, ...]:

@@ -103,7 +103,7 @@ class _Late:
                 self._target.sendall(piece)
 
 
-class _Link:
+class _Connection:
     """One client connection and its twin to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
@@ -137,7 +137,7 @@ class Proxy:
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self._state = threading.Condition()
-        self._links: list[_Link] = []
+        self._connections: list[_Connection] = []
         self._rules: list[_Rule] = []
         self._holding = False
         self._closed = False
@@ -178,8 +178,8 @@ class Proxy:
     def forget(self) -> None:
         """Have the server forget who is on the connections that are open now: a RESET precedes the next request."""
         with self._state:
-            for link in self._links:
-                link.forgets = True
+            for connection in self._connections:
+                connection.forgets = True
 
     def _arm(self, rule: _Rule) -> None:
         with self._state:
@@ -210,28 +210,28 @@ class Proxy:
     def stall(self) -> None:
         """Let the requests of the connections that are open now wait until `thaw`; new connections are served."""
         with self._state:
-            for link in self._links:
-                link.stalled = True
+            for connection in self._connections:
+                connection.stalled = True
 
     def thaw(self) -> None:
         """Pass on what was stalled, and close those connections. Returns when it has left for the server."""
         with self._state:
-            stalled = [link for link in self._links if link.stalled]
-            for link in stalled:
-                link.stalled = False
+            stalled = [connection for connection in self._connections if connection.stalled]
+            for connection in stalled:
+                connection.stalled = False
             self._state.notify_all()
-        for link in stalled:
+        for connection in stalled:
             with contextlib.suppress(OSError):
-                link.client.shutdown(socket.SHUT_RD)  # what has come is read to its end
-            link.threads[0].join(_WAIT_S)
+                connection.client.shutdown(socket.SHUT_RD)  # what has come is read to its end
+            connection.threads[0].join(_WAIT_S)
 
     def cut(self) -> None:
         """Close every connection now."""
         with self._state:
-            links, self._links = self._links, []
+            connections, self._connections = self._connections, []
             self._state.notify_all()
-        for link in links:
-            link.cut()
+        for connection in connections:
+            connection.cut()
 
     def refuse(self) -> None:
         """Accept no further connections until `accept`."""
@@ -265,7 +265,7 @@ class Proxy:
 
     def wait_for_quiet(self) -> None:
         """Return once every request has been replied to."""
-        self._wait(lambda: not any(link.in_flight for link in self._links), "no request is in flight")
+        self._wait(lambda: not any(connection.in_flight for connection in self._connections), "no request is in flight")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         with self._state:
@@ -277,7 +277,7 @@ class Proxy:
         self.refuse()
         with self._state:
             self._closed = True
-            threads = [thread for link in self._links for thread in link.threads]
+            threads = [thread for connection in self._connections for thread in connection.threads]
         self.cut()
         give_up = time.monotonic() + _WAIT_S
         for thread in threads:
@@ -307,34 +307,34 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
-            link = _Link(client, server)
+            connection = _Connection(client, server)
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.threads = [
-                threading.Thread(target=self._serve_link, args=(link,), daemon=True),
-                threading.Thread(target=self._forward, args=(link, server, client, self._on_reply), daemon=True),
+            connection.threads = [
+                threading.Thread(target=self._serve_link, args=(connection,), daemon=True),
+                threading.Thread(target=self._forward, args=(connection, server, client, self._on_reply), daemon=True),
             ]
             with self._state:
-                self._links.append(link)
-            for thread in reversed(link.threads):  # the first one joins the second, perhaps at once
+                self._connections.append(connection)
+            for thread in reversed(connection.threads):  # the first one joins the second, perhaps at once
                 thread.start()
 
-    def _serve_link(self, link: _Link) -> None:
+    def _serve_link(self, connection: _Connection) -> None:
         """Forward the requests; when both directions have ended, close both sockets."""
-        self._forward(link, link.client, link.server, self._on_request)
-        link.threads[1].join()
+        self._forward(connection, connection.client, connection.server, self._on_request)
+        connection.threads[1].join()
         with self._state:
-            if link in self._links:
-                self._links.remove(link)
-        link.client.close()
-        link.server.close()
+            if connection in self._connections:
+                self._connections.remove(connection)
+        connection.client.close()
+        connection.server.close()
 
     def _forward(
         self,
-        link: _Link,
+        connection: _Connection,
         source: socket.socket,
         target: socket.socket,
-        on_message: Callable[[_Link, bytes], tuple[bytes, bool]],
+        on_message: Callable[[_Connection, bytes], tuple[bytes, bool]],
     ) -> None:
         buffer = bytearray()
         late: _Late | None = None
@@ -344,8 +344,8 @@ class Proxy:
                 while buffer and (end := message_end(buffer)) is not None:
                     message = bytes(buffer[:end])
                     del buffer[:end]
-                    passed, goes_on = on_message(link, message)
-                    if self.delay_s and source is link.server:
+                    passed, goes_on = on_message(connection, message)
+                    if self.delay_s and source is connection.server:
                         late = late or _Late(target)
                         late.send(passed, self.delay_s)
                     else:
@@ -355,20 +355,20 @@ class Proxy:
         except OSError:
             return
         finally:
-            link.cut()
+            connection.cut()
             if late is not None:
                 late.send(b"", 0.0)
             with self._state:
-                if link in self._links:
-                    self._links.remove(link)
+                if connection in self._connections:
+                    self._connections.remove(connection)
                 self._state.notify_all()
 
-    def _on_request(self, link: _Link, message: bytes) -> tuple[bytes, bool]:
+    def _on_request(self, connection: _Connection, message: bytes) -> tuple[bytes, bool]:
         """What is passed on, and whether the connection stays open."""
         name = command_name(message)
         with self._state:
-            self._state.wait_for(lambda: not link.stalled or link not in self._links)
-            if link not in self._links:  # cut
+            self._state.wait_for(lambda: not connection.stalled or connection not in self._connections)
+            if connection not in self._connections:  # cut
                 return b"", False
             rule = self._strike(name)
             self.requests[name] += 1
@@ -377,14 +377,14 @@ class Proxy:
                 self.dropped.set()
                 return rule.part_of(message), False
             passed = _PING if rule is not None and rule.answer else message
-            if link.forgets:
-                link.forgets = False
-                link.in_flight.append((_BY_PROXY, None))
+            if connection.forgets:
+                connection.forgets = False
+                connection.in_flight.append((_BY_PROXY, None))
                 passed = _RESET + passed
-            link.in_flight.append((name, rule))
+            connection.in_flight.append((name, rule))
             return passed, True
 
-    def _on_reply(self, link: _Link, message: bytes) -> tuple[bytes, bool]:
+    def _on_reply(self, connection: _Connection, message: bytes) -> tuple[bytes, bool]:
         """As `_on_request`."""
         with self._state:
             pushed = is_message(message)
@@ -395,11 +395,11 @@ class Proxy:
             name, rule = "", None
             if pushed:
                 rule = self._strike(_MESSAGE)
-            elif link.in_flight:
-                name, rule = link.in_flight.popleft()
+            elif connection.in_flight:
+                name, rule = connection.in_flight.popleft()
             passes = pushed and self._messages_pass
-            self._state.wait_for(lambda: passes or not self._holding or link not in self._links)
-            if link not in self._links:  # cut
+            self._state.wait_for(lambda: passes or not self._holding or connection not in self._connections)
+            if connection not in self._connections:  # cut
                 return b"", False
             if name == _BY_PROXY:
                 return b"", True

@@ -46,13 +46,13 @@ def _anchors(text: str) -> set[str]:
 def _broken_links(page: Path) -> list[str]:
     broken: list[str] = []
     text = page.read_text(encoding="utf-8")
-    for link in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
-        if re.match(r"[a-z]+:", link):
+    for connection in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
+        if re.match(r"[a-z]+:", connection):
             continue
-        path, _, anchor = link.partition("#")
+        path, _, anchor = connection.partition("#")
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in _anchors(target.read_text(encoding="utf-8"))):
-            broken.append(link)
+            broken.append(connection)
     return broken
 
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from redislock_fast._protocol.majority import AcquireRound, LeaseRound, ReleaseRound, valid_s
 from redislock_fast._util.times import clock
 
-__all__ = ["QuorumEntry", "QuorumLease"]
+__all__ = ["MajorityEntry", "MajorityLease"]
 
 
-class QuorumEntry(NamedTuple):
+class MajorityEntry(NamedTuple):
     """What is to be cleaned up of a Redlock.
 
     Attributes:
@@ -28,7 +28,7 @@ class QuorumEntry(NamedTuple):
         return object.__repr__(self)
 
 
-class QuorumLease:
+class MajorityLease:
     """The lease of a Redlock.
 
     Who may touch what: every thread or task that shares the lock object may prolong the lease, also at once. `times` is

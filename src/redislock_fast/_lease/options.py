@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Breaker", "Terms"]
+__all__ = ["Breaker", "Options"]
 
 
 class Breaker(Protocol):
@@ -31,8 +31,8 @@ class Breaker(Protocol):
 
 if TYPE_CHECKING:  # at run time, it would only add to the import time
 
-    class TermSettings(TypedDict, total=False):
-        """The parameters of `Terms`, as a lock takes them."""
+    class OptionSettings(TypedDict, total=False):
+        """The parameters of `Options`, as a lock takes them."""
 
         auto_renew: bool
         max_hold: float | None
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         metrics: Metrics | None
 
 
-class Terms:
+class Options:
     """The options of one lock.
 
     The parameters are those of `redislock_fast.Lock`.

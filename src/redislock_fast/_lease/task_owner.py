@@ -1,6 +1,6 @@
-"""What each task holds: `ownership.Holding` for asyncio.
+"""What each task holds: `ownership.Owner` for asyncio.
 
-Who may touch what: `TaskHoldings` may be used from several loops in several threads: its dict is used by atomic methods
+Who may touch what: `TaskOwners` may be used from several loops in several threads: its dict is used by atomic methods
 alone, each entry by its own task while that lives, and by the tasks that do what it has asked for. A holding is
 forgotten and then looked at again, while who acquires notes the token and then looks whether it was forgotten: one of
 them sees the other.
@@ -12,10 +12,10 @@ import asyncio
 import weakref
 from typing import Any, TypeAlias
 
-from redislock_fast._lease.ownership import Holding
+from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.loop_py import running_loop
 
-__all__ = ["TaskHoldings"]
+__all__ = ["TaskOwners"]
 
 # Names of their own: each attribute of a module less is one look-up less for every acquire and release.
 _current_task = asyncio.current_task
@@ -25,7 +25,7 @@ _ref = weakref.ref
 _Key: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 
 
-class _TaskHolding(Holding):
+class _TaskOwner(Owner):
     """What one task holds."""
 
     def __init__(self, task: _Key) -> None:
@@ -39,7 +39,7 @@ class _TaskHolding(Holding):
             self.forgotten_by = None
             holdings[self._task] = self
 
-    def note_forgotten(self, holdings: dict[_Key, _TaskHolding]) -> None:
+    def note_forgotten(self, holdings: dict[_Key, _TaskOwner]) -> None:
         """It was taken from among these; an acquire that its task has asked for may be under way in another task."""
         self.forgotten_by = holdings
         if self.token is not None:
@@ -52,7 +52,7 @@ class _TaskHolding(Holding):
         return task is None or task.done()
 
 
-class TaskHoldings:
+class TaskOwners:
     """What each task holds.
 
     A task that ended while it held was a helper: `asyncio.wait_for` (before Python 3.12) and `gather` run what they are
@@ -64,10 +64,10 @@ class TaskHoldings:
 
     def __init__(self) -> None:
         # By weak reference: a dead one equals no other, even where a new task has the old one's address.
-        self._holdings: dict[_Key, _TaskHolding] = {}
+        self._holdings: dict[_Key, _TaskOwner] = {}
         self._tidy_at = 8
 
-    def mine(self) -> Holding:
+    def mine(self) -> Owner:
         """The calling task's holding. Outside of tasks there is one for all."""
         try:
             task = _current_task(running_loop())
@@ -78,10 +78,10 @@ class TaskHoldings:
         if holding is None:
             if len(self._holdings) >= self._tidy_at:
                 self._tidy()
-            holding = self._holdings.setdefault(key, _TaskHolding(key))
+            holding = self._holdings.setdefault(key, _TaskOwner(key))
         return holding
 
-    def held(self) -> Holding:
+    def held(self) -> Owner:
         """The calling task's holding if it has a token, else the last one that an ended task has left."""
         mine = self.mine()
         if mine.token is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
 
 __all__ = ["end_telling", "telling", "told_of"]
 
@@ -20,38 +20,38 @@ class _Telling:
     """One call of an `on_lost`.
 
     Attributes:
-        tenure: the lease that was lost; None once the callback has acquired the lock anew.
+        lease: the lease that was lost; None once the callback has acquired the lock anew.
     """
 
-    __slots__ = ("tenure",)
+    __slots__ = ("lease",)
 
-    def __init__(self, tenure: Tenure) -> None:
-        self.tenure: Tenure | None = tenure
+    def __init__(self, lease: Lease) -> None:
+        self.lease: Lease | None = lease
 
 
 _current: ContextVar[_Telling | None] = ContextVar("redislock_fast-telling", default=None)
 
 
 @contextlib.contextmanager
-def telling(tenure: Tenure) -> Iterator[None]:
+def telling(lease: Lease) -> Iterator[None]:
     """A context for the call of `on_lost` for a lease. A task that is made in it belongs to the callback, too."""
-    before = _current.set(_Telling(tenure))
+    before = _current.set(_Telling(lease))
     try:
         yield
     finally:
         _current.reset(before)
 
 
-def told_of(lock: Any) -> Tenure | None:
+def told_of(lock: Any) -> Lease | None:
     """The lost lease of this lock, where its own callback calls and has not acquired the lock anew; else None."""
     current = _current.get()
-    if current is None or current.tenure is None or current.tenure.lock() is not lock:
+    if current is None or current.lease is None or current.lease.lock() is not lock:
         return None
-    return current.tenure
+    return current.lease
 
 
 def end_telling(lock: Any) -> None:
     """Note that the lock was acquired. If its own callback did that, it holds the lock from now on."""
     current = _current.get()
     if current is not None and told_of(lock) is not None:
-        current.tenure = None
+        current.lease = None

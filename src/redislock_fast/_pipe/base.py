@@ -16,8 +16,8 @@ __all__ = [
     "UNSENT_SILENCE_S",
     "Args",
     "Bulk",
+    "ConnectionBroken",
     "Forked",
-    "Lost",
     "Mailbox",
     "Malformed",
     "NoReply",
@@ -81,7 +81,7 @@ NOT_ENOUGH = object()
 """Returned by the parser when its buffer ends within a reply."""
 
 
-class Lost(Exception):
+class ConnectionBroken(Exception):
     """The connection broke before the reply came.
 
     Attributes:
@@ -93,11 +93,12 @@ class Lost(Exception):
         self.sent = sent
 
 
-class Malformed(Lost, hiredis.ProtocolError):
+class Malformed(ConnectionBroken, hiredis.ProtocolError):
     """A reply or a push is of a type or shape that its request cannot have.
 
     Replies may belong to other requests then, so the connection must be left. Raised to the caller that got the reply,
-    it is a `Lost`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe for all callers.
+    it is a `ConnectionBroken`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe for all
+    callers.
     """
 
     def __init__(self, reply: object) -> None:
@@ -162,7 +163,7 @@ class Pipe(Protocol):
 
     @property
     def broken(self) -> bool:
-        """True once the connection is broken: every further call raises `Lost(sent=False)`."""
+        """True once the connection is broken: every further call raises `ConnectionBroken(sent=False)`."""
 
     @property
     def silence_s(self) -> float:
@@ -223,7 +224,7 @@ class Pipe(Protocol):
         """A new mailbox, on which a thread can wait while others call."""
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`."""
+        """Break the pipe: callers that still wait get `ConnectionBroken`."""
 
     def forget(self) -> None:
         """In a forked child: refuse every call. The pipe registers itself for that."""

@@ -55,7 +55,7 @@ from redislock_fast._pipe.base import (
     SPIN_US,
     UNSENT_LIMIT_BYTES,
     UNSENT_SILENCE_S,
-    Lost,
+    ConnectionBroken,
     NoReply,
     is_answer_to,
     new_reader,
@@ -245,7 +245,7 @@ cdef class LoopPipe:
     cdef Slot told_tail
     cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
-    cdef Buffer queued             # the bytes that leave with the next flush
+    cdef Buffer contended             # the bytes that leave with the next flush
     cdef Py_ssize_t queued_count   # how many of the last slots are in queued
     cdef Py_ssize_t just_sent      # how many slots' requests have left since bytes were received last
     cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
@@ -291,7 +291,7 @@ cdef class LoopPipe:
             self._deliver(0)
 
     def __dealloc__(self):
-        PyMem_RawFree(self.queued.data)
+        PyMem_RawFree(self.contended.data)
 
     @property
     def is_idle(self):
@@ -355,10 +355,10 @@ cdef class LoopPipe:
         """Queue one request (args), or many."""
         cdef double now = monotonic()
         if self.broken:
-            raise Lost(False, "the connection is closed")
-        if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
+            raise ConnectionBroken(False, "the connection is closed")
+        if self.contended.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
             self._leave()
-        if reserve(&self.queued, size) < 0:
+        if reserve(&self.contended, size) < 0:
             raise MemoryError
         slot.loop = self.loop
         slot.deadline = NEVER
@@ -367,10 +367,10 @@ cdef class LoopPipe:
             if slot.deadline < self.timer_at:
                 self._watch(slot.deadline)
         if requests is None:
-            write_request(self.queued.data + self.queued.used, args)
+            write_request(self.contended.data + self.contended.used, args)
         else:
-            write_requests(self.queued.data + self.queued.used, requests)
-        self.queued.used += size
+            write_requests(self.contended.data + self.contended.used, requests)
+        self.contended.used += size
         self.queued_count += 1
         if self.tail is None:
             self.head = self.tail = slot
@@ -381,7 +381,7 @@ cdef class LoopPipe:
             self.tail.next = slot
             self.tail = slot
             if self.delivering:
-                if self.queued_count >= self.half or self.queued.used >= FLUSH_BYTES:
+                if self.queued_count >= self.half or self.contended.used >= FLUSH_BYTES:
                     self._write()
             elif not self.flushing:
                 self.flushing = True
@@ -395,9 +395,9 @@ cdef class LoopPipe:
     cdef int _write(self) except -1:
         """Send what is queued, unless the transport's buffer is full."""
         cdef object data
-        if self.queued.used and not self.paused and not self.broken:
-            data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
-            self.queued.used = 0
+        if self.contended.used and not self.paused and not self.broken:
+            data = PyBytes_FromStringAndSize(self.contended.data, self.contended.used)
+            self.contended.used = 0
             self.just_sent += self.queued_count
             self.queued_count = 0
             self.transport.write(data)
@@ -625,7 +625,7 @@ cdef class LoopPipe:
                 slot = self.told_head
                 self.told_head = slot.next
                 self._step_one(slot)
-            if self.queued.used:
+            if self.contended.used:
                 self._write()
                 self._await(&self.handing)
         finally:
@@ -705,7 +705,7 @@ cdef class LoopPipe:
             following = following.next
         while slot is not None:
             if slot.state == WAITING:
-                slot._end(FAILED, Lost(count > self.queued_count, cause))
+                slot._end(FAILED, ConnectionBroken(count > self.queued_count, cause))
             count -= 1
             following = slot.next
             slot.next = None
@@ -716,4 +716,4 @@ cdef class LoopPipe:
         """Break the pipe: the server is silent, and too much waits to be sent."""
         self._fail("the server is silent, and too much waits to be sent")
         self.transport.abort()
-        raise Lost(False, "the connection is closed")
+        raise ConnectionBroken(False, "the connection is closed")

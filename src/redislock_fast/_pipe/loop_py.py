@@ -24,7 +24,7 @@ from redislock_fast._pipe.base import (
     UNSENT_SILENCE_S,
     Args,
     Bulk,
-    Lost,
+    ConnectionBroken,
     NoReply,
     OnPush,
     OnReply,
@@ -61,7 +61,7 @@ class Pipe(Protocol):
 
     @property
     def broken(self) -> bool:
-        """True once the connection is broken: every further call raises `Lost(sent=False)`."""
+        """True once the connection is broken: every further call raises `ConnectionBroken(sent=False)`."""
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +87,7 @@ class Pipe(Protocol):
         """Send one request behind all that were sent before; `base.Pipe.post` for a loop."""
 
     def close(self) -> None:
-        """Break the pipe: callers that still wait get `Lost`. Queued requests are sent first."""
+        """Break the pipe: callers that still wait get `ConnectionBroken`. Queued requests are sent first."""
 
     async def wait_closed(self, limit_s: float) -> None:
         """Wait until the closed connection is gone; abort it after `limit_s` seconds."""
@@ -222,12 +222,12 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     def _send(self, data: bytes, slot: asyncio.Future[Any] | Slot, timeout_s: float) -> None:
         if self.broken:
-            raise Lost(False, "the connection is closed")
+            raise ConnectionBroken(False, "the connection is closed")
         now = self._loop.time()
         if self._queued_bytes > UNSENT_LIMIT_BYTES and now - self._heard_s > UNSENT_SILENCE_S:
             self._fail("the server is silent, and too much waits to be sent")
             self.transport.abort()
-            raise Lost(False, "the connection is closed")
+            raise ConnectionBroken(False, "the connection is closed")
         deadline = _NEVER
         if timeout_s >= 0:
             deadline = now + timeout_s
@@ -368,7 +368,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         for index, slot in enumerate(self._slots):
             future = slot.future if type(slot) is Slot else slot
             if future is not None and not future.done():
-                future.set_exception(Lost(index < sent, cause))
+                future.set_exception(ConnectionBroken(index < sent, cause))
         self._answerable = 0
         self._slots.clear()
         self._deadlines.clear()

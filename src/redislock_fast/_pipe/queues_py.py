@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from redislock_fast._pipe.base import Args, Lost, OnReply, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 
 __all__ = ["Mailbox", "Outbox", "Slot", "State", "oldest_waiting", "receive", "sleep_s", "wait_ready"]
 
@@ -45,7 +45,7 @@ class Slot:
     __slots__ = (
         "begins",
         "ends",
-        "many",
+        "is_pipeline",
         "messages",
         "on_reply",
         "replies",
@@ -62,7 +62,7 @@ class Slot:
         self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.messages = messages  # of the mailbox, where it waits for one
         self.on_reply: OnReply | None = None  # fixed once queued; called with the reply to a post
-        self.many = False  # fixed once queued; whether there are many requests
+        self.is_pipeline = False  # fixed once queued; whether there are many requests
         self.subscription: Args | None = None  # fixed once queued; the request, where it is a single one
         self.begins = 0  # mutex
         self.ends = 0  # mutex
@@ -127,7 +127,9 @@ class Outbox:
     """The bytes that a pipe is to send."""
 
     def __init__(self) -> None:
-        self.queued = bytearray()  # mutex, its size read without as a hint; requests that no thread has begun to send
+        self.contended = (
+            bytearray()
+        )  # mutex, its size read without as a hint; requests that no thread has begun to send
         self.leaving = b""  # sender, else reader; the bytes that are being sent
         self.accepted = 0  # mutex; bytes ever queued
         self.offered = 0  # mutex; bytes ever moved into leaving
@@ -138,13 +140,13 @@ class Outbox:
         slot.begins = self.accepted
         self.accepted += len(request)
         slot.ends = self.accepted
-        self.queued += request
+        self.contended += request
 
     def load(self) -> bool:
         """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
-        if not self.leaving and self.queued:
-            self.leaving = bytes(self.queued)
-            self.queued.clear()
+        if not self.leaving and self.contended:
+            self.leaving = bytes(self.contended)
+            self.contended.clear()
             self.offered = self.accepted
         return self.leaving != b""
 
@@ -193,10 +195,10 @@ class Mailbox:
         try:
             if not self._messages:
                 self._slot = Slot(State.WAITING, messages=self._messages)
-                with contextlib.suppress(Lost):
+                with contextlib.suppress(ConnectionBroken):
                     self._pipe.listen(self._slot, timeout_s)
             if not self._messages:
-                raise Lost(False, "the connection broke")
+                raise ConnectionBroken(False, "the connection broke")
             # An interrupt comes after a call, if at all: it would make `popleft` lose the message.
             message = self._messages[0]
             del self._messages[0]

@@ -293,14 +293,14 @@ cdef Py_ssize_t append_run(
 
 cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil:
     """Make room for `more` bytes. Returns -1 when there is no memory."""
-    cdef Py_ssize_t room = buffer.room
+    cdef Py_ssize_t registry = buffer.registry
     cdef char* data
-    if buffer.used + more <= room:
+    if buffer.used + more <= registry:
         return 0
-    room = max(1024, 2 * room, buffer.used + more)
-    data = <char*>PyMem_RawRealloc(buffer.data, room)
+    registry = max(1024, 2 * registry, buffer.used + more)
+    data = <char*>PyMem_RawRealloc(buffer.data, registry)
     if data == NULL:
         return -1
     buffer.data = data
-    buffer.room = room
+    buffer.registry = registry
     return 0

@@ -80,7 +80,7 @@ cdef struct Slot:
     PyThread_type_lock wake
 
 
-cdef struct Wait:        # one caller's way through the pipe, on its own stack
+cdef struct JoinQueue:        # one caller's way through the pipe, on its own stack
     Slot* slot
     double timeout_s     # below 0: for ever
     double deadline      # CLOCK_MONOTONIC, where there is a timeout

@@ -29,8 +29,8 @@ from redislock_fast._pipe.base import (
     UNSENT_SILENCE_S,
     Args,
     Bulk,
+    ConnectionBroken,
     Forked,
-    Lost,
     NoReply,
     OnPush,
     OnReply,
@@ -115,7 +115,7 @@ class Pipe:
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         request, count = joined(requests)
         slot = Slot(State.WAITING, count)
-        slot.many = True
+        slot.is_pipeline = True
         self._run(slot, timeout_s, request)
         return slot.replies
 
@@ -126,7 +126,7 @@ class Pipe:
                 self._lead(slot, deadline)
             else:
                 self._follow(slot, deadline)
-        except (Lost, NoReply):
+        except (ConnectionBroken, NoReply):
             self._check_forked()
             raise
         except Forked:
@@ -145,7 +145,7 @@ class Pipe:
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
         request, count = joined(requests)
         slot = Slot(State.ABANDONED, count)
-        slot.many = True
+        slot.is_pipeline = True
         self._post(slot, request, on_replies)
 
     def _post(self, slot: Slot, request: bytes, on_reply: OnReply | None) -> None:
@@ -153,7 +153,7 @@ class Pipe:
         try:
             if self._queue(request, slot):
                 self._hand_over()
-        except Lost:
+        except ConnectionBroken:
             raise
         except BaseException:
             self._break()
@@ -183,12 +183,12 @@ class Pipe:
         """Queue a request. Returns whether the caller is to read."""
         sends = False
         self._check_forked()
-        if len(self._outbox.queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
+        if len(self._outbox.contended) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
             self.close()
-            raise Lost(False, "the server is silent, and too much waits to be sent")
+            raise ConnectionBroken(False, "the server is silent, and too much waits to be sent")
         with self._mutex:
             if self._dead:
-                raise Lost(False, "the connection is closed")
+                raise ConnectionBroken(False, "the connection is closed")
             lead = not self._reading
             if not self._slots and not (lead and slot.state is State.WAITING):
                 self._heard_s = time.monotonic()  # a caller that waits first needs the idle time
@@ -200,7 +200,7 @@ class Pipe:
                 if self._callers_send and not self._sending:
                     self._sending = sends = True
             self._outbox.put(request, slot)
-            if self._far and not self._timed and not slot.many:
+            if self._far and not self._timed and not slot.is_pipeline:
                 self._timed = slot.ends
                 self._timed_at_s = time.monotonic()
             self._slots.append(slot)
@@ -226,7 +226,7 @@ class Pipe:
         """Begin to wait for a mailbox. Returns whether the caller is the reader."""
         with self._mutex:
             if self._dead:
-                raise Lost(False, "the connection is closed")
+                raise ConnectionBroken(False, "the connection is closed")
             lead = not self._reading
             if lead:
                 self._reading = True
@@ -248,7 +248,7 @@ class Pipe:
                 self._heard_s = time.monotonic()
             while slot.state is not State.DONE:
                 if slot.state in (State.LOST, State.UNSENT):
-                    raise Lost(slot.state is State.LOST, "the connection broke")
+                    raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
                 if self._take_queue():
                     self._send()
                 if self._receive():
@@ -258,7 +258,7 @@ class Pipe:
                     self._wait(slot, deadline)
         except OSError as error:
             self._fail()
-            raise Lost(slot.state is not State.UNSENT, str(error)) from error
+            raise ConnectionBroken(slot.state is not State.UNSENT, str(error)) from error
         finally:
             harmless, slot.waits = slot.waits, False
             if not self._forked:
@@ -288,7 +288,7 @@ class Pipe:
         if lead:
             self._lead(slot, deadline)
         elif slot.state is not State.DONE:
-            raise Lost(slot.state is State.LOST, "the connection broke")
+            raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
 
     def _check_forked(self) -> None:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
@@ -423,7 +423,7 @@ class Pipe:
             if not self._slots:
                 raise hiredis.ProtocolError("a reply without a request")
             slot = self._slots[0]
-            if slot.begins >= self._answerable if slot.many else slot.ends > self._answerable:
+            if slot.begins >= self._answerable if slot.is_pipeline else slot.ends > self._answerable:
                 raise hiredis.ProtocolError("a reply before its request has left")
             slot.replies.append(reply)
             slot.wanted -= 1
@@ -432,7 +432,7 @@ class Pipe:
                     slot.end(State.DONE)
                 del self._slots[0]
         if not slot.wanted and slot.on_reply is not None:
-            slot.on_reply(slot.replies if slot.many else reply)
+            slot.on_reply(slot.replies if slot.is_pipeline else reply)
             self._check_forked()
 
     def _give_up(self, slot: Slot) -> State:

@@ -19,7 +19,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
-from redislock_fast._lease.ownership import Holding, Trial
+from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.lease import LeaseBase
 from redislock_fast._procedures.settings import Backoff
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
@@ -39,7 +39,7 @@ class _Call:
     """One acquire under way. It belongs to the thread or task that acquires.
 
     Args:
-        local: the caller's holding.
+        owner: the caller's holding.
         token: the attempts'.
         brought: the token as the caller brought it; None where the caller brought none.
         waits: whether to wait after the first attempt.
@@ -51,11 +51,11 @@ class _Call:
         attempt: the last one.
     """
 
-    __slots__ = ("attempt", "before", "brought", "limit", "local", "sleep_s", "token", "waits")
+    __slots__ = ("attempt", "before", "brought", "limit", "owner", "sleep_s", "token", "waits")
 
-    def __init__(self, local: Holding, token: bytes, brought: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
-        self.local = local
-        self.before = local.token
+    def __init__(self, owner: Owner, token: bytes, brought: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
+        self.owner = owner
+        self.before = owner.token
         self.brought = brought
         self.token = token
         self.waits = waits
@@ -77,7 +77,7 @@ class AcquireBase(LeaseBase):
     def _acquiring_until(
         self,
         limit: Limit,
-        local: Holding,
+        owner: Owner,
         sleep: float | None,
         blocking: bool | None,
         token: Any,
@@ -88,7 +88,7 @@ class AcquireBase(LeaseBase):
 
         Args:
             limit: the deadline.
-            local: the caller's holding.
+            owner: the caller's holding.
             sleep: as for `acquire`, and so the next two.
             blocking: as for `acquire`.
             token: as for `acquire`.
@@ -97,7 +97,7 @@ class AcquireBase(LeaseBase):
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
         waits = limit.waits and bool(self.blocking if blocking is None else blocking)
-        call = _Call(local, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
+        call = _Call(owner, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
         call.attempt = begun
         try:
             if begun is None and self._is_overridden("do_acquire"):
@@ -110,7 +110,7 @@ class AcquireBase(LeaseBase):
             self._note_failure(call, not contended)
             if self._wait == "push":
                 waiting = self._waiting(call.token, call.brought, sleep_s, limit)
-                outcome = yield from self._queueing(waiting, local, left)
+                outcome = yield from self._queueing(waiting, owner, left)
                 call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
                 if outcome is not POLL:
                     return outcome is not TIME_UP
@@ -135,39 +135,39 @@ class AcquireBase(LeaseBase):
         contended: bool = self._transport.is_contended(self._key, is_patient)
         return contended
 
-    def _new_attempt(self, token: bytes, own: bool, local: Holding) -> Acquire:
+    def _new_attempt(self, token: bytes, own: bool, owner: Owner) -> Acquire:
         """The next attempt, with the caller's own token or another; noted for hooks and for fences."""
         kind = self._own_kind if own else self._attempt_kind
-        local.attempt = attempt = kind(self._key, token, self._ttl_ms)
+        owner.attempt = attempt = kind(self._key, token, self._ttl_ms)
         return attempt
 
     @staticmethod
-    def _note(attempt: Acquire, local: Holding) -> None:
+    def _note(attempt: Acquire, owner: Owner) -> None:
         """Note the lease that the attempt has got."""
         ttl_ms = attempt.ttl_ms
-        local.lease = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+        owner.expiry = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
 
     def _attempting(self, call: _Call) -> Steps:
         """Make one attempt. Returns whether the lock is held."""
-        local, attempt = call.local, call.attempt
+        owner, attempt = call.owner, call.attempt
         if attempt is not None and attempt.begun is not None:
-            local.attempt = attempt
+            owner.attempt = attempt
         else:
-            attempt = call.attempt = self._new_attempt(call.token, call.brought is not None, local)
+            attempt = call.attempt = self._new_attempt(call.token, call.brought is not None, owner)
         yield Execute(attempt, call.limit.left_s())
         if attempt.result:
-            self._note(attempt, local)
-            local.hold(call.token)
+            self._note(attempt, owner)
+            owner.hold(call.token)
         return attempt.result
 
     def _attempting_for_caller(self, token: Any) -> Steps:
         """Make one attempt for whatever has called `do_acquire`. Returns whether the lock is held."""
-        local = self._acting() or self._mine()
+        owner = self._acting() or self._mine()
         token = self._transport.encode(token)
-        attempt = self._new_attempt(token, token is local.brought, local)
-        yield Execute(attempt, None if local.limit is None else local.limit.left_s())
+        attempt = self._new_attempt(token, token is owner.brought, owner)
+        yield Execute(attempt, None if owner.limit is None else owner.limit.left_s())
         if attempt.result:
-            self._note(attempt, local)
+            self._note(attempt, owner)
         return attempt.result
 
     def _note_failure(self, call: _Call, was_asked: bool) -> None:
@@ -181,26 +181,26 @@ class AcquireBase(LeaseBase):
         if call.brought is None and attempt is not None and attempt.unsettled:
             call.token = self._next_token(None)  # a token that is being undone does not come back
         if call.limit.wait_s is None:
-            self._refuse_to_wait_for_itself(call.local, attempt)
+            self._refuse_to_wait_for_itself(call.owner, attempt)
 
-    def _refuse_to_wait_for_itself(self, local: Holding, attempt: Acquire | None) -> None:
+    def _refuse_to_wait_for_itself(self, owner: Owner, attempt: Acquire | None) -> None:
         if (
             self.thread_local
-            and (self._ttl_ms is None or (local.tenure is not None and local.tenure.is_endless))
+            and (self._ttl_ms is None or (owner.lease is not None and owner.lease.is_endless))
             and attempt is not None
-            and local.token is not None
-            and is_held_with(attempt.holder, local.token)
+            and owner.token is not None
+            and is_held_with(attempt.holder, owner.token)
         ):
             raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
 
     # ---- polling ----
 
-    def _polling(self, call: _Call, trial: Trial | None = None) -> Steps:
+    def _polling(self, call: _Call, pending: PendingOwner | None = None) -> Steps:
         """Pause and attempt, again and again. Returns whether the lock is held.
 
         Args:
             call: its last attempt has failed.
-            trial: where an overridden `do_acquire` leaves its attempts; None: attempt without a hook.
+            pending: where an overridden `do_acquire` leaves its attempts; None: attempt without a hook.
         """
         backoff = Backoff(self._wait, call.sleep_s)
         while True:
@@ -208,34 +208,34 @@ class AcquireBase(LeaseBase):
             if not call.limit.allows(pause_s):
                 return False
             yield Sleep(pause_s)
-            call.local.retries += 1
-            attempting = self._attempting(call) if trial is None else self._attempting_by_hook(call, trial)
+            call.owner.retries += 1
+            attempting = self._attempting(call) if pending is None else self._attempting_by_hook(call, pending)
             if (yield from attempting):
                 return True
             self._note_failure(call, True)
 
     def _polling_by_hook(self, call: _Call) -> Steps:
         """Call an overridden `do_acquire` until it has the lock. Returns whether the lock is held."""
-        trial = Trial(call.local)
-        trial.limit = call.limit
-        trial.brought = None if call.brought is None else call.token
-        if (yield from self._attempting_by_hook(call, trial)):
+        pending = PendingOwner(call.owner)
+        pending.limit = call.limit
+        pending.brought = None if call.brought is None else call.token
+        if (yield from self._attempting_by_hook(call, pending)):
             return True
         if not call.waits:
             return False
         self._note_failure(call, True)
-        return (yield from self._polling(call, trial))
+        return (yield from self._polling(call, pending))
 
-    def _attempting_by_hook(self, call: _Call, trial: Trial) -> Steps:
+    def _attempting_by_hook(self, call: _Call, pending: PendingOwner) -> Steps:
         """Make an attempt by an overridden `do_acquire`. Returns whether the lock is held."""
-        local = call.local
+        owner = call.owner
         try:
-            acquired = bool((yield from self._calling(trial, self.do_acquire, call.token)))
+            acquired = bool((yield from self._calling(pending, self.do_acquire, call.token)))
         finally:
-            call.attempt = trial.attempt
+            call.attempt = pending.attempt
         if acquired:
-            local.attempt, local.lease = trial.attempt, trial.lease
-            local.hold(call.token)
+            owner.attempt, owner.expiry = pending.attempt, pending.expiry
+            owner.hold(call.token)
         return acquired
 
     # ---- waiting by push ----
@@ -246,55 +246,55 @@ class AcquireBase(LeaseBase):
         kind = self._attempt_kind if brought is None else self._own_kind
         return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
 
-    def _queueing(self, waiting: Waiting, local: Holding, left: Left) -> Steps:
+    def _queueing(self, waiting: Waiting, owner: Owner, left: Left) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
 
         Mostly one message grants the lock. Whatever else happens is told to the waiting's own steps.
         """
-        seat, outcome = None, None
+        waiter, outcome = None, None
         heard: object = ENTERED
         try:
-            seat = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+            waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
             try:
-                timeout_s = None if seat is None else waiting.join(seat)
+                timeout_s = None if waiter is None else waiting.join(waiter)
                 if timeout_s is not None:
-                    heard = yield Listen(seat, timeout_s)
-                    outcome = waiting.granted(seat, heard)
+                    heard = yield Listen(waiter, timeout_s)
+                    outcome = waiting.granted(waiter, heard)
                     if outcome is not None:
-                        seat.room.leave(seat)
+                        waiter.registry.leave(waiter)
             except BaseException as error:
                 heard, outcome = error, None
             if outcome is None:
-                outcome = yield from waiting.steps((seat, heard))
+                outcome = yield from waiting.steps((waiter, heard))
             if type(outcome) is Grant:
-                outcome.note(local, waiting.token, waiting.ttl_ms)
-                local.attempt = waiting.attempt or local.attempt
+                outcome.note(owner, waiting.token, waiting.ttl_ms)
+                owner.attempt = waiting.attempt or owner.attempt
             return outcome  # noqa: TRY300  # an interrupt here is undone, too
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if self._leaves(waiting, local):
+            if self._leaves(waiting, owner):
                 left.append((self._key, waiting.token))
             raise
         finally:
-            seat = heard = None  # an error would keep this frame, and this frame the error
+            waiter = heard = None  # an error would keep this frame, and this frame the error
 
     # ---- what a failed acquire leaves ----
 
     def _leaves_unnoticed(self, call: _Call) -> bool:
         """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply."""
-        local, token, attempt = call.local, call.token, call.attempt
+        owner, token, attempt = call.owner, call.token, call.attempt
         if token == call.before:
             return False
         acquired = attempt is not None and attempt.token is token and attempt.result
         # Else another caller has noted it, which has brought the same token.
-        noted = local.token == token and (acquired or call.brought is None)
+        noted = owner.token == token and (acquired or call.brought is None)
         if noted:
-            local.token = None
+            owner.token = None
         if call.brought is not None:
             return acquired and attempt is not None and attempt.took
         return noted or acquired
 
     @staticmethod
-    def _leaves(waiting: Waiting, local: Holding) -> bool:
+    def _leaves(waiting: Waiting, owner: Owner) -> bool:
         """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
 
         Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
@@ -302,6 +302,6 @@ class AcquireBase(LeaseBase):
         attempt = waiting.attempt
         if not waiting.queues and not (attempt is not None and attempt.result):
             return False
-        if local.token == waiting.token:
-            local.token = None
+        if owner.token == waiting.token:
+            owner.token = None
         return waiting.queues or (attempt is not None and attempt.took)

@@ -21,12 +21,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
 from redislock_fast._protocol.commands import Extend, Reacquire
-from redislock_fast._protocol.pipeline import AcquireMany, Many, ReleaseMany
+from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
 from redislock_fast._util import fork
 from redislock_fast._util.times import added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._util.tokens import new_token
 
-__all__ = ["BatchBase", "Group", "Hold", "Indexes", "Name", "Plan", "acquiring"]
+__all__ = ["BatchBase", "BatchLease", "Group", "Indexes", "Name", "Plan", "acquiring"]
 
 Name: TypeAlias = "str | bytes"
 
@@ -92,7 +92,7 @@ class Group:
         self.doubtful = False
 
 
-class Hold:
+class BatchLease:
     """The locks that a batch holds: its token, and groups of locks."""
 
     def __init__(self, plan: Plan) -> None:
@@ -147,7 +147,7 @@ class Hold:
 class BatchBase:
     """The base of both `Batch` classes, which describe its attributes."""
 
-    def __init__(self, hold: Hold, missed: list[int]) -> None:
+    def __init__(self, hold: BatchLease, missed: list[int]) -> None:
         self._hold = hold
         names = hold.plan.names
         self.missed: list[Name] = []
@@ -187,7 +187,7 @@ class BatchBase:
         verdicts: list[tuple[Indexes, list[bool]]] = []
         for groups in (yield from self._hold.rounds(self._hold.live_groups())):
             operations = [
-                ReleaseMany(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful)
+                ReleasePipeline(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful)
                 for group in groups
             ]
             try:
@@ -205,7 +205,7 @@ class BatchBase:
         verdicts: list[tuple[Indexes, list[bool]]] = []
         for groups in (yield from self._hold.rounds(self._hold.live_groups())):
             machines = [[operation_of(key, group) for key in self._hold.keys_of(group.indexes)] for group in groups]
-            operations = [Many(of_group) for of_group in machines]
+            operations = [Pipeline(of_group) for of_group in machines]
             try:
                 yield all_of(operations)
             finally:
@@ -214,7 +214,7 @@ class BatchBase:
                     self._note_leases(group, of_group, operation)
         return self._result(verdicts)
 
-    def _note_leases(self, group: Group, machines: Sequence[Extend | Reacquire], operation: Many) -> None:
+    def _note_leases(self, group: Group, machines: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
         ttl_s = (self._hold.plan.ttl_ms or 0) / 1000
         if operation.unfinished:
             if operation.unsettled and isinstance(machines[0], Reacquire) and group.expires_at is not None:
@@ -246,7 +246,7 @@ _FRESH = 0.75
 """The part of a lease that must be left when it is returned."""
 
 
-def acquiring(hold: Hold) -> Steps:
+def acquiring(hold: BatchLease) -> Steps:
     """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
 
     If it raises, `hold` has all locks that may be held, for the driver to clean up.
@@ -258,7 +258,7 @@ def acquiring(hold: Hold) -> Steps:
 class _Acquisition:
     """The rounds of one acquire; `hold` is what is held so far."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: BatchLease) -> None:
         self._hold = hold
         self._plan = hold.plan
         wait_s = self._plan.blocking_timeout
@@ -328,7 +328,7 @@ class _Acquisition:
         ttl_ms = self._plan.ttl_ms
         for windows in (yield from self._rounds(indexes)):
             groups = [Group(window, None) for window in windows]
-            operations = [AcquireMany(self._hold.keys_of(window), self._hold.token, ttl_ms) for window in windows]
+            operations = [AcquirePipeline(self._hold.keys_of(window), self._hold.token, ttl_ms) for window in windows]
             self._hold.groups += groups  # before it is asked: so every error cleans it up
             yield all_of(operations, self._limit_s())
             for group, operation in zip(groups, operations, strict=True):
@@ -355,7 +355,7 @@ class _Acquisition:
                 [Reacquire(key, self._hold.token, ttl_ms) for key in self._hold.keys_of(group.indexes)]
                 for group in aged
             ]
-            operations = [Many(of_group) for of_group in machines]
+            operations = [Pipeline(of_group) for of_group in machines]
             yield all_of(operations, self._limit_s())
             for group, of_group, operation in zip(aged, machines, operations, strict=True):
                 lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
@@ -376,7 +376,8 @@ class _Acquisition:
         ]
         for round_ in (yield from self._hold.rounds(given)):
             releases = [
-                ReleaseMany(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at) for group in round_
+                ReleasePipeline(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at)
+                for group in round_
             ]
             yield all_of(releases, self._limit_s())
         for group in list(self._hold.groups):

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, Trial, current_task
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner, PendingOwner, current_task
 from redislock_fast._lease.telling import end_telling, told_of
-from redislock_fast._lease.tenure import Tenure
 from redislock_fast._procedures.renewal import reason_of
 from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._procedures.steps import Execute, Steps
-from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LockLostError, LossReason
 from redislock_fast._util.times import clock, drift_s
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 from abc import abstractmethod
 
-__all__ = ["Keeper", "LeaseBase"]
+__all__ = ["LeaseBase", "LeaseHolder"]
 
 
-class Keeper:
+class LeaseHolder:
     """A lock that has, while it is held on options, a lease beside its token."""
 
     @property
@@ -48,7 +48,7 @@ class Keeper:
         """The key."""
 
     @abstractmethod
-    def _held(self) -> Holding:
+    def _held(self) -> Owner:
         """What the caller holds and may release."""
 
     @abstractmethod
@@ -56,80 +56,80 @@ class Keeper:
         """The renewer of what is held on this lock's server."""
 
     @abstractmethod
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
         """Call back for a loss."""
 
     @abstractmethod
-    def _finding_out(self, tenure: Tenure) -> Steps:
+    def _finding_out(self, lease: Lease) -> Steps:
         """Returns why the lease was lost."""
 
     @abstractmethod
-    def _lost(self, verb: str) -> LockNotOwnedError:
+    def _not_owned(self, verb: str) -> LockNotOwnedError:
         """The error for a lock that is not held any more, where nothing is known of its lease."""
 
-    def _tenure_of(self, local: Holding) -> Tenure | None:
+    def _lease_of(self, owner: Owner) -> Lease | None:
         """The lease of what is held now."""
-        tenure = local.tenure
-        return tenure if tenure is not None and tenure.token == local.token else None
+        lease = owner.lease
+        return lease if lease is not None and lease.token == owner.token else None
 
-    def _keep(self, tenure: Tenure) -> None:
+    def _keep(self, lease: Lease) -> None:
         """Renew it, and watch for its loss, as its options say."""
-        if tenure.is_watched:
-            self._renewer().keep(tenure)
+        if lease.is_watched:
+            self._renewer().keep(lease)
 
-    def _let_go(self, tenure: Tenure) -> None:
+    def _let_go(self, lease: Lease) -> None:
         """Renew it no more."""
-        if tenure.is_watched:
-            self._renewer().let_go(tenure)
+        if lease.is_watched:
+            self._renewer().let_go(lease)
 
-    def _tell_of_former(self, tenure: Tenure, reason: LossReason) -> None:
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
         """Call back for the loss of what was held before the acquire that has found it out."""
-        self._tell(tenure, reason)
+        self._tell(lease, reason)
 
-    def _refuse_in_callback(self, verb: str, local: Holding) -> None:
+    def _refuse_in_callback(self, verb: str, owner: Owner) -> None:
         """In a callback for a loss, refuse what needs the lock: what others hold by this object is not the callback's.
 
         Raises:
-            LockLostError: the callback has not acquired the lock anew, and `local` is not what was lost.
+            LockLostError: the callback has not acquired the lock anew, and `owner` is not what was lost.
         """
         told = told_of(self)
-        if told is not None and self._tenure_of(local) is not told:
+        if told is not None and self._lease_of(owner) is not told:
             raise self._lost_error(verb, told)
 
-    def _end_lost(self, tenure: Tenure, reason: LossReason) -> None:
+    def _end_lost(self, lease: Lease, reason: LossReason) -> None:
         """End what is held no more, and tell, unless that was told. `reason` is why if its lease has not ended."""
-        self._let_go(tenure)
-        if clock() >= tenure.deadline:
+        self._let_go(lease)
+        if clock() >= lease.deadline:
             reason = LossReason.EXPIRED
-        if tenure.lose(reason):
-            self._tell_of_former(tenure, reason)
+        if lease.lose(reason):
+            self._tell_of_former(lease, reason)
 
     def _raising_lost(
-        self, verb: str, tenure: Tenure, error: LockNotOwnedError | None = None, by_release: bool = False
+        self, verb: str, lease: Lease, error: LockNotOwnedError | None = None, by_release: bool = False
     ) -> Steps:
         """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back.
 
         Raises:
             redis.exceptions.LockNotOwnedError: in any case.
         """
-        self._let_go(tenure)
-        if tenure.loss is None and (by_release or not tenure.over):
-            reason = yield from self._finding_out(tenure)
-            if tenure.lose(reason, by_release):
-                self._tell(tenure, reason)
-        raise (self._lost(verb) if tenure.loss is None else self._lost_error(verb, tenure)) from error
+        self._let_go(lease)
+        if lease.loss is None and (by_release or not lease.over):
+            reason = yield from self._finding_out(lease)
+            if lease.lose(reason, by_release):
+                self._tell(lease, reason)
+        raise (self._not_owned(verb) if lease.loss is None else self._lost_error(verb, lease)) from error
 
-    def _lost_error(self, verb: str, tenure: Tenure) -> LockLostError:
-        reason = tenure.loss or LossReason.EXPIRED
+    def _lost_error(self, verb: str, lease: Lease) -> LockLostError:
+        reason = lease.loss or LossReason.EXPIRED
         return LockLostError(f"Cannot {verb} a lock that was lost: {reason}", lock_name=self.name, reason=reason)
 
     def _say_why(self, error: BaseException | None) -> None:
         """Give a cancel that the loss of the lock has caused that cause."""
-        tenure = self._held().tenure
-        if tenure is None or not tenure.terms.cancel_on_lost or tenure.loss is None:
+        lease = self._held().lease
+        if lease is None or not lease.options.cancel_on_lost or lease.loss is None:
             return
         if isinstance(error, asyncio.CancelledError) and error.__cause__ is None:
-            error.__cause__ = self._lost_error("hold on to", tenure)
+            error.__cause__ = self._lost_error("hold on to", lease)
 
 
 logger = logging.getLogger(__name__)
@@ -144,26 +144,26 @@ def _logged(what: str) -> Iterator[None]:
         logger.exception("%s failed.", what)
 
 
-class LeaseBase(LockSettings, Keeper):
+class LeaseBase(LockSettings, LeaseHolder):
     """A lock that may be held. The parameters stand on the classes that users name."""
 
     # ---- what the caller holds ----
 
-    def _held(self) -> Holding:
+    def _held(self) -> Owner:
         """What the caller holds and may release. A forked child has nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Holding = self.local.held()
+        holding: Owner = self.local.held()
         return holding
 
-    def _mine(self) -> Holding:
+    def _mine(self) -> Owner:
         """The holding of the calling thread or task."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Holding = self.local.mine()
+        holding: Owner = self.local.mine()
         return holding
 
-    def _held_with_ttl(self, verb: str) -> Holding:
+    def _held_with_ttl(self, verb: str) -> Owner:
         """What the caller holds.
 
         Raises:
@@ -171,7 +171,7 @@ class LeaseBase(LockSettings, Keeper):
             redis.exceptions.LockError: the caller holds nothing, or what does not expire.
         """
         held = self._held()
-        if self._terms is not None:
+        if self._options is not None:
             self._refuse_in_callback(verb, held)
         if held.token is None:
             raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
@@ -179,14 +179,14 @@ class LeaseBase(LockSettings, Keeper):
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
         return held
 
-    def _token_of(self, held: Holding, verb: str) -> bytes:
+    def _token_of(self, held: Owner, verb: str) -> bytes:
         """The token of what is held; where it is shared, another may have released it since it was looked at."""
         if held.token is None:
             raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
         token: bytes = self._transport.encode(held.token)  # others may have set it
         return token
 
-    def _lost(self, verb: str) -> LockNotOwnedError:
+    def _not_owned(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
 
     # ---- validity ----
@@ -201,20 +201,20 @@ class LeaseBase(LockSettings, Keeper):
         held = self._held()
         return 0.0 if held.token is None or self._is_released(held) else max(self._deadline(held) - clock(), 0.0)
 
-    def _deadline(self, local: Holding) -> float:
+    def _deadline(self, owner: Owner) -> float:
         """Until when what is held is certainly held, in the clock's seconds."""
-        tenure = self._tenure_of(local)
-        if tenure is not None:
-            return -math.inf if tenure.loss is not None else tenure.deadline
-        owner, expires_at = local.lease
-        if owner != local.token:  # set by hand
+        lease = self._lease_of(owner)
+        if lease is not None:
+            return -math.inf if lease.loss is not None else lease.deadline
+        token, expires_at = owner.expiry
+        if token != owner.token:  # set by hand
             return -math.inf if self._ttl_ms else math.inf
         return math.inf if expires_at is None else expires_at - drift_s((self._ttl_ms or 0) / 1000)
 
-    def _is_released(self, local: Holding) -> bool:
+    def _is_released(self, owner: Owner) -> bool:
         """Whether its release was called, and may have been executed although that failed."""
-        tenure = self._tenure_of(local)
-        return local.releasing == local.token or (tenure is not None and tenure.over)
+        lease = self._lease_of(owner)
+        return owner.releasing == owner.token or (lease is not None and lease.over)
 
     @property
     def valid(self) -> bool:
@@ -238,50 +238,50 @@ class LeaseBase(LockSettings, Keeper):
 
     # ---- begin and end ----
 
-    def _reenter(self, local: Holding, token: Any) -> bool:
+    def _reenter(self, owner: Owner, token: Any) -> bool:
         """Enter once more what this thread or task holds already. Returns False where it does not."""
-        tenure = self._tenure_of(local)
-        if tenure is None or not tenure.terms.reentrant or not self._is_meant(token, tenure.token):
+        lease = self._lease_of(owner)
+        if lease is None or not lease.options.reentrant or not self._is_meant(token, lease.token):
             return False
-        if tenure.is_lost():
-            if told_of(self) is tenure:
+        if lease.is_lost():
+            if told_of(self) is lease:
                 return False
-            raise self._lost_error("reenter", tenure)
-        tenure.depth += 1
+            raise self._lost_error("reenter", lease)
+        lease.depth += 1
         return True
 
     def _begin(
         self,
-        terms: Terms,
-        local: Holding,
-        trial: Trial,
+        options: Options,
+        owner: Owner,
+        pending: PendingOwner,
         asked_at: float | None = None,
         task: asyncio.Task[Any] | None = None,
-    ) -> Tenure:
+    ) -> Lease:
         """Begin the lease of a lock that was just acquired on options.
 
         Raises:
             LockLostError: the lock is lost, and another who shares the lock object may have it by now.
         """
-        token = trial.token
+        token = pending.token
         assert token is not None
-        tenure = Tenure(self, self._key, token, self._ttl_ms, trial.expires_at(token), terms)
-        tenure.queued = trial.queued == token
-        tenure.task = None if task is None else weakref.ref(task)
-        before = local.tenure
-        if before is not trial.tenure and tenure.is_lost():
+        lease = Lease(self, self._key, token, self._ttl_ms, pending.expires_at(token), options)
+        lease.contended = pending.contended == token
+        lease.task = None if task is None else weakref.ref(task)
+        before = owner.lease
+        if before is not pending.lease and lease.is_lost():
             raise self._lost_at_once()
-        trial.tenure = tenure
-        trial.publish(local)
+        pending.lease = lease
+        pending.publish(owner)
         end_telling(self)
         if before is not None and before.token != token:
             self._end_lost(before, LossReason.DELETED)
         elif before is not None:
             self._let_go(before)
-        if terms.metrics is not None and asked_at is not None:
+        if options.metrics is not None and asked_at is not None:
             with _logged("metrics"):
-                terms.metrics.record_acquisition(self._name, tenure.begun - asked_at, trial.retries + 1)
-        return tenure
+                options.metrics.record_acquisition(self._name, lease.begun - asked_at, pending.retries + 1)
+        return lease
 
     def _lost_at_once(self) -> LockLostError:
         reason = LossReason.EXPIRED
@@ -289,11 +289,11 @@ class LeaseBase(LockSettings, Keeper):
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The token of what is to be prolonged, instead of acquiring with this token."""
-        local = self._held()
+        owner = self._held()
         told = told_of(self)
-        if told is not None and self._tenure_of(local) is not told:
+        if told is not None and self._lease_of(owner) is not told:
             return None
-        held = local.token
+        held = owner.token
         return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
@@ -306,48 +306,48 @@ class LeaseBase(LockSettings, Keeper):
         if held.token != token:  # where the token is shared, another may have acquired meanwhile
             return
         held.token = None
-        if held.tenure is not None:
-            self._account(held, held.tenure, False)
+        if held.lease is not None:
+            self._account(held, held.lease, False)
 
-    def _may_release(self, local: Holding, tenure: Tenure) -> bool:
+    def _may_release(self, owner: Owner, lease: Lease) -> bool:
         """Whether a release is to be sent. What is lost is forgotten.
 
         Raises:
             LockLostError: the lock was lost.
         """
-        self._refuse_in_callback("release", local)
-        if tenure.depth > 1 and told_of(self) is not tenure:
-            tenure.depth -= 1
+        self._refuse_in_callback("release", owner)
+        if lease.depth > 1 and told_of(self) is not lease:
+            lease.depth -= 1
             return False
-        self._let_go(tenure)
-        if not tenure.end():
-            if local.token == tenure.token:
-                local.token = None
-            self._account(local, tenure, False)
-            raise self._lost_error("release", tenure)
-        local.lease = (tenure.token, tenure.expires_at)
-        if tenure.queued:
-            local.queued = tenure.token
+        self._let_go(lease)
+        if not lease.end():
+            if owner.token == lease.token:
+                owner.token = None
+            self._account(owner, lease, False)
+            raise self._lost_error("release", lease)
+        owner.expiry = (lease.token, lease.expires_at)
+        if lease.contended:
+            owner.contended = lease.token
         return True
 
-    def _account(self, local: Holding, tenure: Tenure, released: bool) -> None:
+    def _account(self, owner: Owner, lease: Lease, released: bool) -> None:
         """Note how long it was held."""
-        if local.tenure is tenure:
-            local.tenure = None
-        held_s = clock() - tenure.begun
-        if tenure.terms.adaptive is not None:
-            tenure.terms.adaptive.observe(self._name, held_s)
-        if tenure.terms.metrics is not None:
+        if owner.lease is lease:
+            owner.lease = None
+        held_s = clock() - lease.begun
+        if lease.options.adaptive is not None:
+            lease.options.adaptive.observe(self._name, held_s)
+        if lease.options.metrics is not None:
             with _logged("metrics"):
-                tenure.terms.metrics.record_release(self._name, held_s, released)
+                lease.options.metrics.record_release(self._name, held_s, released)
 
     # ---- loss ----
 
-    def _finding_out(self, tenure: Tenure) -> Steps:
+    def _finding_out(self, lease: Lease) -> Steps:
         """Why it is lost. Sends `GET name` where the lease has not ended."""
-        if clock() >= tenure.deadline:
+        if clock() >= lease.deadline:
             return LossReason.EXPIRED
-        look = Look(self._key)
+        look = ReadHolder(self._key)
         try:
             yield Execute(look)
         except Exception:  # then it is not known
@@ -372,15 +372,15 @@ class LeaseBase(LockSettings, Keeper):
         token = held.token
         if token is None:
             raise LockError("Cannot detach an unlocked lock", lock_name=self.name)
-        tenure = self._tenure_of(held)
+        lease = self._lease_of(held)
         lease_end = held.expires_at(token)
-        if tenure is not None:
-            if tenure.depth > 1:
+        if lease is not None:
+            if lease.depth > 1:
                 raise LockError("Cannot detach a lock that was entered more than once", lock_name=self.name)
-            if tenure.is_lost():
-                raise self._lost_error("detach", tenure)
-            lease_end = tenure.expires_at
-            self._forget(held, tenure)
+            if lease.is_lost():
+                raise self._lost_error("detach", lease)
+            lease_end = lease.expires_at
+            self._forget(held, lease)
         held.token = None
         name = self.name if isinstance(self.name, (str, bytes)) else self._key
         return Handle.of(name, token, self._timeout, lease_end, held.fence)
@@ -409,16 +409,16 @@ class LeaseBase(LockSettings, Keeper):
         if not isinstance(handle, Handle):
             raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
         lock = cls(client, handle.name, handle.timeout, **settings)
-        local = lock._mine()
-        trial = Trial(local)
+        owner = lock._mine()
+        pending = PendingOwner(owner)
         # A ttl whose end is not known counts as ended.
-        trial.lease = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
-        trial.fence = handle.fence
-        trial.token = handle.token
-        if lock._terms is None:
-            trial.publish(local)
+        pending.expiry = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
+        pending.fence = handle.fence
+        pending.token = handle.token
+        if lock._options is None:
+            pending.publish(owner)
         else:
-            lock._keep(lock._begin(lock._terms, local, trial, task=current_task()))
+            lock._keep(lock._begin(lock._options, owner, pending, task=current_task()))
         lock._attached = handle.token
         return lock
 
@@ -433,16 +433,16 @@ class LeaseBase(LockSettings, Keeper):
         held = self._held()
         if held.token is not self._attached:  # not the same object: released, and perhaps acquired again
             return False
-        tenure = self._tenure_of(held)
+        lease = self._lease_of(held)
         if clock() >= self._deadline(held):
-            if tenure is not None:
-                raise self._lost_error("enter", tenure)
+            if lease is not None:
+                raise self._lost_error("enter", lease)
             raise LockLostError("Cannot enter a lock that was lost", lock_name=self.name, reason=LossReason.EXPIRED)
         self._attached = None
         return True
 
-    def _forget(self, local: Holding, tenure: Tenure) -> None:
+    def _forget(self, owner: Owner, lease: Lease) -> None:
         """End a lease, whatever becomes of the lock."""
-        self._let_go(tenure)
-        tenure.end()
-        local.tenure = None
+        self._let_go(lease)
+        lease.end()
+        owner.lease = None

@@ -20,13 +20,13 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._lease.options import Breaker, Terms
-from redislock_fast._lease.ownership import Holding, Trial
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Breaker, Options
+from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.acquisition import AcquireBase, Left
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
-from redislock_fast._procedures.steps import CallHook, Execute, ExecuteBeside, Steps
-from redislock_fast._protocol.commands import Extend, Look, Reacquire, Release
+from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
+from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast._util.errors import NotReplicatedError
@@ -67,7 +67,7 @@ class LockBase(AcquireBase):
 
     def _acquiring(
         self,
-        local: Holding,
+        owner: Owner,
         sleep: float | None,
         blocking: bool | None,
         blocking_timeout: float | None,
@@ -78,7 +78,7 @@ class LockBase(AcquireBase):
         """Acquire. Returns whether the lock is held.
 
         Args:
-            local: the caller's holding.
+            owner: the caller's holding.
             sleep: as for `acquire`, and so the next three.
             blocking: as for `acquire`.
             blocking_timeout: as for `acquire`.
@@ -86,12 +86,12 @@ class LockBase(AcquireBase):
             left: gets what must be undone where this raises.
             task: the task that holds the lock then; None in threads.
         """
-        if self._terms is None:
+        if self._options is None:
             limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_until(limit, local, sleep, blocking, token, left))
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, left))
         return (
             yield from self._acquiring_on_options(
-                self._terms, local, sleep, blocking, blocking_timeout, token, left, task
+                self._options, owner, sleep, blocking, blocking_timeout, token, left, task
             )
         )
 
@@ -99,8 +99,8 @@ class LockBase(AcquireBase):
 
     def _acquiring_on_options(
         self,
-        terms: Terms,
-        local: Holding,
+        options: Options,
+        owner: Owner,
         sleep: float | None,
         blocking: bool | None,
         blocking_timeout: float | None,
@@ -109,39 +109,39 @@ class LockBase(AcquireBase):
         task: asyncio.Task[Any] | None,
     ) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held."""
-        if self._reenter(local, token):
+        if self._reenter(owner, token):
             return True
-        self._adapt(terms)
+        self._adapt(options)
         asked_at = clock()
-        trial = Trial(local)
-        before = trial.token
+        pending = PendingOwner(owner)
+        before = pending.token
         try:
-            with self._guarded(terms):
+            with self._guarded(options):
                 limit = self._limit(blocking_timeout)
-                if not (yield from self._acquiring_until(limit, trial, sleep, blocking, token, left)):
+                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, left)):
                     return False
-                if not (yield from self._completing(terms, trial, limit)):
-                    self._transport.undo(self._give_up(local, trial, before, token))
+                if not (yield from self._completing(options, pending, limit)):
+                    self._transport.clean_up(self._give_up(owner, pending, before, token))
                     return False
-                self._keep(self._begin(terms, local, trial, asked_at, task))
+                self._keep(self._begin(options, owner, pending, asked_at, task))
         except BaseException:  # whatever it is: the lock is not held
-            left += self._give_up(local, trial, before, token)
+            left += self._give_up(owner, pending, before, token)
             raise
         return True
 
-    def _adapt(self, terms: Terms) -> None:
+    def _adapt(self, options: Options) -> None:
         """Use the ttl that the hold times suggest."""
-        if terms.adaptive is not None:
-            ttl_ms = terms.adaptive.ttl_ms(self._name)
+        if options.adaptive is not None:
+            ttl_ms = options.adaptive.ttl_ms(self._name)
             self._ttl_ms = ttl_ms
             self._timeout = ttl_ms / 1000
 
     @staticmethod
-    def _guarded(terms: Terms) -> AbstractContextManager[None]:
+    def _guarded(options: Options) -> AbstractContextManager[None]:
         """Where there is a breaker, an acquire is a call of it."""
-        return _UNGUARDED if terms.breaker is None else _guarded(terms.breaker)
+        return _UNGUARDED if options.breaker is None else _guarded(options.breaker)
 
-    def _completing(self, terms: Terms, local: Holding, limit: Limit) -> Steps:
+    def _completing(self, options: Options, owner: Owner, limit: Limit) -> Steps:
         """Do what belongs to the acquire besides having the lock.
 
         Returns:
@@ -152,25 +152,25 @@ class LockBase(AcquireBase):
             NotReplicatedError: too few replicas had it in time.
             redis.exceptions.TimeoutError: the server was silent, and the lock never another's.
         """
-        token = local.token
+        token = owner.token
         assert token is not None
         try:
-            if self._ttl_ms is not None and local.expires_at(token) is None:  # acquired by a hook, nobody knows when
-                yield from self._confirming(local, token, self._ttl_ms, limit)
-            local.fence = None
-            if terms.fencing:
-                local.fence = yield from self._numbering(local, token, limit)
-            if terms.wait_replicas:
-                yield from self._replicating(terms, local, token, limit)
+            if self._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, nobody knows when
+                yield from self._confirming(owner, token, self._ttl_ms, limit)
+            owner.fence = None
+            if options.fencing:
+                owner.fence = yield from self._numbering(owner, token, limit)
+            if options.wait_replicas:
+                yield from self._replicating(options, owner, token, limit)
         except TimeoutError:
             if not limit.is_settled:
                 raise
             return False
         return True
 
-    def _numbering(self, local: Holding, token: bytes, limit: Limit) -> Steps:
+    def _numbering(self, owner: Owner, token: bytes, limit: Limit) -> Steps:
         """Returns the number of this holding."""
-        attempt = local.attempt
+        attempt = owner.attempt
         if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
             return attempt.fence
         numbering = Fence(self._key, token)  # handed over, or acquired by a hook
@@ -179,21 +179,21 @@ class LockBase(AcquireBase):
             raise self._lost_at_once()
         return numbering.fence
 
-    def _replicating(self, terms: Terms, local: Holding, token: bytes, limit: Limit) -> Steps:
+    def _replicating(self, options: Options, owner: Owner, token: bytes, limit: Limit) -> Steps:
         """Wait for the replicas, as long as the lease and the acquire's deadline allow."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
-        expires_at = local.expires_at(token)
+        expires_at = owner.expires_at(token)
         left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
-        wait_ms = terms.wait_ms
+        wait_ms = options.wait_ms
         time_left_s = limit.left_s()
         if time_left_s is not None:
             left_s = min(left_s, time_left_s)
             wait_ms = max(min(wait_ms, int(1000 * (time_left_s + _WAIT_GRACE_S))), 1)
         wait_s = wait_ms / 1000
-        replicate = Replicate(self._key, token, ttl_ms, local.queued == token, terms.wait_replicas, wait_ms)
+        replicate = Replicate(self._key, token, ttl_ms, owner.contended == token, options.wait_replicas, wait_ms)
         try:
-            yield ExecuteBeside(replicate, left_s, wait_s)
+            yield ExecuteDedicated(replicate, left_s, wait_s)
         except TimeoutError:
             if not limit.is_over:
                 raise
@@ -201,72 +201,74 @@ class LockBase(AcquireBase):
             if not replicate.held:
                 raise self._lost_at_once()
         if not replicate.result:
-            had = f"{replicate.replicas} of {terms.wait_replicas} replicas had the lock within {wait_s} s"
+            had = f"{replicate.replicas} of {options.wait_replicas} replicas had the lock within {wait_s} s"
             raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
-        local.lease = (token, replicate.sent_at + ttl_ms / 1000)
+        owner.expiry = (token, replicate.sent_at + ttl_ms / 1000)
 
-    def _confirming(self, local: Holding, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
+    def _confirming(self, owner: Owner, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
         confirming = Reacquire(self._key, token, ttl_ms)
         yield Execute(confirming, limit.left_s())
         if not confirming.result:
             raise self._lost_at_once()
-        local.lease = (token, confirming.sent_at + ttl_ms / 1000)
+        owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
 
-    def _give_up(self, local: Holding, trial: Trial, before: bytes | None, brought: Any) -> list[tuple[bytes, bytes]]:
+    def _give_up(
+        self, owner: Owner, pending: PendingOwner, before: bytes | None, brought: Any
+    ) -> list[tuple[bytes, bytes]]:
         """The acquire failed. Returns what must be undone.
 
         Args:
-            local: the caller's holding.
-            trial: what the acquire has got.
+            owner: the caller's holding.
+            pending: what the acquire has got.
             before: the token that was held till then.
             brought: the token as the caller brought it; None where the caller did not.
         """
-        token = trial.token
+        token = pending.token
         if token is None or token == before:
             return []
-        tenure = local.tenure
-        if tenure is not None and tenure.token == token:
-            self._forget(local, tenure)
-        if local.token == token:  # where the token is shared, another may have acquired meanwhile
-            local.token = None
-        attempt = trial.attempt
+        lease = owner.lease
+        if lease is not None and lease.token == token:
+            self._forget(owner, lease)
+        if owner.token == token:  # where the token is shared, another may have acquired meanwhile
+            owner.token = None
+        attempt = pending.attempt
         took = attempt is not None and attempt.token == token and attempt.took
         return [(self._key, token)] if brought is None or took else []
 
     # ---- release ----
 
-    def _releasing(self, local: Holding) -> Steps:
+    def _releasing(self, owner: Owner) -> Steps:
         """Release what the caller holds."""
-        token = local.token
+        token = owner.token
         if token is None:
-            self._refuse_in_callback("release", local)
+            self._refuse_in_callback("release", owner)
             raise LockError(UNLOCKED, lock_name=self.name)
-        tenure = local.tenure
-        if tenure is not None and not self._may_release(local, tenure):
+        lease = owner.lease
+        if lease is not None and not self._may_release(owner, lease):
             return
         release = object()
         try:
-            if tenure is not None and not tenure.begin_release(release):
+            if lease is not None and not lease.begin_release(release):
                 raise LockError(UNLOCKED, lock_name=self.name)  # another caller that shares the lock object releases it
             if self._is_overridden("do_release"):
-                yield from self._calling(local, self.do_release, token)
-            elif not (yield from self._releasing_token(token, local)):
-                raise self._lost("release")
-            if local.token == token:  # where the token is shared, another may have acquired meanwhile
-                local.token = None
+                yield from self._calling(owner, self.do_release, token)
+            elif not (yield from self._releasing_token(token, owner)):
+                raise self._not_owned("release")
+            if owner.token == token:  # where the token is shared, another may have acquired meanwhile
+                owner.token = None
         except LockNotOwnedError as error:
-            if local.token == token:
-                local.token = None
-            if tenure is not None:
-                self._account(local, tenure, False)
-                yield from self._raising_lost("release", tenure, error, by_release=True)
+            if owner.token == token:
+                owner.token = None
+            if lease is not None:
+                self._account(owner, lease, False)
+                yield from self._raising_lost("release", lease, error, by_release=True)
             raise
         except BaseException:
-            if tenure is not None:
-                tenure.release_failed(release)
+            if lease is not None:
+                lease.release_failed(release)
             raise
-        if tenure is not None:
-            self._account(local, tenure, True)
+        if lease is not None:
+            self._account(owner, lease, True)
 
     def _releasing_for_caller(self, expected_token: Any) -> Steps:
         """Release by token, for whatever has called `do_release`.
@@ -275,25 +277,25 @@ class LockBase(AcquireBase):
             redis.exceptions.LockNotOwnedError: the lock is not held with this token.
         """
         if not (yield from self._releasing_token(expected_token, self._acting() or self._held())):
-            raise self._lost("release")
+            raise self._not_owned("release")
 
-    def _finishing_release(self, operation: Release, local: Holding) -> Steps:
+    def _finishing_release(self, operation: Release, owner: Owner) -> Steps:
         """Finish a release on the usual settings, whose request has left already."""
-        was_held = yield from self._executing_release(operation, local)
-        if local.token == operation.token:
-            local.token = None
+        was_held = yield from self._executing_release(operation, owner)
+        if owner.token == operation.token:
+            owner.token = None
         if not was_held:
-            raise self._lost("release")
+            raise self._not_owned("release")
 
-    def _releasing_token(self, expected_token: Any, local: Holding) -> Steps:
+    def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
         """Release by token. Returns whether the lock was held with it."""
         script = self.lua_release
         if script is not RELEASE and script is not None:
             return bool((yield CallHook(partial(script, keys=[self.name], args=[expected_token], client=self.redis))))
-        operation = self._release_of(self._transport.encode(expected_token), local)
-        return (yield from self._executing_release(operation, local))
+        operation = self._release_of(self._transport.encode(expected_token), owner)
+        return (yield from self._executing_release(operation, owner))
 
-    def _executing_release(self, operation: Release, local: Holding) -> Steps:
+    def _executing_release(self, operation: Release, owner: Owner) -> Steps:
         """Returns whether the lock was held with the operation's token."""
         token, expires_at = operation.token, operation.expires_at
         try:
@@ -301,78 +303,76 @@ class LockBase(AcquireBase):
             if operation.handed_over is not None:
                 self._transport.note_hand_over(self._key, operation.handed_over)
         except BaseException as error:
-            local.note_release(operation)
+            owner.note_release(operation)
             if isinstance(error, asyncio.CancelledError):
                 # A release once called runs to its end, even if nothing has left yet. A second call finds it done.
                 if not operation.unsettled and (expires_at is None or clock() < expires_at):
-                    local.releasing = token
-                self._transport.undo([(self._key, token)])
+                    owner.releasing = token
+                self._transport.clean_up([(self._key, token)])
             raise
-        return local.is_released(operation)
+        return owner.is_released(operation)
 
-    def _release_of(self, token: bytes, local: Holding) -> Release:
+    def _release_of(self, token: bytes, owner: Owner) -> Release:
         """The release of what is held with this token."""
-        return Release(self._key, token, local.expires_at(token), local.releasing == token, local.queued == token)
+        return Release(self._key, token, owner.expires_at(token), owner.releasing == token, owner.contended == token)
 
     # ---- extend, reacquire ----
 
-    def _extending(self, local: Holding, additional_time: float, replace_ttl: bool) -> Steps:
+    def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
         """Extend. Returns True, or whatever an overridden `do_extend` returns."""
         if self._is_overridden("do_extend"):
-            prolonging = self._calling(local, self.do_extend, additional_time, replace_ttl)
+            prolonging = self._calling(owner, self.do_extend, additional_time, replace_ttl)
         else:
-            prolonging = self._extending_once(local, additional_time, replace_ttl)
-        if local.tenure is None:
+            prolonging = self._extending_once(owner, additional_time, replace_ttl)
+        if owner.lease is None:
             return (yield from prolonging)
         new_ttl_ms = added_ms(additional_time, replace_ttl) if replace_ttl else None
-        return (yield from self._prolonging("extend", local, local.tenure, new_ttl_ms, prolonging))
+        return (yield from self._prolonging("extend", owner, owner.lease, new_ttl_ms, prolonging))
 
-    def _reacquiring(self, local: Holding) -> Steps:
+    def _reacquiring(self, owner: Owner) -> Steps:
         """Reacquire. Returns True, or whatever an overridden `do_reacquire` returns."""
         if self._is_overridden("do_reacquire"):
-            prolonging = self._calling(local, self.do_reacquire)
+            prolonging = self._calling(owner, self.do_reacquire)
         else:
-            prolonging = self._reacquiring_once(local)
-        if local.tenure is None:
+            prolonging = self._reacquiring_once(owner)
+        if owner.lease is None:
             return (yield from prolonging)
-        return (yield from self._prolonging("reacquire", local, local.tenure, self._ttl_ms, prolonging))
+        return (yield from self._prolonging("reacquire", owner, owner.lease, self._ttl_ms, prolonging))
 
-    def _prolonging(
-        self, verb: str, local: Holding, tenure: Tenure, new_ttl_ms: int | None, prolonging: Steps
-    ) -> Steps:
+    def _prolonging(self, verb: str, owner: Owner, lease: Lease, new_ttl_ms: int | None, prolonging: Steps) -> Steps:
         """Prolong the lease of what is held on options, and keep the renewer informed of it.
 
         Args:
             verb: "extend" or "reacquire".
-            local: the caller's holding.
-            tenure: its lease.
+            owner: the caller's holding.
+            lease: its lease.
             new_ttl_ms: the ttl that is set instead of the old one; None: something is added to that.
             prolonging: the steps that prolong it.
         """
-        if tenure.is_lost():
-            yield from self._raising_lost(verb, tenure)
+        if lease.is_lost():
+            yield from self._raising_lost(verb, lease)
         try:
-            with tenure.prolonged_by_hand(local, new_ttl_ms):
+            with lease.prolonged_by_hand(owner, new_ttl_ms):
                 result = yield from prolonging
         except LockNotOwnedError as error:
-            yield from self._raising_lost(verb, tenure, error)
+            yield from self._raising_lost(verb, lease, error)
         except GeneratorExit:  # the task was dropped: whatever collects garbage runs this, outside of the loop
             raise
         except BaseException:
-            if tenure.loss is None:
-                self._keep(tenure)  # it may have made the lease shorter
+            if lease.loss is None:
+                self._keep(lease)  # it may have made the lease shorter
             raise
-        if tenure.loss is not None:  # it was told of meanwhile: it does not come back
-            self._transport.undo([(self._key, tenure.token)])
-            raise self._lost_error(verb, tenure)
-        self._keep(tenure)
+        if lease.loss is not None:  # it was told of meanwhile: it does not come back
+            self._transport.clean_up([(self._key, lease.token)])
+            raise self._lost_error(verb, lease)
+        self._keep(lease)
         return result
 
-    def _extending_once(self, local: Holding | None, additional_time: float, replace_ttl: bool) -> Steps:
+    def _extending_once(self, owner: Owner | None, additional_time: float, replace_ttl: bool) -> Steps:
         """Extend by token. Returns True.
 
         Args:
-            local: the caller's holding; None: that for which `do_extend` was called.
+            owner: the caller's holding; None: that for which `do_extend` was called.
             additional_time: as for `extend`.
             replace_ttl: as for `extend`.
 
@@ -380,63 +380,63 @@ class LockBase(AcquireBase):
             redis.exceptions.LockNotOwnedError: the lock is not held, or has no ttl on the server.
         """
         add_ms = added_ms(additional_time, replace_ttl)
-        local = local or self._acting() or self._held()
-        token = self._token_of(local, "extend")
+        owner = owner or self._acting() or self._held()
+        token = self._token_of(owner, "extend")
         script = self.lua_extend
         if script is not EXTEND and script is not None:
             args = [token, add_ms, "1" if replace_ttl else "0"]
             extended = bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
         else:
-            operation = Extend(self._key, token, add_ms, replace_ttl, local.expires_at(token))
-            prolonging = local.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
+            operation = Extend(self._key, token, add_ms, replace_ttl, owner.expires_at(token))
+            prolonging = owner.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
                 yield Execute(operation)
             finally:
-                local.prolonged(prolonging, operation, add_ms)
+                owner.prolonged(prolonging, operation, add_ms)
             extended = operation.result
         if not extended:
-            raise self._lost("extend")
+            raise self._not_owned("extend")
         return True
 
-    def _reacquiring_once(self, local: Holding | None) -> Steps:
+    def _reacquiring_once(self, owner: Owner | None) -> Steps:
         """Set the lease back to the whole ttl by token. Returns True.
 
         Args:
-            local: the caller's holding; None: that for which `do_reacquire` was called.
+            owner: the caller's holding; None: that for which `do_reacquire` was called.
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is not held.
         """
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
-        local = local or self._acting() or self._held()
-        token = self._token_of(local, "reacquire")
+        owner = owner or self._acting() or self._held()
+        token = self._token_of(owner, "reacquire")
         script = self.lua_reacquire
         if script is not REACQUIRE and script is not None:
             args = [token, ttl_ms]
             held = bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
         else:
-            operation = Reacquire(self._key, token, ttl_ms, local.queued == token)
-            prolonging = local.begin_prolonging(token, ttl_ms)
+            operation = Reacquire(self._key, token, ttl_ms, owner.contended == token)
+            prolonging = owner.begin_prolonging(token, ttl_ms)
             try:
                 yield Execute(operation)
             finally:
-                local.prolonged(prolonging, operation)
+                owner.prolonged(prolonging, operation)
             held = operation.result
         if not held:
-            raise self._lost("reacquire")
+            raise self._not_owned("reacquire")
         return True
 
     # ---- look ----
 
     def _looking(self) -> Steps:
         """Returns whether the key exists."""
-        look = Look(self._key)
+        look = ReadHolder(self._key)
         yield Execute(look)
         return look.result
 
     def _looking_for(self, token: bytes | None) -> Steps:
         """Returns whether the lock is held with this token, which is None where the caller holds nothing."""
-        look = Look(self._key)
+        look = ReadHolder(self._key)
         yield Execute(look)
         return token is not None and is_held_with(look.holder, token)

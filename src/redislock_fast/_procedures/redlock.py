@@ -5,7 +5,7 @@ Rules:
   the marker of `_util/tokens.py`: no queue forms behind a Redlock, since no single server can hand it over.
 - Where no majority can agree because too many servers refuse, that is an answer. Where it cannot because too many do
   not answer, that is an error, unless there is time for another attempt.
-- A lock that is held on options has a `Tenure`, which says until when it is held. Without one, its `QuorumLease` does.
+- A lock that is held on options has a `Lease`, which says until when it is held. Without one, its `MajorityLease` does.
 
 Who may touch what: a holding is its owner's; where threads or tasks share it, each attribute is assigned as a whole.
 """
@@ -27,21 +27,21 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._lease.majority_lease import QuorumLease
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.majority_lease import MajorityLease
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
-from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.lease import Keeper
-from redislock_fast._procedures.redlock_renewal import QuorumTenure, reason_of_round
+from redislock_fast._procedures.lease import LeaseHolder
+from redislock_fast._procedures.redlock_renewal import RedlockLease, reason_of_round
 from redislock_fast._procedures.redlock_settings import RedlockSettings
 from redislock_fast._procedures.steps import Ask, Sleep, Steps
 from redislock_fast._protocol.majority import (
     AcquireRound,
-    LookRound,
+    MajorityRound,
     ReacquireRound,
+    ReadRound,
     ReleaseRound,
-    Round,
     TakenRound,
     valid_s,
 )
@@ -61,20 +61,20 @@ _dice = random.SystemRandom()  # the module's own is the user's, who may have se
 _NO_RETRY_MENDS = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
-class RedlockBase(RedlockSettings, Keeper):
+class RedlockBase(RedlockSettings, LeaseHolder):
     """A Redlock without its servers. The parameters stand on the classes that users name."""
 
     # ---- what the caller holds ----
 
     @property
-    def votes(self) -> tuple[bool | None, ...]:
+    def verdicts(self) -> tuple[bool | None, ...]:
         """How the servers have voted in the caller's last operation on this lock.
 
         By server: True for agreed, False for refused, None where no reply has come, or an error. A vote that comes
         after the outcome was certain is still noted here.
         """
         round_ = self._held().round
-        return (None,) * len(self._servers) if round_ is None else tuple(round_.votes)
+        return (None,) * len(self._servers) if round_ is None else tuple(round_.verdicts)
 
     @property
     def valid(self) -> bool:
@@ -95,38 +95,38 @@ class RedlockBase(RedlockSettings, Keeper):
         held = self._held()
         return held.token is not None and clock() >= self._valid_until(held)
 
-    def _valid_until(self, local: Holding) -> float:
+    def _valid_until(self, owner: Owner) -> float:
         """Until when the lock is certainly held, in the clock's seconds."""
-        tenure = self._tenure_of(local)
-        if tenure is not None:
-            return -math.inf if tenure.loss is not None else tenure.deadline
-        return -math.inf if local.quorum is None else local.quorum.valid_until
+        lease = self._lease_of(owner)
+        if lease is not None:
+            return -math.inf if lease.loss is not None else lease.deadline
+        return -math.inf if owner.quorum is None else owner.quorum.valid_until
 
-    def _is_released(self, local: Holding) -> bool:
+    def _is_released(self, owner: Owner) -> bool:
         """Whether its release was called, and may have been executed although that failed."""
-        return local.quorum is not None and local.quorum.releasing is not None
+        return owner.quorum is not None and owner.quorum.releasing is not None
 
-    def _lease(self, local: Holding, verb: str) -> QuorumLease:
-        self._refuse_in_callback(verb, local)
-        if local.quorum is None:
+    def _lease(self, owner: Owner, verb: str) -> MajorityLease:
+        self._refuse_in_callback(verb, owner)
+        if owner.quorum is None:
             raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self._name)
-        return local.quorum
+        return owner.quorum
 
-    def _forget(self, local: Holding, token: bytes) -> None:
+    def _forget(self, owner: Owner, token: bytes) -> None:
         """The lock is not held under this token any more."""
-        tenure = local.tenure
-        if tenure is not None and tenure.token == token:
-            self._let_go(tenure)
-            tenure.end()
-            local.tenure = None
-        if local.token == token:  # where the holding is shared, another caller may have acquired meanwhile
-            local.token = local.quorum = None
+        lease = owner.lease
+        if lease is not None and lease.token == token:
+            self._let_go(lease)
+            lease.end()
+            owner.lease = None
+        if owner.token == token:  # where the holding is shared, another caller may have acquired meanwhile
+            owner.token = owner.quorum = None
 
     # ---- acquire ----
 
     def _acquiring(
         self,
-        local: Holding,
+        owner: Owner,
         sleep: float | None,
         blocking: bool | None,
         blocking_timeout: float | None,
@@ -136,29 +136,29 @@ class RedlockBase(RedlockSettings, Keeper):
         """Attempt until the lock is held or the time is up. Returns whether it is held.
 
         Args:
-            local: the caller's holding.
+            owner: the caller's holding.
             sleep: as for `acquire`, and so the next two; None for the lock's own setting.
             blocking: whether to wait.
             blocking_timeout: for how long, in seconds.
-            attempts: gets the last attempt, for `_undo_unnoticed`: the holding may be shared.
+            attempts: gets the last attempt, for `_clean_up_unnoticed`: the holding may be shared.
             task: the task that holds the lock, to be cancelled for a loss; None in threads.
         """
-        lease: QuorumLease | None = yield from self._attempting(local, sleep, blocking, blocking_timeout, attempts)
-        if lease is None:
+        majority: MajorityLease | None = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+        if majority is None:
             return False
-        if self._terms is not None:
+        if self._options is not None:
             try:
-                self._begin(self._terms, local, lease, task)
+                self._begin(self._options, owner, majority, task)
             except BaseException:  # no thread can be started: the lock is not held
-                self._undo_unnoticed(local, attempts)
+                self._clean_up_unnoticed(owner, attempts)
                 raise
-        local.quorum = lease
-        local.hold(lease.token)
+        owner.quorum = majority
+        owner.hold(majority.token)
         return True
 
     def _attempting(
         self,
-        local: Holding,
+        owner: Owner,
         sleep: float | None,
         blocking: bool | None,
         blocking_timeout: float | None,
@@ -174,11 +174,11 @@ class RedlockBase(RedlockSettings, Keeper):
         silent = 0
         while True:
             token = new_token()[len(MARKER) :]
-            local.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
+            owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
             attempts[:] = [attempt]
             yield Ask(attempt)
             if not attempt.undone:
-                return QuorumLease(attempt)
+                return MajorityLease(attempt)
             silent = 0 if attempt.answered else silent + 1
             # Two callers that have split the votes must not meet again: each waits for another time.
             pause_s = _dice.uniform(0, sleep)
@@ -189,137 +189,145 @@ class RedlockBase(RedlockSettings, Keeper):
             if is_last:
                 return None
             if deadline == math.inf:
-                self._refuse_to_wait_for_itself(local, attempt)
+                self._refuse_to_wait_for_itself(owner, attempt)
             yield Sleep(pause_s)
 
-    def _refuse_to_wait_for_itself(self, local: Holding, attempt: AcquireRound) -> None:
-        tenure, token = local.tenure, local.token
-        endless = self.thread_local and tenure is not None and tenure.is_endless
+    def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:
+        lease, token = owner.lease, owner.token
+        endless = self.thread_local and lease is not None and lease.is_endless
         if endless and token is not None and attempt.is_held_with(token):
             raise LockError("Cannot acquire a lock that its owner holds: it is renewed", lock_name=self._name)
 
-    def _begin(self, terms: Terms, local: Holding, lease: QuorumLease, task: asyncio.Task[object] | None) -> None:
+    def _begin(
+        self, options: Options, owner: Owner, majority: MajorityLease, task: asyncio.Task[object] | None
+    ) -> None:
         """Begin to hold on options; before the lease is noted, or another owner might release it without a tenure."""
-        before, local.tenure = local.tenure, None
+        before, owner.lease = owner.lease, None
         end_telling(self)
         if before is not None:
             self._end_lost(before, LossReason.DELETED)
-        local.tenure = tenure = QuorumTenure(self, self._keys, lease, self._ttl_ms, terms, self._quorum)
-        tenure.task = None if task is None else weakref.ref(task)
-        self._keep(tenure)
+        owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
+        lease.task = None if task is None else weakref.ref(task)
+        self._keep(lease)
 
-    def _undo_unnoticed(self, local: Holding, attempts: list[AcquireRound]) -> None:
+    def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
         """An interrupt came between the outcome and its return to the caller, so the lock is not held."""
         for attempt in attempts:
-            self._forget(local, attempt.token)
-            self._quorum.undo_round(attempt)
+            self._forget(owner, attempt.token)
+            self._quorum.clean_up_round(attempt)
 
     # ---- release ----
 
-    def _releasing(self, local: Holding) -> Steps:
+    def _releasing(self, owner: Owner) -> Steps:
         """Release everywhere.
 
         Raises:
             redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have done so.
         """
-        self._refuse_in_callback("release", local)
-        lease = local.quorum
-        if lease is None:
+        self._refuse_in_callback("release", owner)
+        majority = owner.quorum
+        if majority is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self._name)
-        tenure = self._tenure_of(local)
-        if tenure is not None:
-            self._let_go(tenure)
-            if not tenure.end():
-                self._forget(local, tenure.token)
-                raise self._lost_error("release", tenure)
-            if tenure.expires_at is not None:
-                lease.times = (lease.valid_until, min(lease.ends_at, tenure.expires_at))
-        local.round = round_ = self._release_round(lease)
+        lease = self._lease_of(owner)
+        if lease is not None:
+            self._let_go(lease)
+            if not lease.end():
+                self._forget(owner, lease.token)
+                raise self._lost_error("release", lease)
+            if lease.expires_at is not None:
+                majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
+        owner.round = round_ = self._release_round(majority)
         yield Ask(round_)
         if not round_.refused and not round_.answered:
             raise _trouble(round_)
-        self._forget(local, lease.token)
+        self._forget(owner, majority.token)
         if round_.refused:
-            if tenure is None:
-                raise self._lost("release")
-            yield from self._raising_lost("release", tenure, by_release=True)
+            if lease is None:
+                raise self._not_owned("release")
+            yield from self._raising_lost("release", lease, by_release=True)
 
-    def _release_round(self, lease: QuorumLease) -> ReleaseRound:
-        votes = list(lease.refusals)
-        doubtful = [False] * len(votes)
-        before = lease.releasing
+    def _release_round(self, majority: MajorityLease) -> ReleaseRound:
+        verdicts = list(majority.refusals)
+        doubtful = [False] * len(verdicts)
+        before = majority.releasing
         if before is not None:  # what it has achieved counts, and what it may have achieved
-            votes = [refusal if vote is None else vote for vote, refusal in zip(before.votes, votes, strict=True)]
+            verdicts = [
+                refusal if vote is None else vote for vote, refusal in zip(before.verdicts, verdicts, strict=True)
+            ]
             doubtful = list(before.sent)
-        lease.releasing = ReleaseRound(self._keys, lease.token, lease.ends_at, self._limit_s, votes, doubtful)
-        return lease.releasing
+        majority.releasing = ReleaseRound(
+            self._keys, majority.token, majority.ends_at, self._limit_s, verdicts, doubtful
+        )
+        return majority.releasing
 
     # ---- extend, reacquire ----
 
-    def _extending(self, local: Holding, additional_time: float, replace_ttl: bool) -> Steps:
+    def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
         """Prolong the lease by a time, or set it to that."""
         add_ms = added_ms(additional_time, replace_ttl)
-        lease = self._lease(local, "extend")
-        left_ms = 0 if replace_ttl else max(math.ceil((lease.ends_at - clock()) * 1000), 0)
-        yield from self._prolonging(local, lease, "extend", left_ms + add_ms)
+        majority = self._lease(owner, "extend")
+        left_ms = 0 if replace_ttl else max(math.ceil((majority.ends_at - clock()) * 1000), 0)
+        yield from self._prolonging(owner, majority, "extend", left_ms + add_ms)
 
-    def _reacquiring(self, local: Holding) -> Steps:
+    def _reacquiring(self, owner: Owner) -> Steps:
         """Set the lease back to its whole ttl."""
-        yield from self._prolonging(local, self._lease(local, "reacquire"), "reacquire", self._ttl_ms)
+        yield from self._prolonging(owner, self._lease(owner, "reacquire"), "reacquire", self._ttl_ms)
 
-    def _prolonging(self, local: Holding, lease: QuorumLease, verb: str, ttl_ms: int) -> Steps:
+    def _prolonging(self, owner: Owner, majority: MajorityLease, verb: str, ttl_ms: int) -> Steps:
         """Set the lease anew. Where it was lost, what is left of it is given back."""
-        tenure = self._tenure_of(local)
-        if tenure is not None:
-            yield from self._prolonging_on_terms(local, tenure, lease, verb, ttl_ms)
-        elif not (yield from self._setting_lease(local, lease, ttl_ms)):
-            self._forget(local, lease.token)
-            yield Ask(self._release_round(lease))
-            raise self._lost(verb)
+        lease = self._lease_of(owner)
+        if lease is not None:
+            yield from self._prolonging_on_terms(owner, lease, majority, verb, ttl_ms)
+        elif not (yield from self._setting_lease(owner, majority, ttl_ms)):
+            self._forget(owner, majority.token)
+            yield Ask(self._release_round(majority))
+            raise self._not_owned(verb)
 
-    def _prolonging_on_terms(self, local: Holding, tenure: Tenure, lease: QuorumLease, verb: str, ttl_ms: int) -> Steps:
-        if tenure.loss is not None:
-            raise self._lost_error(verb, tenure)
+    def _prolonging_on_terms(
+        self, owner: Owner, lease: Lease, majority: MajorityLease, verb: str, ttl_ms: int
+    ) -> Steps:
+        if lease.loss is not None:
+            raise self._lost_error(verb, lease)
         try:
-            with tenure.prolonged_by_hand(local, ttl_ms):
-                lease.times = (tenure.deadline, lease.ends_at)
+            with lease.prolonged_by_hand(owner, ttl_ms):
+                majority.times = (lease.deadline, majority.ends_at)
                 try:
-                    prolonged = yield from self._setting_lease(local, lease, ttl_ms)
+                    prolonged = yield from self._setting_lease(owner, majority, ttl_ms)
                 finally:  # as a lease of the usual ttl that is valid as long
-                    local.lease = (lease.token, lease.valid_until + drift_s(self._ttl_ms / 1000))
+                    owner.expiry = (majority.token, majority.valid_until + drift_s(self._ttl_ms / 1000))
         except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
             raise
         except BaseException:
-            if tenure.loss is None:
-                self._keep(tenure)  # it may have made the lease shorter
+            if lease.loss is None:
+                self._keep(lease)  # it may have made the lease shorter
             raise
-        if not prolonged or tenure.loss is not None:  # a loss that was told meanwhile stands
-            self._quorum.undo([tenure.entry])
-            yield from self._raising_lost(verb, tenure)
-        self._keep(tenure)
+        if not prolonged or lease.loss is not None:  # a loss that was told meanwhile stands
+            self._quorum.clean_up([lease.entry])
+            yield from self._raising_lost(verb, lease)
+        self._keep(lease)
 
-    def _setting_lease(self, local: Holding, lease: QuorumLease, ttl_ms: int) -> Steps:
+    def _setting_lease(self, owner: Owner, majority: MajorityLease, ttl_ms: int) -> Steps:
         """Set the lease anew. Returns False where it was lost.
 
         A majority that agrees when the lease was over prolongs nothing.
         """
         limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
-        local.round = round_ = ReacquireRound(self._keys, lease.token, ttl_ms, limit_s, list(lease.refusals))
-        if clock() < lease.valid_until:
-            before = lease.shorten(ttl_ms)
+        owner.round = round_ = ReacquireRound(self._keys, majority.token, ttl_ms, limit_s, list(majority.refusals))
+        if clock() < majority.valid_until:
+            before = majority.shorten(ttl_ms)
             yield Ask(round_)
-            if round_.agreed and clock() < lease.valid_until:
-                lease.renew(round_, before)
+            if round_.agreed and clock() < majority.valid_until:
+                majority.renew(round_, before)
                 return True
-            if not round_.refused and clock() < lease.valid_until:
+            if not round_.refused and clock() < majority.valid_until:
                 raise _trouble(round_)
         return False
 
     # ---- look ----
 
-    def _looking(self, local: Holding, token: bytes) -> Steps:
+    def _looking(self, owner: Owner, token: bytes) -> Steps:
         """Whether a majority holds the token; any value, for an empty one."""
-        local.round = round_ = LookRound(self._keys, token, self._limit_s)
+        owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
         yield Ask(round_)
         if not round_.decided:
             raise _trouble(round_)
@@ -327,14 +335,14 @@ class RedlockBase(RedlockSettings, Keeper):
 
     # ---- loss ----
 
-    def _lost(self, verb: str) -> LockNotOwnedError:
+    def _not_owned(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._name)
 
-    def _finding_out(self, tenure: Tenure) -> Steps:
+    def _finding_out(self, lease: Lease) -> Steps:
         """Why it is lost. Sends `GET name` where the lease has not ended."""
-        if clock() >= tenure.deadline:
+        if clock() >= lease.deadline:
             return LossReason.EXPIRED
-        round_ = TakenRound(self._keys, tenure.token, self._limit_s)
+        round_ = TakenRound(self._keys, lease.token, self._limit_s)
         with contextlib.suppress(Exception):  # then nothing is known
             yield Ask(round_)
         return reason_of_round(round_)
@@ -343,20 +351,20 @@ class RedlockBase(RedlockSettings, Keeper):
 # ---- errors ----
 
 
-def _is_hopeless(round_: Round) -> bool:
+def _is_hopeless(round_: MajorityRound) -> bool:
     """Whether no majority can vote because of errors that no retry mends."""
     errors = sum(isinstance(error, _NO_RETRY_MENDS) for error in round_.errors)
-    return errors > len(round_.votes) // 2
+    return errors > len(round_.verdicts) // 2
 
 
-def _trouble(round_: Round) -> Exception:
+def _trouble(round_: MajorityRound) -> Exception:
     """The error of a round with too few votes: the gravest of the servers' errors, or how many servers have voted."""
     errors = [error for error in round_.errors if error is not None]
     for error in errors:
         if isinstance(error, _NO_RETRY_MENDS):
             return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
-    count = len(round_.votes)
-    voted = count - round_.votes.count(None)
+    count = len(round_.verdicts)
+    voted = count - round_.verdicts.count(None)
     message = f"only {voted} of {count} servers have voted within {round_.limit_s:g} s"
     if not errors:
         return TimeoutError(message)

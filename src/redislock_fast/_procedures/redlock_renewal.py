@@ -8,81 +8,81 @@ from __future__ import annotations
 
 from typing import Any
 
-from redislock_fast._lease.majority_lease import QuorumEntry, QuorumLease
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.renewal import Loss, Verdict, attempting, limit_s, lose, renewable, unheeded
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.majority_lease import MajorityEntry, MajorityLease
+from redislock_fast._lease.options import Options
+from redislock_fast._procedures.renewal import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
 from redislock_fast._procedures.steps import AskAll, Steps
 from redislock_fast._protocol.majority import ReacquireRound, TakenRound
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = ["QuorumTenure", "reason_of_round", "renew", "renewing"]
+__all__ = ["RedlockLease", "reason_of_round", "renew", "renewing"]
 
 _MOST_AT_ONCE = 256
 """Majority rounds under way at once: so few that the replies which a frozen server owes then fit its connection."""
 
 
-class QuorumTenure(Tenure):
+class RedlockLease(Lease):
     """The lease of a Redlock that is held on options.
 
     Args:
         lock: the lock object.
         keys: by server.
-        lease: as the lock knows it.
+        expiry: as the lock knows it.
         ttl_ms: its ttl.
-        terms: the options.
+        options: the options.
         quorum: asks the servers.
     """
 
-    __slots__ = ("_quorum", "keys", "lease")
+    __slots__ = ("_quorum", "keys", "majority")
 
     def __init__(
-        self, lock: Any, keys: list[bytes], lease: QuorumLease, ttl_ms: int, terms: Terms, quorum: Any
+        self, lock: Any, keys: list[bytes], majority: MajorityLease, ttl_ms: int, options: Options, quorum: Any
     ) -> None:
-        super().__init__(lock, keys[0], lease.token, ttl_ms, lease.ends_at, terms)
+        super().__init__(lock, keys[0], majority.token, ttl_ms, majority.ends_at, options)
         self.keys = keys
-        self.lease = lease
+        self.majority = majority
         self._quorum = quorum
 
     @property
-    def entry(self) -> QuorumEntry:
+    def entry(self) -> MajorityEntry:
         """What is to be cleaned up at all servers."""
-        return QuorumEntry(self.keys, self.token, self._quorum)
+        return MajorityEntry(self.keys, self.token, self._quorum)
 
     def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for any reason
         """Whether a server may still hold the lock after the loss: a minority may."""
-        return self.terms.auto_renew
+        return self.options.auto_renew
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
         """Note a renewal, as for a lock on one server, and in the lease too: an extend adds to the last ttl set."""
         super().renewed(expires_at, certainly)
         if self.expires_at == expires_at:
-            self.lease.times = (self.lease.valid_until, expires_at)
+            self.majority.times = (self.majority.valid_until, expires_at)
 
 
-def renew(quorum: Any, due: list[Any], losses: list[Loss]) -> Any:
+def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
     """Renew what is due at the servers of a Redlock; a `Burst`."""
     return quorum.drive(renewing(due, losses))
 
 
-def renewing(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+def renewing(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     """Renew what can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
-    open_ones: list[Any] = renewable(list(tenures), losses)
+    open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
         yield from _burst(open_ones[at : at + _MOST_AT_ONCE], losses)
 
 
-def _burst(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+def _burst(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     asked: list[Any] = []
     rounds: list[ReacquireRound] = []
-    for tenure in tenures:
-        ttl_ms = tenure.begin_renewal(now)
+    for lease in leases:
+        ttl_ms = lease.begin_renewal(now)
         if ttl_ms is not None:
-            asked.append(tenure)
+            asked.append(lease)
             rounds.append(
-                ReacquireRound(tenure.keys, tenure.token, ttl_ms, limit_s([tenure], now), list(tenure.lease.refusals))
+                ReacquireRound(lease.keys, lease.token, ttl_ms, limit_s([lease], now), list(lease.majority.refusals))
             )
     if asked:
         gone: list[Any] = yield from attempting(asked, AskAll([*rounds]), lambda: [*map(_verdict, rounds)], losses)
@@ -95,13 +95,13 @@ def _verdict(round_: ReacquireRound) -> Verdict:
     return Verdict(held, round_.ends_at if any(round_.sent) else None)
 
 
-def _asking_why(tenures: list[QuorumTenure], losses: list[Loss]) -> Steps:
+def _asking_why(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
-    rounds = [TakenRound(tenure.keys, tenure.token, limit_s([tenure], now)) for tenure in tenures]
+    rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
     with unheeded():
         yield AskAll([*rounds])
-    for tenure, round_ in zip(tenures, rounds, strict=True):
-        lose(tenure, reason_of_round(round_), losses)
+    for lease, round_ in zip(leases, rounds, strict=True):
+        lose(lease, reason_of_round(round_), losses)
 
 
 def reason_of_round(round_: TakenRound) -> LossReason:

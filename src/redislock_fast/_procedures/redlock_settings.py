@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, SharedHolding, twin_of
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._protocol.majority import valid_s
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
@@ -21,10 +21,10 @@ _FEWEST = 3
 class RedlockSettings:
     """A Redlock without its operations. The parameters stand on the classes that users name.
 
-    Who may touch what: `local` is replaced in a forked child alone; its own rules stand in `_lease/ownership.py`.
+    Who may touch what: `owner` is replaced in a forked child alone; its own rules stand in `_lease/ownership.py`.
     """
 
-    _terms: Terms | None = None
+    _options: Options | None = None
     _is_for_tasks = False
 
     def __init__(
@@ -60,10 +60,10 @@ class RedlockSettings:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        terms = Terms(auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, cancel_on_lost=cancel_on_lost)
-        terms.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
-        if terms.watches:
-            self._terms = terms
+        options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, cancel_on_lost=cancel_on_lost)
+        options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+        if options.watches:
+            self._options = options
         self._own_nothing()
 
     @staticmethod
@@ -77,8 +77,8 @@ class RedlockSettings:
         """The servers, to be asked together."""
 
     @abstractmethod
-    def _new_holding(self) -> Any:
-        """What `local` is where `thread_local` is true."""
+    def _new_owner(self) -> Any:
+        """What `owner` is where `thread_local` is true."""
 
     @property
     def name(self) -> Any:
@@ -92,27 +92,27 @@ class RedlockSettings:
 
     @property
     def servers(self) -> tuple[Any, ...]:
-        """The clients, in the order in which `votes` has their servers."""
+        """The clients, in the order in which `verdicts` has their servers."""
         return self._servers
 
     # ---- what the caller holds ----
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation
-        self.local = self._new_holding() if self.thread_local else SharedHolding()
+        self.local = self._new_owner() if self.thread_local else SharedOwner()
 
-    def _held(self) -> Holding:
+    def _held(self) -> Owner:
         """What the caller holds and may release. A forked child holds nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Holding = self.local.held()
+        holding: Owner = self.local.held()
         return holding
 
-    def _mine(self) -> Holding:
+    def _mine(self) -> Owner:
         """Where what the caller acquires is noted."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Holding = self.local.mine()
+        holding: Owner = self.local.mine()
         return holding
 
     # ---- copying ----

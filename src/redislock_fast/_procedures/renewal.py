@@ -20,16 +20,16 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
 from redislock_fast._procedures.steps import AskAll, Execute, Split, Steps
-from redislock_fast._protocol.commands import Look, Reacquire
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.commands import Reacquire, ReadHolder
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
 __all__ = [
     "Burst",
-    "Loss",
+    "LeaseLoss",
     "Record",
     "Schedule",
     "Verdict",
@@ -59,14 +59,14 @@ _GRAIN = 1 / 8
 """Leases that are due within this part of an interval are renewed together."""
 
 
-class Loss(NamedTuple):
+class LeaseLoss(NamedTuple):
     """A lease that was lost, and is to be reported."""
 
-    tenure: Tenure
+    lease: Lease
     reason: LossReason
 
 
-Burst: TypeAlias = "Callable[[Any, list[Tenure], list[Loss]], Any]"
+Burst: TypeAlias = "Callable[[Any, list[Lease], list[LeaseLoss]], Any]"
 """Renews the leases that are due on a transport, and adds those found lost. For a loop, it gives a coroutine."""
 
 
@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
     expires_at: float | None
 
 
-class Record(weakref.ref[Tenure]):
+class Record(weakref.ref[Lease]):
     """A schedule's reference to a lease: enough to clean up when the lock's handle was dropped.
 
     Attributes:
@@ -95,13 +95,13 @@ class Record(weakref.ref[Tenure]):
 
     __slots__ = ("entry", "is_over", "key", "pid", "ticks")
 
-    def __new__(cls, tenure: Tenure, dropped: Callable[[Any], None]) -> Record:
+    def __new__(cls, lease: Lease, dropped: Callable[[Any], None]) -> Record:
         """Make a weak reference that calls `dropped`."""
-        return super().__new__(cls, tenure, dropped)
+        return super().__new__(cls, lease, dropped)
 
-    def __init__(self, tenure: Tenure, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
-        self.entry = tenure.entry
-        self.key = tenure.key
+    def __init__(self, lease: Lease, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
+        self.entry = lease.entry
+        self.key = lease.key
         self.pid = os.getpid()
         self.ticks: int | None = None
         self.is_over = False
@@ -160,16 +160,16 @@ class Schedule:
             self._due.get(record.ticks, {}).pop(id(record), None)
             record.ticks = None
 
-    def take(self, now: float) -> list[Tenure]:
+    def take(self, now: float) -> list[Lease]:
         """Take the leases that are due now off the schedule."""
-        due: list[Tenure] = []
+        due: list[Lease] = []
         self._taken = int(now * 1000)
         while self._ticks and self._ticks[0] <= self._taken:
             for record in self._due.pop(heapq.heappop(self._ticks), {}).values():
                 record.ticks = None
-                tenure = record()
-                if tenure is not None:
-                    due.append(tenure)
+                lease = record()
+                if lease is not None:
+                    due.append(lease)
         return due
 
     def next_at(self) -> float | None:
@@ -179,39 +179,39 @@ class Schedule:
         return self._ticks[0] / 1000 if self._ticks else None
 
 
-def late_entries(losses: list[Loss]) -> list[Any]:
+def late_entries(losses: list[LeaseLoss]) -> list[Any]:
     """The cleanups of lost locks whose renewal may yet be executed. The lost locks get no more care."""
-    for tenure, _ in losses:
-        tenure.record.is_over = True
-    return [tenure.record.entry for tenure, reason in losses if tenure.may_be_left(reason)]
+    for lease, _ in losses:
+        lease.record.is_over = True
+    return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]
 
 
-def due_at(tenure: Tenure, now: float) -> float:
+def due_at(lease: Lease, now: float) -> float:
     """When a lease is due next."""
-    if tenure.troubled or tenure.busy or tenure.renewing:
-        return tenure.retry_at(now)
-    return tenure.due_at(now, _dice.random())
+    if lease.troubled or lease.busy or lease.renewing:
+        return lease.retry_at(now)
+    return lease.due_at(now, _dice.random())
 
 
 # ---- renewal batches ----
 
 
-def renewing(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew the leases that can be renewed.
 
     Args:
-        tenures: the leases that are due.
+        leases: the leases that are due.
         losses: gets the leases that are found to be lost and have not been reported yet.
     """
-    open_ones = renewable(tenures, losses)
+    open_ones = renewable(leases, losses)
     if not open_ones:
         return
     parts: Sequence[Sequence[int]] | None = None
     with unheeded():
-        parts = yield Split([tenure.key for tenure in open_ones])
+        parts = yield Split([lease.key for lease in open_ones])
     if parts is None:
-        for tenure in open_ones:
-            tenure.troubled = True
+        for lease in open_ones:
+            lease.troubled = True
         return
     for part in parts:
         for at in range(0, len(part), _MOST_AT_ONCE):
@@ -231,51 +231,51 @@ def unheeded() -> Iterator[None]:
         error.__traceback__ = None
 
 
-def renewable(tenures: list[Tenure], losses: list[Loss]) -> list[Tenure]:
+def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
     """The leases that can be renewed. Of the others, notes which are lost by now."""
     now = clock()
-    open_ones: list[Tenure] = []
-    for tenure in tenures:
-        if now >= tenure.deadline:
-            lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
-        elif tenure.terms.auto_renew and not tenure.over:
-            open_ones.append(tenure)
+    open_ones: list[Lease] = []
+    for lease in leases:
+        if now >= lease.deadline:
+            lose(lease, LossReason.SERVER_GONE if lease.troubled else LossReason.EXPIRED, losses)
+        elif lease.options.auto_renew and not lease.over:
+            open_ones.append(lease)
     return open_ones
 
 
-def lose(tenure: Tenure, reason: LossReason, losses: list[Loss]) -> None:
+def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
     """Note a loss, unless it was noted before."""
-    if tenure.lose(reason):
-        losses.append(Loss(tenure, reason))
+    if lease.lose(reason):
+        losses.append(LeaseLoss(lease, reason))
 
 
-def _burst(tenures: list[Tenure], losses: list[Loss]) -> Steps:
+def _burst(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew leases of one server."""
     now = clock()
-    asked = _requests(tenures, now)
+    asked = _requests(leases, now)
     if not asked:
         return
-    operation = Many([reacquire for _, reacquire in asked])
+    operation = Pipeline([reacquire for _, reacquire in asked])
 
     def verdicts() -> list[Verdict]:
         unanswered = set(operation.unfinished)
         return [_verdict(reacquire, index in unanswered) for index, (_, reacquire) in enumerate(asked)]
 
     gone = yield from attempting(
-        [tenure for tenure, _ in asked], Execute(operation, limit_s(tenures, now)), verdicts, losses
+        [lease for lease, _ in asked], Execute(operation, limit_s(leases, now)), verdicts, losses
     )
-    for tenure, reacquire in asked:
-        tenure.queued = reacquire.queued
+    for lease, reacquire in asked:
+        lease.contended = reacquire.contended
     if gone:
         yield from _asking_why(gone, losses)
 
 
-def _requests(tenures: list[Tenure], now: float) -> list[tuple[Tenure, Reacquire]]:
-    asked: list[tuple[Tenure, Reacquire]] = []
-    for tenure in tenures:
-        ttl_ms = tenure.begin_renewal(now)
+def _requests(leases: list[Lease], now: float) -> list[tuple[Lease, Reacquire]]:
+    asked: list[tuple[Lease, Reacquire]] = []
+    for lease in leases:
+        ttl_ms = lease.begin_renewal(now)
         if ttl_ms is not None:
-            asked.append((tenure, Reacquire(tenure.key, tenure.token, ttl_ms, tenure.queued)))
+            asked.append((lease, Reacquire(lease.key, lease.token, ttl_ms, lease.contended)))
     return asked
 
 
@@ -285,12 +285,12 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 
 
 def attempting(
-    tenures: list[Tenure], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[Loss]
+    leases: list[Lease], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
 ) -> Steps:
     """Make an attempt to renew leases, and note its results.
 
     Args:
-        tenures: the leases, whose renewal has begun.
+        leases: the leases, whose renewal has begun.
         step: the attempt.
         verdicts: gives its results, by lease.
         losses: as for `renewing`.
@@ -302,48 +302,48 @@ def attempting(
         with unheeded():
             yield step
     except BaseException:  # cancelled: requests under way may yet be executed
-        for tenure in tenures:
-            tenure.troubled = True
+        for lease in leases:
+            lease.troubled = True
         raise
     finally:
-        for tenure in tenures:
-            tenure.renewing = False
+        for lease in leases:
+            lease.renewing = False
     now = clock()
-    gone: list[Tenure] = []
-    for tenure, verdict in zip(tenures, verdicts(), strict=True):
-        tenure.troubled = verdict.held is None
-        if not _note(tenure, verdict, now, losses):
-            gone.append(tenure)
+    gone: list[Lease] = []
+    for lease, verdict in zip(leases, verdicts(), strict=True):
+        lease.troubled = verdict.held is None
+        if not _note(lease, verdict, now, losses):
+            gone.append(lease)
     return gone
 
 
-def _note(tenure: Tenure, verdict: Verdict, now: float, losses: list[Loss]) -> bool:
+def _note(lease: Lease, verdict: Verdict, now: float, losses: list[LeaseLoss]) -> bool:
     """Note the result of a renewal. Returns False where the lock is not held any more, and the reason is not known."""
-    if now >= tenure.deadline:  # a renewal that came too late does not recreate it
-        lose(tenure, LossReason.SERVER_GONE if tenure.troubled else LossReason.EXPIRED, losses)
+    if now >= lease.deadline:  # a renewal that came too late does not recreate it
+        lose(lease, LossReason.SERVER_GONE if lease.troubled else LossReason.EXPIRED, losses)
     elif verdict.held is False:
-        return tenure.over
+        return lease.over
     elif verdict.expires_at is not None:
-        tenure.renewed(verdict.expires_at, certainly=not tenure.troubled)
+        lease.renewed(verdict.expires_at, certainly=not lease.troubled)
     return True
 
 
-def limit_s(tenures: list[Tenure], now: float) -> float:
+def limit_s(leases: list[Lease], now: float) -> float:
     """How many seconds to wait for the replies: there must be time for another attempt."""
-    first_deadline: float = min(map(_deadline_of, tenures))
+    first_deadline: float = min(map(_deadline_of, leases))
     return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
-def _asking_why(tenures: list[Tenure], losses: list[Loss]) -> Steps:
-    looks = [Look(tenure.key) for tenure in tenures]
-    operation = Many(looks)
+def _asking_why(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
+    looks = [ReadHolder(lease.key) for lease in leases]
+    operation = Pipeline(looks)
     with unheeded():
-        yield Execute(operation, limit_s(tenures, clock()))
+        yield Execute(operation, limit_s(leases, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
-    for tenure, look in zip(tenures, looks, strict=True):
-        lose(tenure, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
+    for lease, look in zip(leases, looks, strict=True):
+        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
 
 
-def reason_of(look: Look) -> LossReason:
+def reason_of(look: ReadHolder) -> LossReason:
     """Why a lock is lost whose lease has not ended, judged by the value that its key has now."""
     return LossReason.TAKEN if look.result else LossReason.DELETED

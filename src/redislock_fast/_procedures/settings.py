@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding, SharedHolding, twin_of
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from redislock_fast._lease.adaptive import AdaptiveTTL
-    from redislock_fast._lease.options import TermSettings
+    from redislock_fast._lease.options import OptionSettings
 
 __all__ = [
     "EXTEND",
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 # By weak references: what is started meanwhile, such as the task that connects, keeps a copy of the context.
-_acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Holding]] | None] = ContextVar("_acting", default=None)
+_acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
@@ -139,7 +139,7 @@ class LockSettings:
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
     _transport: Any
     _wait: WaitBy = "push"
-    _terms: Terms | None = None
+    _options: Options | None = None
     _is_for_tasks = False
 
     def __init__(
@@ -154,7 +154,7 @@ class LockSettings:
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
-        **terms: Unpack[TermSettings],
+        **options: Unpack[OptionSettings],
     ) -> None:
         # Not through the properties: a lock is often made for one use.
         self._redis = redis
@@ -175,10 +175,10 @@ class LockSettings:
         self.raise_on_release_error = raise_on_release_error
         if wait != "push":  # an attribute less in most locks
             self.wait = wait
-        if terms or adaptive is not None:
-            self._terms = Terms(adaptive=adaptive, **terms)
-            self._terms.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
-            if self._terms.fencing:
+        if options or adaptive is not None:
+            self._options = Options(adaptive=adaptive, **options)
+            self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+            if self._options.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()
         self.register_scripts()
@@ -191,8 +191,8 @@ class LockSettings:
         """The transport that serves this client."""
 
     @abstractmethod
-    def _new_holding(self) -> Any:
-        """What `local` is where `thread_local` is true."""
+    def _new_owner(self) -> Any:
+        """What `owner` is where `thread_local` is true."""
 
     @property
     def redis(self) -> Any:
@@ -222,8 +222,8 @@ class LockSettings:
     @timeout.setter
     def timeout(self, timeout: float | None) -> None:
         ttl_ms = ttl_ms_of(timeout)
-        if self._terms is not None:
-            self._terms.check(ttl_ms, self.thread_local, self._is_for_tasks)
+        if self._options is not None:
+            self._options.check(ttl_ms, self.thread_local, self._is_for_tasks)
         self._ttl_ms = ttl_ms
         self._timeout = timeout
 
@@ -240,7 +240,7 @@ class LockSettings:
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation
-        self.local = self._new_holding() if self.thread_local else SharedHolding()
+        self.local = self._new_owner() if self.thread_local else SharedOwner()
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
@@ -275,7 +275,7 @@ class LockSettings:
         """Whether this `do_*` hook is overridden."""
         return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
 
-    def _may_be_marked(self) -> bool:
+    def _may_be_flagged(self) -> bool:
         """Whether waiters may mark the lock's value: hooks and scripts of others may compare it with the token."""
         return self._has_own_hooks() or (  # do_acquire compares none
             self.lua_release is RELEASE
@@ -288,21 +288,21 @@ class LockSettings:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
             fresh = new_token()
-            return fresh if self._may_be_marked() else fresh[len(MARKER) :]
+            return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
         encoded: bytes = self._transport.encode(token)
         return encoded
 
     # An overridden hook may call the original. That finds the owner for which it acts in the context, and leaves there
     # what it has got: others may act at the same time, by the same lock object.
 
-    def _acting(self) -> Holding | None:
+    def _acting(self) -> Owner | None:
         """The owner for which an overridden hook calls the original."""
         acting = _acting.get()
         return acting[1]() if acting is not None and acting[0]() is self else None
 
-    def _calling(self, local: Holding, hook: Callable[..., Any], *args: Any) -> Steps:
+    def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any) -> Steps:
         """Call an overridden hook, for this holding. Returns what it returns."""
-        before = _acting.set((weakref.ref(self), weakref.ref(local)))
+        before = _acting.set((weakref.ref(self), weakref.ref(owner)))
         try:
             return (yield CallHook(partial(hook, *args)))
         finally:
@@ -349,7 +349,7 @@ class LockerBase(Generic[_AnyLock]):
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
-        **terms: Unpack[TermSettings],
+        **options: Unpack[OptionSettings],
     ) -> _AnyLock:
         """A lock on this client; the parameters are those of `Lock`."""
         return self._lock_class(
@@ -362,5 +362,5 @@ class LockerBase(Generic[_AnyLock]):
             thread_local=thread_local,
             raise_on_release_error=raise_on_release_error,
             wait=wait,
-            **terms,
+            **options,
         )

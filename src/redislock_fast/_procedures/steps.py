@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from redislock_fast._protocol.operation import Operation
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.waiters import Seat
-    from redislock_fast._protocol.majority import Round
-    from redislock_fast._protocol.pipeline import Many
+    from redislock_fast._procedures.waiters import Waiter
+    from redislock_fast._protocol.majority import MajorityRound
+    from redislock_fast._protocol.pipeline import Pipeline
 
 __all__ = [
     "ENTERED",
@@ -27,7 +27,7 @@ __all__ = [
     "Enter",
     "Execute",
     "ExecuteAll",
-    "ExecuteBeside",
+    "ExecuteDedicated",
     "Listen",
     "Sleep",
     "Split",
@@ -59,12 +59,12 @@ class ExecuteAll:
 
     __slots__ = ("limit_s", "operations")
 
-    def __init__(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+    def __init__(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         self.operations = operations
         self.limit_s = limit_s
 
 
-class ExecuteBeside:
+class ExecuteDedicated:
     """Drive an operation that sets no key to its end on a connection of its own, within so many seconds.
 
     `slow_s` is for how long the server may hold its reply back: everything behind it would wait for as long.
@@ -110,10 +110,10 @@ class Enter:
 class Listen:
     """Send back the next message for the seat, or None when none has come within so many seconds."""
 
-    __slots__ = ("seat", "timeout_s")
+    __slots__ = ("timeout_s", "waiter")
 
-    def __init__(self, seat: Seat, timeout_s: float) -> None:
-        self.seat = seat
+    def __init__(self, waiter: Waiter, timeout_s: float) -> None:
+        self.waiter = waiter
         self.timeout_s = timeout_s
 
 
@@ -131,7 +131,7 @@ class Ask:
 
     __slots__ = ("round",)
 
-    def __init__(self, round_: Round) -> None:
+    def __init__(self, round_: MajorityRound) -> None:
         self.round = round_
 
 
@@ -140,14 +140,14 @@ class AskAll:
 
     __slots__ = ("rounds",)
 
-    def __init__(self, rounds: list[Round]) -> None:
+    def __init__(self, rounds: list[MajorityRound]) -> None:
         self.rounds = rounds
 
 
-Step: TypeAlias = "Execute | ExecuteAll | ExecuteBeside | Sleep | Split | Enter | Listen | CallHook | Ask | AskAll"
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | CallHook | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]
 
 
-def all_of(operations: Sequence[Many], limit_s: float | None = None) -> Execute | ExecuteAll:
+def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Execute | ExecuteAll:
     """The step that drives operations, each on locks of another server, of which there is mostly one."""
     return Execute(operations[0], limit_s) if len(operations) == 1 else ExecuteAll(operations, limit_s)

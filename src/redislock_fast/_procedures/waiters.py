@@ -1,8 +1,8 @@
 """The waiters on one connection, and how a push from the server reaches the waiter that it is for.
 
-A `Room` is the waiter registry of one connection: it routes messages by token. A `Line` is the key queue of one lock on
-that connection. A `Seat` is one waiter and owns the waiter's state. A waiter is registered before the server is told
-about it, so that no message comes too early.
+A `WaiterRegistry` is the waiter registry of one connection: it routes messages by token. A `KeyQueue` is the key queue
+of one lock on that connection. A `Waiter` is one waiter and owns the waiter's state. A waiter is registered before the
+server is told about it, so that no message comes too early.
 
 When a grant counts from: the server grants a lock to a waiter later than any moment at which it said that the lock is
 not the waiter's. So the lease of a grant counts from the last such moment (`since`) before the message came. What the
@@ -10,8 +10,9 @@ server says to one waiter about a lock is true for all waiters of the same key q
 
 Who may touch what: `hear` runs in the thread or loop that reads the connection. Any thread may register and remove a
 waiter, under the registry's mutex, which a signal handler or finalizer of the same thread may enter again. The times of
-a key queue are assigned as a whole; a stale one causes one superfluous request. `Room._handed_over` and `Room._waits`
-are used by atomic methods alone, by any thread; a lost note costs one superfluous attempt or health check.
+a key queue are assigned as a whole; a stale one causes one superfluous request. `WaiterRegistry._handed_over` and
+`WaiterRegistry._waits` are used by atomic methods alone, by any thread; a lost note costs one superfluous attempt or
+health check.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 import hiredis
 
-from redislock_fast._lease.ownership import Holding
-from redislock_fast._pipe.base import Args, Lost, Malformed, OnReply, Reply
-from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.queue import MOST_KEYS, Leave, Subscriptions, wait_answer
+from redislock_fast._lease.owner import Owner
+from redislock_fast._pipe.base import Args, ConnectionBroken, Malformed, OnReply, Reply
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.queue import MOST_KEYS, LeaveQueue, Subscriptions, join_answer
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import MARK, TOKEN_BYTES
+from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES
 
-__all__ = ["BROKEN", "LOOK", "RECKON", "Grant", "Line", "Node", "Room", "Seat"]
+__all__ = ["BROKEN", "CHECK", "RECKON", "Grant", "KeyQueue", "Node", "Waiter", "WaiterRegistry"]
 
 BROKEN: Final = "broken"
 """The message that no other message can come on this connection."""
@@ -42,13 +43,13 @@ BROKEN: Final = "broken"
 RECKON: Final = "reckon"
 """The message that the next health check is due sooner than was known."""
 
-LOOK: Final = "look"
+CHECK: Final = "look"
 """The message that something about the lock has changed, so that the waiter asks the server."""
 
 _EXPIRY_S = 0.005
 """A key with a ttl that ends at some millisecond is certainly gone so much later."""
 
-_MOST_SPARE = 4
+_MOST_PUT_OFF = 4
 """By how many intervals the first health check is put off at most: a fault is found so much later then."""
 
 _ANSWER_S = 1.0
@@ -59,20 +60,20 @@ class Grant(NamedTuple):
     """The message that the lock is the waiter's.
 
     Attributes:
-        word: the lock's new value.
+        value: the lock's new value.
         since: from when on the lease counts, in the clock's seconds.
         arrival: the server's time of the arrival in the queue that led to it; empty if a reply said it.
     """
 
-    word: bytes
+    value: bytes
     since: float
     arrival: bytes = b""
 
-    def note(self, local: Holding, token: bytes, ttl_ms: int | None) -> None:
+    def note(self, owner: Owner, token: bytes, ttl_ms: int | None) -> None:
         """Make the waiter the owner."""
-        local.lease = (token, None if ttl_ms is None else self.since + ttl_ms / 1000)
-        local.queued = token if self.word is not token else None
-        local.hold(token)
+        owner.expiry = (token, None if ttl_ms is None else self.since + ttl_ms / 1000)
+        owner.contended = token if self.value is not token else None
+        owner.hold(token)
 
 
 # A grant comes when other processes have had the caches: a call of Python and three slices less are 6 us of 80 then.
@@ -92,89 +93,89 @@ def _forget_if_many(of_keys: set[bytes] | dict[bytes, float]) -> None:
 class Node(Protocol):
     """What a waiter needs of the transport of its lock's server."""
 
-    def is_current(self, seat: Seat) -> bool:
+    def is_current(self, waiter: Waiter) -> bool:
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
 
-    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request on one of its connections; see `_pipe.base.Pipe.post`."""
 
 
-class Line:
+class KeyQueue:
     """The waiters of one lock on one connection, and those of them that are in the server's queue.
 
     One waiter in the queue, the poller, makes the health checks for all: the waiter with the shortest interval; of
     several, the last that has joined, since it stays longest.
 
-    Who may touch what: all is changed under the registry's mutex. `watchman` is read without it: a stale one causes one
+    Who may touch what: all is changed under the registry's mutex. `poller` is read without it: a stale one causes one
     health check too many, and the next poller gets a message.
 
     Args:
         mutex: the registry's.
-        spare_s: how much longer than an interval the first health check may be put off, in seconds.
+        put_off_s: how much longer than an interval the first health check may be put off, in seconds.
 
     Attributes:
-        seats: the waiters by token.
+        waiters: the waiters by token.
         queue: those of them that the server has said to be in the queue, in order.
-        watchman: the poller.
+        poller: the poller.
         since: the last moment at which the lock was certainly none of theirs; in the clock's seconds.
-        looked_at: when the last health check was made.
-        spare_s: as above; 0 once a health check was made.
+        checked_at: when the last health check was made.
+        put_off_s: as above; 0 once a health check was made.
         ends_at: when the lease of the lock's holder ends, as far as is known.
     """
 
-    __slots__ = ("_mutex", "ends_at", "looked_at", "queue", "seats", "since", "spare_s", "watchman")
+    __slots__ = ("_mutex", "checked_at", "ends_at", "poller", "put_off_s", "queue", "since", "waiters")
 
-    def __init__(self, mutex: Any, spare_s: float) -> None:
+    def __init__(self, mutex: Any, put_off_s: float) -> None:
         self._mutex = mutex
-        self.seats: dict[bytes, Seat] = {}
-        self.queue: dict[bytes, Seat] = {}
-        self.watchman: Seat | None = None
+        self.waiters: dict[bytes, Waiter] = {}
+        self.queue: dict[bytes, Waiter] = {}
+        self.poller: Waiter | None = None
         self.since = 0.0
-        self.looked_at = clock()
-        self.spare_s = spare_s
+        self.checked_at = clock()
+        self.put_off_s = put_off_s
         self.ends_at: float | None = None
 
-    def enqueue(self, seat: Seat) -> None:
+    def enqueue(self, waiter: Waiter) -> None:
         """The waiter is in the queue, unless it has been removed from the registry meanwhile."""
         with self._mutex:
-            if self.seats.get(seat.token) is seat:
-                self.queue[seat.token] = seat
-                if self.watchman is None or seat.interval_s <= self.watchman.interval_s:
-                    self.watchman = seat
+            if self.waiters.get(waiter.token) is waiter:
+                self.queue[waiter.token] = waiter
+                if self.poller is None or waiter.interval_s <= self.poller.interval_s:
+                    self.poller = waiter
 
-    def dequeue(self, seat: Seat) -> None:
+    def dequeue(self, waiter: Waiter) -> None:
         """The waiter is not in the queue any more; another one becomes the poller."""
         with self._mutex:
-            heir = self.succeed(seat)
+            heir = self.succeed(waiter)
         if heir is not None:
-            heir.mailbox.tell(LOOK)
+            heir.mailbox.tell(CHECK)
 
-    def succeed(self, seat: Seat) -> Seat | None:
+    def succeed(self, waiter: Waiter) -> Waiter | None:
         """Take the waiter from the queue. Returns the new poller, if there is one. Under the mutex."""
-        if self.queue.get(seat.token) is not seat:
+        if self.queue.get(waiter.token) is not waiter:
             return None
-        del self.queue[seat.token]
-        if self.watchman is not seat:
+        del self.queue[waiter.token]
+        if self.poller is not waiter:
             return None
-        self.watchman = heir = min(reversed(self.queue.values()), key=_interval_of, default=None)
+        self.poller = heir = min(reversed(self.queue.values()), key=_interval_of, default=None)
         return heir
 
-    def queued(self) -> list[Seat]:
+    def contended(self) -> list[Waiter]:
         """The waiters that are in the queue now, in order."""
         with self._mutex:
             return list(self.queue.values())
 
 
-class Seat:
+class Waiter:
     """One waiter on one connection, with its state, which belongs to the thread or task that waits.
 
     Attributes:
         key: the lock.
-        room: the registry of the connection.
+        registry: the registry of the connection.
         node: the transport of the lock's server.
-        line: the key queue of the lock.
+        key_queue: the key queue of the lock.
         mailbox: the messages for the waiter: `tell` puts one in, and never waits.
-        link: the connection.
+        connection: the connection.
         channel: on which its messages come; None where the connection may not subscribe, or not use the queue.
         since: the last moment at which the lock was certainly not the waiter's.
         arrival: the server's time of its last arrival in the queue; 0 while only a posted request has told it.
@@ -191,15 +192,15 @@ class Seat:
         "arrival",
         "asked_at",
         "channel",
+        "connection",
         "gives_up_at",
         "interval_s",
         "key",
-        "line",
-        "link",
+        "key_queue",
         "mailbox",
         "node",
         "refused",
-        "room",
+        "registry",
         "since",
         "taken_at",
         "token",
@@ -209,21 +210,21 @@ class Seat:
 
     def __init__(
         self,
-        room: Room,
-        line: Line,
+        registry: WaiterRegistry,
+        key_queue: KeyQueue,
         key: bytes,
         token: bytes,
         mailbox: Any,
-        link: Any,
+        connection: Any,
         node: Node,
         channel: bytes | None,
     ) -> None:
-        self.room = room
+        self.registry = registry
         self.node = node
-        self.link = link
+        self.connection = connection
         self.key = key
         self.token = token
-        self.line = line
+        self.key_queue = key_queue
         self.mailbox = mailbox
         self.channel = channel
         self.since = self.taken_at = clock()
@@ -241,24 +242,24 @@ class Seat:
     @property
     def is_queued(self) -> bool:
         """Whether the waiter is in the queue, as far as is known."""
-        return self.line.queue.get(self.token) is self
+        return self.key_queue.queue.get(self.token) is self
 
     # ---- when to ask the server ----
 
     def due_at(self) -> float | None:
         """When the next health check is due; None while another waiter makes it."""
-        line, interval_s = self.line, self.interval_s
-        due_at = line.looked_at + interval_s + min(line.spare_s, _MOST_SPARE * interval_s)
+        key_queue, interval_s = self.key_queue, self.interval_s
+        due_at = key_queue.checked_at + interval_s + min(key_queue.put_off_s, _MOST_PUT_OFF * interval_s)
         if self.asked_at:
             now = clock()
             unanswered_at = self.asked_at + interval_s + _ANSWER_S
             if due_at <= now:
                 due_at = self.asked_at + interval_s
             return min(due_at, unanswered_at) if due_at > now else unanswered_at
-        if line.watchman is not self:
+        if key_queue.poller is not self:
             return None
-        ends_at = line.ends_at
-        if ends_at is not None and line.looked_at < ends_at + _EXPIRY_S < due_at:
+        ends_at = key_queue.ends_at
+        if ends_at is not None and key_queue.checked_at < ends_at + _EXPIRY_S < due_at:
             return ends_at + _EXPIRY_S
         return due_at
 
@@ -268,8 +269,8 @@ class Seat:
         due_at = self.due_at()
         if due_at is None or now < due_at:
             return False
-        self.line.looked_at = now
-        self.line.spare_s = 0.0
+        self.key_queue.checked_at = now
+        self.key_queue.put_off_s = 0.0
         return True
 
     def listen_s(self, deadline: float | None) -> float:
@@ -287,7 +288,7 @@ class Seat:
 
     def rest_s(self) -> float:
         """For how long to listen on once `listen_s` are over, in seconds: another waiter may make the health checks."""
-        if self.asked_at or self.line.watchman is self or not self.is_queued:
+        if self.asked_at or self.key_queue.poller is self or not self.is_queued:
             return 0.0
         return max(self.gives_up_at - clock(), 0.0)
 
@@ -297,8 +298,8 @@ class Seat:
         """Send a request to join the queue, without waiting for the reply. Returns `listen_s`; None if that failed."""
         self.asked_at = clock()
         try:
-            self.node.post(self.link, request, self.answer)
-        except Lost:
+            self.node.post(self.connection, request, self.answer)
+        except ConnectionBroken:
             return None
         return self.listen_s(deadline)
 
@@ -310,9 +311,9 @@ class Seat:
         """
         asked_at, self.asked_at = self.asked_at, 0.0
         if isinstance(reply, hiredis.ReplyError):
-            self.mailbox.tell(LOOK)
+            self.mailbox.tell(CHECK)
             return
-        answer = wait_answer(reply)
+        answer = join_answer(reply)
         verdict = answer[0]
         if verdict == 0:
             self.note(answer[1], asked_at, answer[2])
@@ -320,33 +321,33 @@ class Seat:
         elif verdict == 1:
             self.mailbox.tell(Grant(answer[1], self.since))
         else:
-            self.mailbox.tell(LOOK)
+            self.mailbox.tell(CHECK)
 
-    def note(self, word: bytes, asked_at: float, left_ms: int) -> None:
+    def note(self, value: bytes, asked_at: float, left_ms: int) -> None:
         """The server has said that the lock is another's.
 
         Args:
-            word: the lock's value.
+            value: the lock's value.
             asked_at: when the request left, in the clock's seconds.
             left_ms: the lock's ttl in milliseconds; below 0 for none.
         """
-        line = self.line
+        key_queue = self.key_queue
         self.refused = True
-        line.enqueue(self)
-        line.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
-        watchman = line.watchman
-        if watchman is not None and watchman is not self:
-            watchman.reckon()
+        key_queue.enqueue(self)
+        key_queue.ends_at = None if left_ms < 0 else clock() + left_ms / 1000
+        poller = key_queue.poller
+        if poller is not None and poller is not self:
+            poller.reckon()
         self.since = max(self.since, asked_at)
-        other = line.seats.get(word) or line.seats.get(word.removesuffix(MARK))
+        other = key_queue.waiters.get(value) or key_queue.waiters.get(value.removesuffix(CONTENDED_FLAG))
         if other is None:
-            line.since = max(line.since, asked_at)
+            key_queue.since = max(key_queue.since, asked_at)
         elif other is not self:  # the message for that waiter was lost, or is about to come
-            other.mailbox.tell(LOOK)
+            other.mailbox.tell(CHECK)
 
     def reckon(self) -> None:
         """Wake the waiter if the lease of the lock's holder ends before the waiter would ask the server."""
-        ends_at = self.line.ends_at
+        ends_at = self.key_queue.ends_at
         if ends_at is not None and ends_at + _EXPIRY_S < self.until:
             self.mailbox.tell(RECKON)
 
@@ -357,39 +358,39 @@ class Seat:
     def withdraw(self) -> None:
         """Clean up what was sent with this token, behind it on the same connection, and without waiting."""
         if self.channel is not None:
-            leave = Leave(self.key, self.token)
-            leave.with_text, self.room.has_left = not self.room.has_left, True
-            with contextlib.suppress(Lost):
-                self.node.post(self.link, leave.request(self.room.dialect, 0.0))
+            leave = LeaveQueue(self.key, self.token)
+            leave.with_text, self.registry.has_left = not self.registry.has_left, True
+            with contextlib.suppress(ConnectionBroken):
+                self.node.post(self.connection, leave.request(self.registry.capabilities, 0.0))
 
     # ---- the other waiters of the lock ----
 
-    def oldest(self) -> Seat | None:
+    def oldest(self) -> Waiter | None:
         """The waiter that has been in the queue for longest."""
-        return next(iter(self.line.queued()), None)
+        return next(iter(self.key_queue.contended()), None)
 
     def wake_others(self) -> None:
         """Have the other waiters in the queue ask the server."""
-        for seat in self.line.queued():
-            if seat is not self:
-                seat.mailbox.tell(LOOK)
+        for waiter in self.key_queue.contended():
+            if waiter is not self:
+                waiter.mailbox.tell(CHECK)
 
 
-class Room(Subscriptions):
+class WaiterRegistry(Subscriptions):
     """The waiter registry of one connection.
 
     Attributes:
-        dialect: what the server of the connection understands.
+        capabilities: what the server of the connection understands.
         has_left: whether the text of the script for leaving the queue has been sent.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        super().__init__(dialect, os.urandom(16).hex().encode())
-        self.dialect = dialect
+    def __init__(self, capabilities: Capabilities) -> None:
+        super().__init__(capabilities, os.urandom(16).hex().encode())
+        self.capabilities = capabilities
         self.has_left = False
         self._mutex = threading.RLock()
-        self._lines: dict[bytes, Line] = {}
-        self._by_token: dict[bytes, Seat] = {}  # of two waiters with one token, which callers have brought, the first
+        self._lines: dict[bytes, KeyQueue] = {}
+        self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, which callers have brought, the first
         self._handed_over: set[bytes] = set()  # keys of locks that were handed over last when they were released here
         self._waits: dict[bytes, float] = {}  # by key: the last waiter's `waited_s`
 
@@ -404,8 +405,8 @@ class Room(Subscriptions):
             key: the lock.
             is_patient: whether the caller has time: without, its time may be up before the script's reply is there.
         """
-        line = self._lines.get(key)
-        if line is not None and line.queue:
+        key_queue = self._lines.get(key)
+        if key_queue is not None and key_queue.queue:
             return True
         if is_patient and key in self._handed_over:
             self._handed_over.discard(key)
@@ -420,40 +421,40 @@ class Room(Subscriptions):
             _forget_if_many(self._handed_over)
             self._handed_over.add(key)
 
-    def take(self, key: bytes, token: bytes, mailbox: Any, link: Any, node: Node) -> Seat | None:
+    def take(self, key: bytes, token: bytes, mailbox: Any, connection: Any, node: Node) -> Waiter | None:
         """Register a waiter. Returns None where the connection has not tried to subscribe yet."""
         channel = self.channel_of(key)
         if channel is None and not self.has_tried(key):
             return None
         with self._mutex:
-            line = self._lines.get(key)
-            if line is None:
-                line = self._lines[key] = Line(self._mutex, self._waits.get(key, 0.0))
+            key_queue = self._lines.get(key)
+            if key_queue is None:
+                key_queue = self._lines[key] = KeyQueue(self._mutex, self._waits.get(key, 0.0))
                 _forget_if_many(self._waits)
-            seat = line.seats[token] = Seat(self, line, key, token, mailbox, link, node, channel)
-            self._by_token.setdefault(token, seat)
-        return seat
+            waiter = key_queue.waiters[token] = Waiter(self, key_queue, key, token, mailbox, connection, node, channel)
+            self._by_token.setdefault(token, waiter)
+        return waiter
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Remove a waiter."""
-        line, token = seat.line, seat.token
+        key_queue, token = waiter.key_queue, waiter.token
         heir = None
         with self._mutex:
-            if self._by_token.get(token) is seat:
+            if self._by_token.get(token) is waiter:
                 del self._by_token[token]
-            if line.seats.get(token) is seat:
-                del line.seats[token]
-                if not line.seats and self._lines.get(seat.key) is line:
-                    del self._lines[seat.key]
-            if line.seats:
-                heir = line.succeed(seat)
+            if key_queue.waiters.get(token) is waiter:
+                del key_queue.waiters[token]
+                if not key_queue.waiters and self._lines.get(waiter.key) is key_queue:
+                    del self._lines[waiter.key]
+            if key_queue.waiters:
+                heir = key_queue.succeed(waiter)
             else:  # or waiter and key queue would keep each other, and be collected in the middle of an acquire
-                line.queue.clear()
-                line.watchman = None
+                key_queue.queue.clear()
+                key_queue.poller = None
         if heir is not None:
-            heir.mailbox.tell(LOOK)
-        if seat.waited_s is not None:
-            self._waits[seat.key] = seat.waited_s
+            heir.mailbox.tell(CHECK)
+        if waiter.waited_s is not None:
+            self._waits[waiter.key] = waiter.waited_s
 
     def hear(self, push: list[Reply]) -> None:
         """Take a push from the server, and give the message in it to the waiters that it is for.
@@ -466,33 +467,33 @@ class Room(Subscriptions):
             text: Any = push[-1]
             if len(push) != 3 or type(text) is not bytes:
                 raise Malformed(push)
-            seat = self._by_token.get(text[_TOKEN])
-            if seat is not None:
-                since = max(seat.since, seat.line.since)
-                seat.mailbox.tell(_new_grant((text[_WORD], since, text[_ARRIVAL])))
+            waiter = self._by_token.get(text[_TOKEN])
+            if waiter is not None:
+                since = max(waiter.since, waiter.key_queue.since)
+                waiter.mailbox.tell(_new_grant((text[_WORD], since, text[_ARRIVAL])))
         elif kind == b"invalidate":
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):
                 raise Malformed(push)
-            self._tell(LOOK, [seat for seat in self._seats() if keys is None or seat.key in keys])
+            self._tell(CHECK, [waiter for waiter in self._waiters() if keys is None or waiter.key in keys])
         elif kind == b"sunsubscribe":  # the slot has moved
             channel: Any = push[1] if len(push) == 3 else None
             if type(channel) is not bytes:
                 raise Malformed(push)
             self.note_end(channel)
-            self._tell(BROKEN, [seat for seat in self._seats() if seat.channel == channel])
+            self._tell(BROKEN, [waiter for waiter in self._waiters() if waiter.channel == channel])
         elif type(kind) is not bytes:
             raise Malformed(push)
 
     def tell_all(self, message: object) -> None:
         """Give a message to all waiters."""
-        self._tell(message, self._seats())
+        self._tell(message, self._waiters())
 
-    def _seats(self) -> list[Seat]:
+    def _waiters(self) -> list[Waiter]:
         with self._mutex:
-            return [seat for line in self._lines.values() for seat in line.seats.values()]
+            return [waiter for key_queue in self._lines.values() for waiter in key_queue.waiters.values()]
 
     @staticmethod
-    def _tell(message: object, seats: list[Seat]) -> None:
-        for seat in seats:
-            seat.mailbox.tell(message)
+    def _tell(message: object, waiters: list[Waiter]) -> None:
+        for waiter in waiters:
+            waiter.mailbox.tell(message)

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Final
 
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Seat
+from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
-from redislock_fast._protocol.queue import MOVING, Leave, Wait, Watch, first_wait
+from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, new_token
 
@@ -30,7 +30,7 @@ TIME_UP: Final = "time up"
 """The outcome when the lock was not granted in time."""
 
 _DENIED: Final = "denied"
-_LOOK: Final = "look"
+_CHECK: Final = "look"
 _DUE: Final = "due"
 
 _SPENT = 0.25
@@ -55,7 +55,7 @@ class Waiting:
     """Waiting for a lock that another owner holds. It belongs to the thread or task that waits.
 
     A token is used on one connection only, since a request on a broken one may be executed at any time. So a waiter
-    that loses its connection loses its place, and starts again as a new `Seat` with a new token.
+    that loses its connection loses its place, and starts again as a new `Waiter` with a new token.
 
     Args:
         key: the lock.
@@ -71,7 +71,7 @@ class Waiting:
         ttl_ms: as above.
         attempt: the last operation that tried to take the lock where it was not handed over.
         token: the waiter's. The lock may be granted to it whatever ends the steps without a grant: the driver then
-            sends `Leave`, unless the outcome was TIME_UP or POLL.
+            sends `LeaveQueue`, unless the outcome was TIME_UP or POLL.
     """
 
     __slots__ = (
@@ -106,31 +106,31 @@ class Waiting:
         self._limit = limit
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
-    def join(self, seat: Seat) -> float | None:
+    def join(self, waiter: Waiter) -> float | None:
         """Join the queue, without waiting for the reply: that saves a wake-up.
 
         Returns:
             For how long to listen, in seconds; None where the queue cannot be joined so.
         """
-        channel = seat.channel
+        channel = waiter.channel
         if not self.queues or channel is None:
             return None
-        seat.interval_s = self._interval_s
-        publish = seat.room.publish
-        request = first_wait(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        return seat.post_wait(request, self._limit.deadline)
+        waiter.interval_s = self._interval_s
+        publish = waiter.registry.publish
+        request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
+        return waiter.post_wait(request, self._limit.deadline)
 
-    def granted(self, seat: Seat, message: object) -> Grant | None:
+    def granted(self, waiter: Waiter, message: object) -> Grant | None:
         """The first message, if it is a grant that is recent enough: the waiter has lost no place in the queue yet."""
         if type(message) is Grant:
             now = clock()
             ttl_ms = self.ttl_ms
             if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:
-                seat.waited_s = now - seat.taken_at
+                waiter.waited_s = now - waiter.taken_at
                 return message
         return None
 
-    def steps(self, begun: tuple[Seat | None, object] | None = None) -> Steps:
+    def steps(self, begun: tuple[Waiter | None, object] | None = None) -> Steps:
         """Wait for the lock. Returns a `Grant`; TIME_UP; POLL where the connection takes no messages.
 
         Args:
@@ -140,69 +140,69 @@ class Waiting:
         while True:
             if begun is None:
                 begun = (yield Enter(self.key, self.token, self.limit_s())), ENTERED
-            (seat, heard), begun = begun, None
-            if seat is None:
+            (waiter, heard), begun = begun, None
+            if waiter is None:
                 return POLL
             try:
-                outcome = yield from self._joining(seat, heard)
-                outcome = yield from self._falling_back(seat, outcome)
+                outcome = yield from self._joining(waiter, heard)
+                outcome = yield from self._falling_back(waiter, outcome)
                 if outcome is not BROKEN:
                     return outcome
             except GeneratorExit:  # in any thread, so nothing may be sent
                 raise
             except BaseException:
-                seat.withdraw()
+                waiter.withdraw()
                 raise
             finally:
-                self._limit.refused = self._limit.refused or seat.refused
-                seat.room.leave(seat)
+                self._limit.refused = self._limit.refused or waiter.refused
+                waiter.registry.leave(waiter)
                 heard = None  # an error would keep this frame, and this frame the error
 
     def limit_s(self) -> float | None:
         """How long to wait at most from now on, in seconds; below 0 when the time is up."""
         return self._limit.left_s()
 
-    def _falling_back(self, seat: Seat, outcome: object) -> Steps:
+    def _falling_back(self, waiter: Waiter, outcome: object) -> Steps:
         """Go on where the queue has no result. Returns the outcome; BROKEN to start again as a new waiter."""
-        queues = self.queues and seat.channel is not None
-        if queues and outcome in (_DENIED, BROKEN) and self.token is seat.token:
-            grant = yield from self._leave(seat, self.limit_s())
+        queues = self.queues and waiter.channel is not None
+        if queues and outcome in (_DENIED, BROKEN) and self.token is waiter.token:
+            grant = yield from self._leave(waiter, self.limit_s())
             if grant:
                 return grant
         if outcome is _DENIED:
-            seat.line.dequeue(seat)
-            outcome = yield from self._watching(seat)
-        if seat.asked_at and outcome in (BROKEN, TIME_UP):
-            seat.withdraw()
+            waiter.key_queue.dequeue(waiter)
+            outcome = yield from self._watching(waiter)
+        if waiter.asked_at and outcome in (BROKEN, TIME_UP):
+            waiter.withdraw()
         if outcome is BROKEN and queues:
             self.token = new_token()
         return outcome
 
     # ---- in the queue ----
 
-    def _joining(self, seat: Seat, heard: object) -> Steps:
+    def _joining(self, waiter: Waiter, heard: object) -> Steps:
         if isinstance(heard, BaseException):
             try:
                 raise heard
             finally:
                 del heard  # an error would keep this frame, and this frame the error
-        if not self.queues or seat.channel is None:
+        if not self.queues or waiter.channel is None:
             return _DENIED
         if heard is ENTERED:
-            timeout_s = self.join(seat)
+            timeout_s = self.join(waiter)
             if timeout_s is None:
-                return (yield from self._queueing(seat, None))
-            heard = yield Listen(seat, timeout_s)
-        outcome = yield from self._listening(seat, heard)
-        if outcome is not _LOOK and outcome is not _DUE:
+                return (yield from self._queueing(waiter, None))
+            heard = yield Listen(waiter, timeout_s)
+        outcome = yield from self._listening(waiter, heard)
+        if outcome is not _CHECK and outcome is not _DUE:
             return outcome
-        return (yield from self._queueing(seat, seat.oldest() if outcome is _DUE else None))
+        return (yield from self._queueing(waiter, waiter.oldest() if outcome is _DUE else None))
 
-    def _queueing(self, seat: Seat, oldest: Seat | None) -> Steps:
+    def _queueing(self, waiter: Waiter, oldest: Waiter | None) -> Steps:
         """Ask the server, listen, and ask again. A health check asks for the oldest waiter, too."""
         watches = True
         while True:
-            wait = self._wait(seat, b"" if oldest is None else oldest.token)
+            wait = self._wait(waiter, b"" if oldest is None else oldest.token)
             yield Execute(wait, self.limit_s())
             if wait.denied == MOVING:
                 return (yield from self._trying())
@@ -211,78 +211,78 @@ class Waiting:
                 return BROKEN
             if wait.denied:
                 if wait.denied == "NOPERM":
-                    seat.room.forbid(self.key)
+                    waiter.registry.forbid(self.key)
                 return _DENIED
-            if not seat.current:
+            if not waiter.current:
                 return BROKEN
-            seat.asked_at = 0.0  # a request that was posted before has been executed before
+            waiter.asked_at = 0.0  # a request that was posted before has been executed before
             if wait.result:
-                grant = yield from self._found(seat, wait.word)
+                grant = yield from self._found(waiter, wait.value)
                 if grant:
                     return grant
                 continue
-            seat.note(wait.word, wait.sent_at, wait.left_ms)
-            seat.arrival = wait.arrival or seat.arrival  # a grant of an earlier place does not count any more
+            waiter.note(wait.value, wait.sent_at, wait.left_ms)
+            waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place does not count any more
             if oldest is not None and self._is_lost(wait, oldest):
-                seat.wake_others()
+                waiter.wake_others()
             if wait.foreign and watches:
                 watch = Watch(self.key)
                 yield Execute(watch, self.limit_s())
                 watches = not watch.denied
-                if watches and watch.word != wait.word:
+                if watches and watch.value != wait.value:
                     continue
-            message = yield Listen(seat, seat.listen_s(self._limit.deadline))
-            outcome = yield from self._listening(seat, message)
-            if outcome is not _LOOK and outcome is not _DUE:
+            message = yield Listen(waiter, waiter.listen_s(self._limit.deadline))
+            outcome = yield from self._listening(waiter, message)
+            if outcome is not _CHECK and outcome is not _DUE:
                 return outcome
-            oldest = seat.oldest() if outcome is _DUE else None
+            oldest = waiter.oldest() if outcome is _DUE else None
 
     @staticmethod
-    def _is_lost(wait: Wait, oldest: Seat) -> bool:
+    def _is_lost(wait: JoinQueue, oldest: Waiter) -> bool:
         """Whether a waiter that should be in the queue is not there: then all have lost their places."""
-        return not wait.is_there and oldest.is_queued and not is_held_with(wait.word, oldest.token)
+        return not wait.is_there and oldest.is_queued and not is_held_with(wait.value, oldest.token)
 
-    def _wait(self, seat: Seat, look_for: bytes) -> Wait:
-        assert seat.channel is not None
-        words = (seat.room.publish, seat.channel, self._awake_ms, self._kept_ms, look_for)
-        return Wait(self.key, self.token, self.ttl_ms, *words)
+    def _wait(self, waiter: Waiter, look_for: bytes) -> JoinQueue:
+        assert waiter.channel is not None
+        words = (waiter.registry.publish, waiter.channel, self._awake_ms, self._kept_ms, look_for)
+        return JoinQueue(self.key, self.token, self.ttl_ms, *words)
 
-    def _listening(self, seat: Seat, message: object) -> Steps:
+    def _listening(self, waiter: Waiter, message: object) -> Steps:
         """Returns the outcome; or to ask the server again: _LOOK after a message, _DUE for a health check."""
         while True:
-            if seat.accepts(message):
-                return (yield from self._if_fresh(seat, message)) or _LOOK
+            if waiter.accepts(message):
+                return (yield from self._if_fresh(waiter, message)) or _CHECK
             if message is None:
                 if self._limit.is_over:
-                    return (yield from self._leave(seat, 0.0)) or TIME_UP
-                if seat.is_due():
+                    return (yield from self._leave(waiter, 0.0)) or TIME_UP
+                if waiter.is_due():
                     return _DUE
             elif message is not RECKON and type(message) is not Grant:
-                return BROKEN if message is BROKEN else _LOOK
-            message = yield Listen(seat, seat.listen_s(self._limit.deadline))
+                return BROKEN if message is BROKEN else _CHECK
+            message = yield Listen(waiter, waiter.listen_s(self._limit.deadline))
 
-    def _leave(self, seat: Seat, limit_s: float | None) -> Steps:
+    def _leave(self, waiter: Waiter, limit_s: float | None) -> Steps:
         """Leave the queue. Returns the grant if there was one meanwhile, or if the lock is free and the queue empty.
 
         Not where a posted request is unanswered and on another connection: `withdraw` cleans that up.
         """
-        leave = Leave(self.key, self.token, seat.current or not seat.asked_at, self.ttl_ms)
+        leave = LeaveQueue(self.key, self.token, waiter.current or not waiter.asked_at, self.ttl_ms)
         yield Execute(leave, limit_s)
-        return (yield from self._found(seat, leave.word)) if leave.result else None
+        return (yield from self._found(waiter, leave.value)) if leave.result else None
 
-    def _found(self, seat: Seat, word: bytes) -> Steps:
+    def _found(self, waiter: Waiter, value: bytes) -> Steps:
         """The lock is the waiter's, though no message has said so. Returns the grant; None when the lock is lost."""
-        grant = yield from self._if_fresh(seat, Grant(word, seat.since))
-        seat.waited_s = 0.0
+        grant = yield from self._if_fresh(waiter, Grant(value, waiter.since))
+        waiter.waited_s = 0.0
         return grant
 
-    def _if_fresh(self, seat: Seat, grant: Grant) -> Steps:
+    def _if_fresh(self, waiter: Waiter, grant: Grant) -> Steps:
         """The grant, with its lease renewed if it may have lasted for long already; None when the lock is lost."""
-        if self.granted(seat, grant):
+        if self.granted(waiter, grant):
             return grant
-        reacquire = Reacquire(self.key, self.token, self.ttl_ms, queued=True)
+        reacquire = Reacquire(self.key, self.token, self.ttl_ms, contended=True)
         yield Execute(reacquire, self.limit_s())
-        return Grant(grant.word, reacquire.sent_at) if reacquire.result else None
+        return Grant(grant.value, reacquire.sent_at) if reacquire.result else None
 
     # ---- without a queue ----
 
@@ -303,15 +303,15 @@ class Waiting:
         yield Sleep(self._interval_s)
         return BROKEN
 
-    def _watching(self, seat: Seat) -> Steps:
+    def _watching(self, waiter: Waiter) -> Steps:
         """Watch the key, and try to take the lock when it changes."""
         while True:
             watch = Watch(self.key)
             yield Execute(watch, self.limit_s())
             if watch.denied:
                 return POLL
-            held_with_brought = not self.queues and is_held_with(watch.word, self.token)
-            if watch.word is None or held_with_brought:
+            held_with_brought = not self.queues and is_held_with(watch.value, self.token)
+            if watch.value is None or held_with_brought:
                 self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
                 yield Execute(attempt, self.limit_s())
                 if attempt.result:
@@ -319,17 +319,17 @@ class Waiting:
                 if attempt.unsettled and self.queues:  # it is cleaned up
                     self.token = new_token()
                 continue
-            if self.queues and is_held_with(watch.word, self.token):  # granted to a place that could not be left
-                grant = yield from self._found(seat, watch.word)
+            if self.queues and is_held_with(watch.value, self.token):  # granted to a place that could not be left
+                grant = yield from self._found(waiter, watch.value)
                 if grant:
                     return grant
-            seat.refused = True
-            if not seat.current:
+            waiter.refused = True
+            if not waiter.current:
                 return BROKEN
             left_s = self.limit_s()
             if left_s is not None and left_s <= 0:
                 return TIME_UP
             timeout_s = self._interval_s if left_s is None else min(self._interval_s, left_s)
-            message = yield Listen(seat, timeout_s)
+            message = yield Listen(waiter, timeout_s)
             if message is BROKEN:
                 return BROKEN

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from redislock_fast._pipe.base import Args, Reply
 
-__all__ = ["CLIENT_INFO", "HELLO", "PROBE", "Dialect", "ending", "native_release"]
+__all__ = ["CLIENT_INFO", "HELLO", "PROBE", "Capabilities", "ending", "native_release"]
 
 PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
 """Sent once per connection: which of these commands the server has."""
@@ -20,7 +20,7 @@ CLIENT_INFO: Args = (b"CLIENT", b"INFO")
 """Sent behind `HELLO` (Redis 6.2): asks what the server calls the connection; see `ending`."""
 
 
-class Dialect:
+class Capabilities:
     """The capabilities of the server of one connection.
 
     All callers of the connection share it. An attribute is only ever lowered, so a stale read costs one refused
@@ -65,8 +65,8 @@ def ending(client_info: Reply) -> Args | None:
     return (b"CLIENT", b"KILL", b"ID", fields[b"id"], b"ADDR", fields[b"addr"])
 
 
-def native_release(dialect: Dialect, key: bytes, token: bytes) -> Args:
+def native_release(capabilities: Capabilities, key: bytes, token: bytes) -> Args:
     """The native compare-and-delete, on a server that has one."""
-    if dialect.release == b"DELIFEQ":
+    if capabilities.release == b"DELIFEQ":
         return (b"DELIFEQ", key, token)
     return (b"DELEX", key, b"IFEQ", token)

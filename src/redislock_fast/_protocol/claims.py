@@ -28,12 +28,12 @@ class Claims:
     """The claims of one server transport.
 
     Args:
-        undo: `Cleanup.undo` of the transport. Only a weak reference is kept: a request under way must not keep the
-            transport alive.
+        clean_up: `Cleanup.clean_up` of the transport. Only a weak reference is kept: a request under way must not keep
+            the transport alive.
     """
 
-    def __init__(self, undo: Callable[[list[tuple[bytes, bytes]]], None]) -> None:
-        self.undo = weakref.WeakMethod(undo)
+    def __init__(self, clean_up: Callable[[list[tuple[bytes, bytes]]], None]) -> None:
+        self.clean_up = weakref.WeakMethod(clean_up)
         self.mutex = threading.RLock()
         self.open: weakref.WeakValueDictionary[tuple[bytes, bytes], Claim] = weakref.WeakValueDictionary()
 
@@ -88,9 +88,9 @@ class Claim:
         # Under the mutex: an acquire that begins later finds the entry among those that are to be cleaned up first.
         if self._is_taken and not self._is_held and not self.under_way:
             self._is_taken = False
-            undo = self._claims.undo()
-            if undo is not None:
-                undo([self._entry])
+            clean_up = self._claims.clean_up()
+            if clean_up is not None:
+                clean_up([self._entry])
 
 
 class Heard:

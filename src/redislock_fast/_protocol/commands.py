@@ -8,7 +8,7 @@ from abc import abstractmethod
 import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
-from redislock_fast._protocol.capabilities import Dialect, native_release
+from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.operation import (
     Refused,
@@ -17,17 +17,26 @@ from redislock_fast._protocol.operation import (
     syntax_or_permission,
 )
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
-from redislock_fast._util.tokens import MARK, is_held_with, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours
 
-__all__ = ["HANDED_OVER", "Acquire", "Extend", "Look", "Reacquire", "Release", "acquire_request", "release_request"]
+__all__ = [
+    "HANDED_OVER",
+    "Acquire",
+    "Extend",
+    "Reacquire",
+    "ReadHolder",
+    "Release",
+    "acquire_request",
+    "release_request",
+]
 
 HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""
 
 
-def acquire_request(dialect: Dialect, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
+def acquire_request(capabilities: Capabilities, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
     """The first request of an `Acquire`, and the reply that means "ours"."""
-    if dialect.set_get:
+    if capabilities.set_get:
         if ttl_ms is None:
             return (b"SET", key, token, b"NX", b"GET"), None
         return (b"SET", key, token, b"NX", b"PX", ttl_ms, b"GET"), None
@@ -52,26 +61,26 @@ class Acquire(TokenOperation):
     refused = False
     sent_at = 0.0
     _looking = False
-    with_get = False  # the form of the request under way: `dialect` may be lowered before its reply comes
+    with_get = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
         self.key = key
         self.token = token
         self.ttl_ms = ttl_ms
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
         if self._looking:
             return (b"GET", self.key)
-        self.with_get = dialect.set_get
-        return acquire_request(dialect, self.key, self.token, self.ttl_ms)[0]
+        self.with_get = capabilities.set_get
+        return acquire_request(capabilities, self.key, self.token, self.ttl_ms)[0]
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply to the request under way that means "ours", and the type of the replies that mean "another's"."""
         return (None, bytes) if self.with_get else (b"OK", None)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if reply is None:
             if self._looking:  # freed since the SET failed, and not taken by us
                 return True
@@ -90,7 +99,7 @@ class Acquire(TokenOperation):
             else:
                 raise Malformed(reply)
             return True
-        return self._refused(reply, dialect)
+        return self._refused(reply, capabilities)
 
     @property
     def took(self) -> bool:
@@ -100,11 +109,11 @@ class Acquire(TokenOperation):
     def takes(self) -> list[tuple[bytes, bytes]]:
         return [(self.key, self.token)]
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
         # An earlier attempt may still be under way although the operation has finished without the lock.
         return [(self.key, self.token)] if self.unsettled and not self.result else []
 
-    def _refused(self, reply: Reply, dialect: Dialect) -> bool:
+    def _refused(self, reply: Reply, capabilities: Capabilities) -> bool:
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
         text = str(reply)
@@ -112,7 +121,7 @@ class Acquire(TokenOperation):
         if self._looking and code == "NOPERM" and not self.unsettled:
             return True  # reading is forbidden: the lock is held by another
         if self.with_get and not self._looking and syntax_or_permission(code, text):
-            dialect.set_get = False
+            capabilities.set_get = False
             return False
         raise Refused(text)
 
@@ -120,9 +129,9 @@ class Acquire(TokenOperation):
 class _NativeOrScript(TokenOperation):
     """An operation for which some servers have a command; the others execute a script."""
 
-    _native = False  # the form of the request under way: `dialect` may be lowered before its reply comes
+    _native = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
 
-    def _refusal(self, reply: Reply, dialect: Dialect) -> bool:
+    def _refusal(self, reply: Reply, capabilities: Capabilities) -> bool:
         """Handle a reply that is no verdict. True: the lock is not held. False: ask again, in the next form."""
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
@@ -133,21 +142,21 @@ class _NativeOrScript(TokenOperation):
         if code == "NOSCRIPT":
             return False
         if self._native and syntax_or_permission(code, text):
-            self._lower(dialect)
+            self._lower(capabilities)
             return False
         raise Refused(text)
 
     @abstractmethod
-    def _lower(self, dialect: Dialect) -> None:
+    def _lower(self, capabilities: Capabilities) -> None:
         """Note that the server of this connection refuses the command."""
 
 
-def release_request(dialect: Dialect, key: bytes, token: bytes, queued: bool) -> tuple[Args, Reply]:
-    """The first request of a `Release`, and the usual reply: "it was ours", and with `queued`, "it is handed over"."""
-    if queued:
+def release_request(capabilities: Capabilities, key: bytes, token: bytes, contended: bool) -> tuple[Args, Reply]:
+    """The first request of a `Release`, and the reply that settles it: "it was ours"; if `contended`, "handed over"."""
+    if contended:
         return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
-    if dialect.release is not None:
-        return native_release(dialect, key, token), 1
+    if capabilities.release is not None:
+        return native_release(capabilities, key, token), 1
     return (b"EVALSHA", RELEASE.sha, 1, key, token, b"1"), 1
 
 
@@ -165,7 +174,7 @@ class Release(_NativeOrScript):
         expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or is
             not known.
         unsettled: whether an earlier release, which left while the lease was valid, may have been executed.
-        queued: whether a waiter is known: then the first request hands over.
+        contended: whether a waiter is known: then the first request hands over.
 
     Attributes:
         valid: whether the lease was valid when the first attempt left.
@@ -176,26 +185,30 @@ class Release(_NativeOrScript):
     _step = "delete"
 
     def __init__(
-        self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False, queued: bool = False
+        self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False, contended: bool = False
     ) -> None:
         self.key = key
         self.token = token
         self.expires_at = expires_at
         self.unsettled = unsettled
         self.valid = unsettled
-        if queued:
+        if contended:
             self._step = "pass on"
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
         passes_on = self._step == "pass on"
-        self._native = not passes_on and dialect.release is not None
+        self._native = not passes_on and capabilities.release is not None
         if self._step == "delete marked":
-            return native_release(dialect, self.key, self.token + MARK) if self._native else self.script(RELEASE)
+            return (
+                native_release(capabilities, self.key, self.token + CONTENDED_FLAG)
+                if self._native
+                else self.script(RELEASE)
+            )
         if self.with_text and not self._native:
             return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
-        return release_request(dialect, self.key, self.token, passes_on)[0]
+        return release_request(capabilities, self.key, self.token, passes_on)[0]
 
     @property
     def may_be_done(self) -> bool:
@@ -206,7 +219,7 @@ class Release(_NativeOrScript):
         """The reply that means "it was ours", and the type of those that mean "it was not"."""
         return 1, None if self.unsettled or is_ours(self.token) else int
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if type(reply) is int and 0 <= reply <= HANDED_OVER:
             if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
                 self._step = "pass on"
@@ -220,10 +233,10 @@ class Release(_NativeOrScript):
             if self.queue_error_code(reply) != "NOSCRIPT":
                 self._step = "delete marked"
             return False
-        return self._refusal(reply, dialect)
+        return self._refusal(reply, capabilities)
 
-    def _lower(self, dialect: Dialect) -> None:
-        dialect.release = None
+    def _lower(self, capabilities: Capabilities) -> None:
+        capabilities.release = None
 
 
 class Reacquire(_NativeOrScript):
@@ -231,42 +244,42 @@ class Reacquire(_NativeOrScript):
 
     Args:
         ttl_ms: None removes the ttl.
-        queued: whether the lock is known to have the contended flag.
+        contended: whether the lock is known to have the contended flag.
     """
 
     sent_at = 0.0
 
-    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool = False) -> None:
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool = False) -> None:
         super().__init__(key, token)
         self.ttl_ms = ttl_ms
-        self._value = token + MARK if queued and is_ours(token) else token
+        self._value = token + CONTENDED_FLAG if contended and is_ours(token) else token
 
     @property
-    def queued(self) -> bool:
+    def contended(self) -> bool:
         """Whether the lock has the contended flag, as far as is known."""
         return self._value is not self.token
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
-        self._native = dialect.set_ifeq
+        self._native = capabilities.set_ifeq
         if not self._native:
             return self.script(REACQUIRE, self.ttl_ms or 0)
         if self.ttl_ms is None:
             return (b"SET", self.key, self._value, b"IFEQ", self._value)
         return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self.ttl_ms)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if reply is None and self._native and self._value is self.token and is_ours(self.token):
-            self._value = self.token + MARK  # the flag, once set, stays until the lock is handed over
+            self._value = self.token + CONTENDED_FLAG  # the flag, once set, stays until the lock is handed over
             return False
         if is_verdict(reply, self._native):
             self.result = bool(reply)
             return True
-        return self._refusal(reply, dialect)
+        return self._refusal(reply, capabilities)
 
-    def _lower(self, dialect: Dialect) -> None:
-        dialect.set_ifeq = False
+    def _lower(self, capabilities: Capabilities) -> None:
+        capabilities.set_ifeq = False
 
 
 class Extend(TokenOperation):
@@ -296,7 +309,7 @@ class Extend(TokenOperation):
         """Whether the lease may end before its earlier end plus what was added: its new ttl was computed here."""
         return self.unsettled or self._native
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
         self._now = now
         if not self.sent_at:
             self.sent_at = now
@@ -314,9 +327,9 @@ class Extend(TokenOperation):
             return self._add_ms
         return max(self._add_ms + math.floor((self.expires_at - now) * 1000), 1)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if isinstance(reply, hiredis.ReplyError):
-            return self._refused(reply, dialect)
+            return self._refused(reply, capabilities)
         if self._step == "GET":
             if reply is not None and type(reply) is not bytes:
                 raise Malformed(reply)
@@ -336,7 +349,7 @@ class Extend(TokenOperation):
         if not is_verdict(reply, self._native):
             raise Malformed(reply)
         if reply is None and self._value is self.token and is_ours(self.token):
-            self._value = self.token + MARK  # the flag was set since the value was read
+            self._value = self.token + CONTENDED_FLAG  # the flag was set since the value was read
             return False
         self.result = bool(reply)
         if self.result:
@@ -344,20 +357,20 @@ class Extend(TokenOperation):
             self.expires_at = base + self._add_ms / 1000
         return True
 
-    def _refused(self, reply: hiredis.ReplyError, dialect: Dialect) -> bool:
+    def _refused(self, reply: hiredis.ReplyError, capabilities: Capabilities) -> bool:
         code = self.error_code(reply)
         if code == "WRONGTYPE":
             return True
         if code == "NOSCRIPT":
             return False
-        if code == "NOPERM" and self._step == "extend" and not self._native and dialect.set_ifeq:
+        if code == "NOPERM" and self._step == "extend" and not self._native and capabilities.set_ifeq:
             self._native = True
             self._step = "GET"
             return False
         raise Refused(str(reply))
 
 
-class Look(TokenOperation):
+class ReadHolder(TokenOperation):
     """Read the lock: `result` is True when the key exists, `holder` is its value (None where it is no string)."""
 
     holder: bytes | None = None
@@ -365,10 +378,10 @@ class Look(TokenOperation):
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return (b"GET", self.key)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         if reply is None or type(reply) is bytes:
             self.result = reply is not None
             self.holder = reply

@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Refused, TokenOperation
@@ -54,12 +54,12 @@ class AcquireFenced(Acquire):
 
     fence = 0
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:
             self.sent_at = now
         return _request(self, self.ttl_ms or 0)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         answer = _answer(self, reply)
         if answer is None:
             return False
@@ -91,10 +91,10 @@ class Fence(TokenOperation):
 
     fence = 0
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return _request(self, b"")
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server, at any time
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server, at any time
         answer = _answer(self, reply)
         if answer is None:
             return False

@@ -7,9 +7,9 @@ passed and an allowance for clocks that drift.
 Each server executes an operation of `commands.py`, whose result is the server's vote. A server that answers with an
 error, cannot be reached or does not answer has no vote.
 
-Who may touch what: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks its
-server or by the reader of that server's connection. A vote never changes; one that comes late is still noted. `decided`
-becomes True, and stays so.
+Who may touch what: `verdicts`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks
+its server or by the reader of that server's connection. A vote never changes; one that comes late is still noted.
+`decided` becomes True, and stays so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, Look, Reacquire, Release
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.times import drift_s
 from redislock_fast._util.tokens import is_held_with
@@ -26,10 +26,10 @@ from redislock_fast._util.tokens import is_held_with
 __all__ = [
     "AcquireRound",
     "LeaseRound",
-    "LookRound",
+    "MajorityRound",
     "ReacquireRound",
+    "ReadRound",
     "ReleaseRound",
-    "Round",
     "TakenRound",
     "valid_s",
 ]
@@ -44,16 +44,16 @@ def valid_s(ttl_ms: int) -> float:
     return ttl_s - drift_s(ttl_s)
 
 
-class Round:
+class MajorityRound:
     """One operation at all servers.
 
     Args:
         operations: by server.
         limit_s: how long to wait for replies, in seconds from before the first request.
-        votes: by server: the vote of one that is not to be asked, because its vote is known; None for the others.
+        verdicts: by server: the vote of one that is not to be asked, because its vote is known; None for the others.
 
     Attributes:
-        votes: by server: True for agreed, False for refused, None where there is no verdict, or none yet.
+        verdicts: by server: True for agreed, False for refused, None where there is no verdict, or none yet.
         errors: by server: why there is no verdict; None where that is not known.
         sent: by server: whether a request has left.
         lost: by server: whether its connection broke, and nothing has left since.
@@ -69,9 +69,9 @@ class Round:
 
     def __init__(
         self,
-        operations: Sequence[Acquire | Reacquire | Release | Look],
+        operations: Sequence[Acquire | Reacquire | Release | ReadHolder],
         limit_s: float,
-        votes: list[bool | None] | None = None,
+        verdicts: list[bool | None] | None = None,
     ) -> None:
         count = len(operations)
         for operation in operations:
@@ -79,56 +79,58 @@ class Round:
             operation.with_text = True
         self.operations = operations
         self.limit_s = limit_s
-        self.votes: list[bool | None] = [None] * count
+        self.verdicts: list[bool | None] = [None] * count
         self.errors: list[Exception | None] = [None] * count
         self.sent = [False] * count
         self.lost = [False] * count
         self.began = 0.0
         self._quorum = count // 2 + 1
-        if votes:
-            self.votes = votes
+        if verdicts:
+            self.verdicts = verdicts
             self._count()
 
     # ---- one server ----
 
     def awaits(self, index: int) -> bool:
         """Whether the server may still vote in time."""
-        return self.votes[index] is None and self.errors[index] is None
+        return self.verdicts[index] is None and self.errors[index] is None
 
-    def request(self, index: int, dialect: Dialect) -> Args:
+    def request(self, index: int, capabilities: Capabilities) -> Args:
         """What to send to a server next."""
         self.sent[index] = True
         self.lost[index] = False
-        return self.operations[index].request(dialect, self.began)
+        return self.operations[index].request(capabilities, self.began)
 
     def lose(self, index: int, sent: bool) -> None:
         """The connection broke before the reply came; `sent`: after a byte of the request may have left."""
-        self.operations[index].lost(sent)
+        self.operations[index].note_unanswered(sent)
         self.lost[index] = True
 
-    def take(self, index: int, reply: Reply, dialect: Dialect) -> bool:
+    def take(self, index: int, reply: Reply, capabilities: Capabilities) -> bool:
         """Take a server's reply. True: the server is done. False: send it the next request.
 
         Raises:
             Malformed: the reply is none that the request can have; the connection must be left.
         """
-        if self.votes[index] is not None:  # by another connection, when this one seemed broken
+        if self.verdicts[index] is not None:  # by another connection, when this one seemed broken
             return True
         operation = self.operations[index]
         try:
-            finished = operation.feed(reply, dialect)
+            finished = operation.feed(reply, capabilities)
         except (NotExecuted, Redirected, Refused) as error:
             self.errors[index] = error.with_traceback(None)
             return True
         if finished:
-            self.votes[index] = operation.result
+            self.verdicts[index] = operation.result
             self._count()
         return finished or self.undone
 
     def _count(self) -> None:
         """Called after each vote is noted: of several threads that do so at once, the last one sees all votes."""
-        votes = self.votes
-        if not self.decided and (votes.count(True) >= self._quorum or votes.count(False) > len(votes) - self._quorum):
+        verdicts = self.verdicts
+        if not self.decided and (
+            verdicts.count(True) >= self._quorum or verdicts.count(False) > len(verdicts) - self._quorum
+        ):
             self.decided = True
 
     # ---- all of them ----
@@ -136,17 +138,17 @@ class Round:
     @property
     def agreed(self) -> bool:
         """Whether a majority has agreed."""
-        return self.votes.count(True) >= self._quorum
+        return self.verdicts.count(True) >= self._quorum
 
     @property
     def refused(self) -> bool:
         """Whether so many servers have refused that no majority can agree."""
-        return self.votes.count(False) > len(self.votes) - self._quorum
+        return self.verdicts.count(False) > len(self.verdicts) - self._quorum
 
     @property
     def answered(self) -> bool:
         """Whether a majority has voted."""
-        return len(self.votes) - self.votes.count(None) >= self._quorum
+        return len(self.verdicts) - self.verdicts.count(None) >= self._quorum
 
     # ---- cleanup ----
 
@@ -157,12 +159,12 @@ class Round:
         """The caller will not learn of the outcome: what the servers have agreed to must not stay."""
         self.undone = not self.insists
 
-    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+    def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         """By server: the key and token that must not stay there."""
         return {}
 
 
-class LeaseRound(Round):
+class LeaseRound(MajorityRound):
     """A majority round that sets a lease: `AcquireRound` or `ReacquireRound`."""
 
     ttl_ms: int
@@ -185,7 +187,7 @@ class AcquireRound(LeaseRound):
         keys: by server.
         token: a new one, which no server knows from an earlier attempt.
         ttl_ms: of the lease.
-        limit_s: as for `Round`.
+        limit_s: as for `MajorityRound`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float) -> None:
@@ -203,13 +205,13 @@ class AcquireRound(LeaseRound):
         if not self.agreed or now >= self.valid_until:
             self.give_up()
 
-    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+    def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         if not self.undone:
             return {}
         return {
             index: (operation.key, operation.token)
             for index, operation in enumerate(self.operations)
-            if self.sent[index] and self.votes[index] is not False
+            if self.sent[index] and self.verdicts[index] is not False
         }
 
 
@@ -222,24 +224,26 @@ class ReacquireRound(LeaseRound):
         keys: by server.
         token: the lock's.
         ttl_ms: the new lease.
-        limit_s: as for `Round`.
-        votes: as for `Round`.
+        limit_s: as for `MajorityRound`.
+        verdicts: as for `MajorityRound`.
     """
 
-    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, votes: list[bool | None]) -> None:
-        super().__init__([Reacquire(key, token, ttl_ms) for key in keys], limit_s, votes)
+    def __init__(
+        self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, verdicts: list[bool | None]
+    ) -> None:
+        super().__init__([Reacquire(key, token, ttl_ms) for key in keys], limit_s, verdicts)
         self.ttl_ms = ttl_ms
 
 
-class ReleaseRound(Round):
+class ReleaseRound(MajorityRound):
     """Delete the lock wherever it holds this token; at a silent server too, behind the acquire.
 
     Args:
         keys: by server.
         token: the lock's.
         ends_at: when the first server may end the lease, in the clock's seconds.
-        limit_s: as for `Round`.
-        votes: as for `Round`.
+        limit_s: as for `MajorityRound`.
+        verdicts: as for `MajorityRound`.
         doubtful: by server: whether an earlier release may have been executed.
     """
 
@@ -251,23 +255,23 @@ class ReleaseRound(Round):
         token: bytes,
         ends_at: float,
         limit_s: float,
-        votes: list[bool | None],
+        verdicts: list[bool | None],
         doubtful: list[bool],
     ) -> None:
         releases = [Release(key, token, ends_at, unsettled) for key, unsettled in zip(keys, doubtful, strict=True)]
-        super().__init__(releases, limit_s, votes)
+        super().__init__(releases, limit_s, verdicts)
 
-    def to_undo(self) -> dict[int, tuple[bytes, bytes]]:
+    def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         if all(self.sent) and not any(self.lost):
             return {}
         return {
             index: (operation.key, operation.token)
             for index, operation in enumerate(self.operations)
-            if self.votes[index] is None and (self.lost[index] or not self.sent[index])
+            if self.verdicts[index] is None and (self.lost[index] or not self.sent[index])
         }
 
 
-class _LookFor(Look):
+class _ReadOwn(ReadHolder):
     """Whether the lock holds this token; with `another`, whether it holds another value; any value, for no token."""
 
     def __init__(self, key: bytes, token: bytes, another: bool = False) -> None:
@@ -275,8 +279,8 @@ class _LookFor(Look):
         self.token = token
         self.another = another
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
-        finished = super().feed(reply, dialect)
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        finished = super().feed(reply, capabilities)
         if self.another:
             self.result = self.result and self.holder != self.token
         elif self.token:
@@ -284,27 +288,27 @@ class _LookFor(Look):
         return finished
 
 
-class LookRound(Round):
+class ReadRound(MajorityRound):
     """Read whether the lock is held.
 
     Args:
         keys: by server.
         token: which token to look for; empty for any value.
-        limit_s: as for `Round`.
+        limit_s: as for `MajorityRound`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
-        super().__init__([_LookFor(key, token) for key in keys], limit_s)
+        super().__init__([_ReadOwn(key, token) for key in keys], limit_s)
 
 
-class TakenRound(Round):
+class TakenRound(MajorityRound):
     """Read whether another value stands at the key.
 
     Args:
         keys: by server.
         token: under which the lock was held.
-        limit_s: as for `Round`.
+        limit_s: as for `MajorityRound`.
     """
 
     def __init__(self, keys: list[bytes], token: bytes, limit_s: float) -> None:
-        super().__init__([_LookFor(key, token, another=True) for key in keys], limit_s)
+        super().__init__([_ReadOwn(key, token, another=True) for key in keys], limit_s)

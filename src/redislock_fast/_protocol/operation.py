@@ -7,7 +7,8 @@ and tests drive them by hand.
 Rules:
 - Every request is idempotent for its token, so an operation whose outcome is unknown is simply asked for its request
   again. The reason stands at each class.
-- A `Dialect` says what the server of one connection understands. A machine that learns that the server refuses a form
+- A `Capabilities` says what the server of one connection understands. A machine that learns that the server refuses a
+  form
   of a command (an ACL, a proxy) lowers the dialect and goes on with the next best form. A missing native command is
   never an error.
 - An error that means "not executed, try later" raises `NotExecuted`; any other error of the server raises `Refused`.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import hiredis
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import Script
 
@@ -77,22 +78,22 @@ class Exchange(Protocol):
 
     Attributes:
         key: the lock's name on the wire.
-        many: whether `request` gives a list of requests and `feed` takes the list of their replies.
+        is_pipeline: whether `request` gives a list of requests and `feed` takes the list of their replies.
         claim: is told the replies to its requests also when no caller waits for them; None for most operations.
         begun: the outcome of its first request, where that was sent before it was made; the transport takes it out.
     """
 
-    many: bool
+    is_pipeline: bool
     claim: Claim | None
     begun: Begun | None
 
     @property
     def key(self) -> bytes: ...
 
-    def request(self, dialect: Dialect, now: float) -> Any:
+    def request(self, capabilities: Capabilities, now: float) -> Any:
         """The request to send next. `now` is read just before the first byte leaves."""
 
-    def feed(self, reply: Any, dialect: Dialect) -> bool:
+    def feed(self, reply: Any, capabilities: Capabilities) -> bool:
         """Take the reply to the last request. True: finished. False: ask for the next request.
 
         Raises:
@@ -102,7 +103,7 @@ class Exchange(Protocol):
             Malformed: the request cannot have this reply; the connection must be left.
         """
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         """Note that the connection broke, or the time was up, before the reply came."""
 
     def takes(self) -> list[tuple[bytes, bytes]]:
@@ -120,7 +121,7 @@ class Operation(Exchange, Protocol):
     unsettled: bool
     result: bool
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:
         """The keys and tokens that may be set on the server without being held.
 
         Args:
@@ -135,7 +136,7 @@ class TokenOperation:
     what differs.
     """
 
-    many = False
+    is_pipeline = False
     claim: Claim | None = None
     begun: Begun | None = None
     unsettled = False
@@ -147,30 +148,32 @@ class TokenOperation:
         self.token = token
 
     @abstractmethod
-    def request(self, dialect: Dialect, now: float) -> Any: ...
+    def request(self, capabilities: Capabilities, now: float) -> Any: ...
 
-    def begin(self, request: Args, dialect: Dialect, now: float, begun: Begun) -> None:
+    def begin(self, request: Args, capabilities: Capabilities, now: float, begun: Begun) -> None:
         """Take over a first request that was sent before the operation was made.
 
         Args:
             request: the request.
-            dialect: of its connection, as it is now.
+            capabilities: of its connection, as it is now.
             now: when the request left, in the clock's seconds.
             begun: its outcome.
         """
-        link, _, interruption = begun
-        if self.request(dialect, now) != request:  # the capabilities have fallen since: the reply is to another form
-            self.lost(True)
-            begun = (link, NOT_ASKED, interruption)
+        connection, _, interruption = begun
+        if (
+            self.request(capabilities, now) != request
+        ):  # the capabilities have fallen since: the reply is to another form
+            self.note_unanswered(True)
+            begun = (connection, NOT_ASKED, interruption)
         self.begun = begun
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return []
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # an acquire alone sets a key
         return []
 
     def script(self, script: Script, *args: bytes | int) -> Args:
@@ -194,9 +197,9 @@ class TokenOperation:
             raise NotExecuted(code, text)
         elif code == "ERR":
             # Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
-            for word in text.split():
-                if word.startswith("-") and word[1:] in _TRY_LATER:
-                    raise NotExecuted(word[1:], text)
+            for value in text.split():
+                if value.startswith("-") and value[1:] in _TRY_LATER:
+                    raise NotExecuted(value[1:], text)
             if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
                 return "WRONGTYPE"
         return code

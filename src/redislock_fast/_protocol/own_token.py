@@ -7,10 +7,10 @@ job again goes on with the lock that its first try took.
 from __future__ import annotations
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.operation import Refused
-from redislock_fast._util.tokens import MARK, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
 __all__ = ["AcquireOwn", "has_taken"]
 
@@ -49,42 +49,42 @@ class AcquireOwn(Acquire):
     _renewal: Reacquire | None = None
     _renewals_left = _MAX_RENEWALS
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         if self._renewal is not None:
-            return self._renewal.request(dialect, now)
-        return super().request(dialect, now)
+            return self._renewal.request(capabilities, now)
+        return super().request(capabilities, now)
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         return super().plain_replies()[0], None  # any value may be our own token
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if self._renewal is not None:
-            return self._renewed(self._renewal, reply, dialect)
-        finished = super().feed(reply, dialect)
+            return self._renewed(self._renewal, reply, capabilities)
+        finished = super().feed(reply, capabilities)
         if self.holder is None:
             self._took = self.result
             return finished
         self.result = False
-        is_marked = is_ours(self.token) and self.holder == self.token + MARK
-        if not is_marked and self.holder != self.token:
+        is_flagged = is_ours(self.token) and self.holder == self.token + CONTENDED_FLAG
+        if not is_flagged and self.holder != self.token:
             return True
-        self._renewal = Reacquire(self.key, self.token, self.ttl_ms, queued=is_marked)
+        self._renewal = Reacquire(self.key, self.token, self.ttl_ms, contended=is_flagged)
         return False
 
     @property
     def took(self) -> bool:
         return self._took
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim does the cleanup
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # its claim does the cleanup
         return []
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         if self._renewal is None and not self._looking:
-            super().lost(sent)
+            super().note_unanswered(sent)
 
-    def _renewed(self, renewal: Reacquire, reply: Reply, dialect: Dialect) -> bool:
+    def _renewed(self, renewal: Reacquire, reply: Reply, capabilities: Capabilities) -> bool:
         try:
-            if not renewal.feed(reply, dialect):
+            if not renewal.feed(reply, capabilities):
                 return False
         except Refused:
             if self.unsettled:

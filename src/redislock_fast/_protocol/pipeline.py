@@ -1,7 +1,8 @@
 """Operations on many locks of one server, in one round after another until each has a verdict.
 
 Each lock has a machine of `commands.py`. Nearly every lock of a batch is settled by the plain reply to the first
-request, so `AcquireMany` and `ReleaseMany` write and read those in bulk, and make a machine only for the other locks.
+request, so `AcquirePipeline` and `ReleasePipeline` write and read those in bulk, and make a machine only for the other
+locks.
 
 An error for one lock never keeps the others from their verdicts: it is raised when all the others have theirs.
 """
@@ -13,7 +14,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from redislock_fast._pipe.base import Args, Bulk, Malformed, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Release
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._protocol.operation import Begun
 
-__all__ = ["AcquireMany", "Many", "ReleaseMany"]
+__all__ = ["AcquirePipeline", "Pipeline", "ReleasePipeline"]
 
 _ANY_KEY = b""
 
 
-class Many:
+class Pipeline:
     """One machine per lock, driven together.
 
     Args:
@@ -36,7 +37,7 @@ class Many:
         results: the result of each, once finished.
     """
 
-    many = True
+    is_pipeline = True
     claim: Claim | None = None
     begun: Begun | None = None
     result = False
@@ -68,10 +69,10 @@ class Many:
     def _machine(self, index: int) -> Operation:
         return self._operations[index]
 
-    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
-        return [self._machine(index).request(dialect, now) for index in self._open]
+    def request(self, capabilities: Capabilities, now: float) -> list[Args] | Bulk:
+        return [self._machine(index).request(capabilities, now) for index in self._open]
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
         trouble: Exception | None = None
         still_open: list[int] = []
         refused: list[int] = []
@@ -79,7 +80,7 @@ class Many:
         for index, reply in zip(self._open, replies, strict=True):
             machine = self._machine(index)
             try:
-                if machine.feed(reply, dialect):
+                if machine.feed(reply, capabilities):
                     self.results[index] = machine.result
                 else:
                     still_open.append(index)
@@ -99,19 +100,19 @@ class Many:
             raise self._refusal
         return not still_open
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
         for index in self._open:
-            self._machine(index).lost(sent)
+            self._machine(index).note_unanswered(sent)
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return [entry for operation in self._operations for entry in operation.takes()]
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
-        return [entry for operation in self._operations for entry in operation.to_undo(failed)]
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:
+        return [entry for operation in self._operations for entry in operation.to_clean_up(failed)]
 
 
-class _InBulk(Many):
+class _InBulk(Pipeline):
     """Many locks under one token, most of which are settled by the plain reply to their first request."""
 
     def __init__(self, keys: list[bytes], token: bytes) -> None:
@@ -131,18 +132,18 @@ class _InBulk(Many):
             machine = self._machines[index] = self._new_machine(self._keys[index])
         return machine
 
-    def request(self, dialect: Dialect, now: float) -> list[Args] | Bulk:
+    def request(self, capabilities: Capabilities, now: float) -> list[Args] | Bulk:
         if self._template is not None:
             self._bulk = False
-            return super().request(dialect, now)
+            return super().request(capabilities, now)
         template = self._new_machine(_ANY_KEY)
-        words = template.request(dialect, now)
+        words = template.request(capabilities, now)
         at = words.index(_ANY_KEY)
         self._template = template
         self._bulk = True
         return Bulk(words[:at], self._keys, words[at + 1 :])
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
         if self._bulk:
             assert self._template is not None
             won, lost_type = self._template.plain_replies()
@@ -161,23 +162,23 @@ class _InBulk(Many):
                 return True
             replies = [replies[index] for index in still_open]
         try:
-            return super().feed(replies, dialect)
+            return super().feed(replies, capabilities)
         except Malformed:
             if self._bulk:  # none of the others counts either
                 self._begin(len(self._keys))
             raise
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         if self._bulk:
             self._bulk = False
             for index in self._open:
                 self._continue(index)
-        super().lost(sent)
+        super().note_unanswered(sent)
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return []
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # only an acquire sets keys
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # only an acquire sets keys
         return []
 
     def _continue(self, index: int) -> None:
@@ -187,7 +188,7 @@ class _InBulk(Many):
         machine.key = self._keys[index]
 
 
-class AcquireMany(_InBulk):
+class AcquirePipeline(_InBulk):
     """Take the locks that are free, all under one token.
 
     `results` says which are ours. `sent_at` is the time of the first request: all leases count from there.
@@ -208,7 +209,7 @@ class AcquireMany(_InBulk):
     def takes(self) -> list[tuple[bytes, bytes]]:
         return [(key, self._token) for key in self._keys]
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:
         # The locks that are ours, if the caller gets an error, and those that an attempt of unknown outcome may make
         # ours.
         return [
@@ -218,7 +219,7 @@ class AcquireMany(_InBulk):
         ]
 
 
-class ReleaseMany(_InBulk):
+class ReleasePipeline(_InBulk):
     """Delete the locks that hold this token. `results` says which did.
 
     Args:

@@ -11,24 +11,24 @@ from typing import Any
 import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply, is_answer_to
-from redislock_fast._protocol.capabilities import Dialect, native_release
+from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.keys import channel_beside, queue_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._util.tokens import MARK, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
 __all__ = [
     "MOST_KEYS",
     "MOVING",
-    "Leave",
+    "JoinQueue",
+    "LeaveQueue",
     "Subscribe",
     "Subscriptions",
-    "Wait",
     "Watch",
-    "first_wait",
-    "undo_requests",
-    "wait_answer",
+    "cleanup_requests",
+    "join_answer",
+    "join_request",
 ]
 
 MOVING = "TRYAGAIN"
@@ -38,16 +38,16 @@ _GRANTED = [int, bytes]
 _QUEUED = [int, bytes, int, int, int]
 
 
-def first_wait(
+def join_request(
     key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
 ) -> Args:
-    """The first request of a `Wait` that looks for nobody."""
+    """The first request of a `JoinQueue` that looks for nobody."""
     keys = queue_keys(key)
     return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
 
 
-def wait_answer(reply: Any) -> list[Any]:
-    """The reply to a `Wait` that is no error, as wait.lua returns it.
+def join_answer(reply: Any) -> list[Any]:
+    """The reply to a `JoinQueue` that is no error, as wait.lua returns it.
 
     Raises:
         Malformed: the reply has another shape.
@@ -59,7 +59,7 @@ def wait_answer(reply: Any) -> list[Any]:
     raise Malformed(reply)
 
 
-class Wait(TokenOperation):
+class JoinQueue(TokenOperation):
     """Take the lock, or join its queue. Idempotent: a waiter in the queue keeps its place.
 
     Args:
@@ -74,7 +74,7 @@ class Wait(TokenOperation):
     Attributes:
         denied: the code of the error where the server refuses; MOVING: it refuses for now.
         result: whether the lock is ours, by this request or an earlier one.
-        word: the lock's value, where it is another's.
+        value: the lock's value, where it is another's.
         left_ms: its ttl in milliseconds; -1 for none.
         foreign: whether its holder will not hand it over.
         arrival: the server's time where we are new in the queue, else 0.
@@ -84,7 +84,7 @@ class Wait(TokenOperation):
 
     denied = ""
     sent_at = 0.0
-    word = b""
+    value = b""
     left_ms = -1
     foreign = False
     arrival = 0
@@ -104,19 +104,19 @@ class Wait(TokenOperation):
         super().__init__(key, token)
         self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # the same for every server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         self.sent_at = now
         return self.queue_script(WAIT, *self._words)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         if isinstance(reply, hiredis.ReplyError):
             code = self.queue_error_code(reply)
             self.denied = "" if code == "NOSCRIPT" else code
             if code == MOVING:
                 self.unsettled = True  # an earlier request may have joined the queue
             return self.denied != ""
-        answer = wait_answer(reply)
-        self.word = answer[1]
+        answer = join_answer(reply)
+        self.value = answer[1]
         self.result = answer[0] == 1
         if not self.result:
             self.foreign = answer[0] == 2
@@ -125,17 +125,18 @@ class Wait(TokenOperation):
             self.is_there = answer[4] == 1
         return True
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
         # Of two requests that left, the first may yet be executed when no waiter has this token any more.
         return [(self.key, self.token)] if self.unsettled else []
 
 
-class Leave(Release):
+class LeaveQueue(Release):
     """Leave the queue.
 
-    A lock that was granted meanwhile is passed on, or kept: then `result` is True and `word` is its value. With `keep`,
-    a lock that is free (its lease ended, or it was deleted) is taken, too, unless another waiter can be given it. Where
-    the script is forbidden, a lock that holds the token is released as `Release` does it. So it is where the slot is
+    A lock that was granted meanwhile is passed on, or kept: then `result` is True and `value` is its value. With
+    `keep`, a lock that is free (its lease ended, or it was deleted) is taken, too, unless another waiter can be given
+    it. Where the script is forbidden, a lock that holds the token is released as `Release` does it. So it is where the
+    slot is
     moving: then the place in the queue is left in the background.
 
     Args:
@@ -143,7 +144,7 @@ class Leave(Release):
         ttl_ms: of a free lock that is taken.
     """
 
-    word = b""
+    value = b""
     _is_postponed = False
 
     def __init__(self, key: bytes, token: bytes, keep: bool = False, ttl_ms: int | None = None) -> None:
@@ -151,14 +152,14 @@ class Leave(Release):
         self._step = "leave"
         self._words: tuple[bytes | int, ...] = (b"keep", ttl_ms or 0) if keep else (b"pass on",)
 
-    def request(self, dialect: Dialect, now: float) -> Args:
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         if self._step == "leave":
             return self.queue_script(LEAVE, *self._words)
-        return super().request(dialect, now)
+        return super().request(capabilities, now)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         if self._step != "leave":
-            return self._released(reply, dialect)
+            return self._released(reply, capabilities)
         if isinstance(reply, hiredis.ReplyError):
             code = self.queue_error_code(reply)
             if code not in ("NOSCRIPT", "WRONGTYPE"):
@@ -167,24 +168,24 @@ class Leave(Release):
             return code == "WRONGTYPE"
         if type(reply) is bytes:
             self.result = True
-            self.word = reply
+            self.value = reply
         elif reply is not None:
             raise Malformed(reply)
         return True
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
         return [(self.key, self.token)] if self._is_postponed else []
 
-    def _released(self, reply: Reply, dialect: Dialect) -> bool:
+    def _released(self, reply: Reply, capabilities: Capabilities) -> bool:
         try:
-            is_finished = super().feed(reply, dialect)
+            is_finished = super().feed(reply, capabilities)
         except Refused:
             is_finished = True  # forbidden, too: the lock ends with its ttl
         self.result = False  # not kept
         return is_finished
 
 
-def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[Args]:
+def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, bytes]]) -> list[Args]:
     """The requests that clean up after whatever was sent for these keys and tokens. They are posted behind it.
 
     A lock that was taken may have got the contended flag since, so it is handed over. The native commands behind that
@@ -195,49 +196,49 @@ def undo_requests(dialect: Dialect, entries: list[tuple[bytes, bytes]]) -> list[
     for key, token in entries:
         words = [token]
         if is_ours(token):
-            leave = Leave(key, token)
+            leave = LeaveQueue(key, token)
             leave.with_text = not knows_leave
             knows_leave = True
-            requests.append(leave.request(dialect, 0.0))
-            words.append(token + MARK)
-        if dialect.release is not None:
-            requests += [native_release(dialect, key, word) for word in words]
+            requests.append(leave.request(capabilities, 0.0))
+            words.append(token + CONTENDED_FLAG)
+        if capabilities.release is not None:
+            requests += [native_release(capabilities, key, value) for value in words]
         elif not is_ours(token):
             requests.append((b"EVAL", RELEASE.text, 1, key, token))
     return requests
 
 
 class Watch(TokenOperation):
-    """Let the server push a message when the lock changes next. `word` is its value now, None for none.
+    """Let the server push a message when the lock changes next. `value` is its value now, None for none.
 
     Only a read arms it, for one change; an extend counts as a change.
     """
 
-    many = True
+    is_pipeline = True
     denied = False
-    word: bytes | None = None
+    value: bytes | None = None
 
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
         return [
             (b"CLIENT", b"TRACKING", b"ON", b"OPTIN"),
             (b"CLIENT", b"CACHING", b"YES"),
             (b"GET", self.key),
         ]
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises the errors that are to be tried again
                 self.denied = True
-        *armed, word = replies
+        *armed, value = replies
         if any(reply != b"OK" and not isinstance(reply, hiredis.ReplyError) for reply in armed):
             raise Malformed(armed)
-        if word is not None and not isinstance(word, (bytes, hiredis.ReplyError)):
-            raise Malformed(word)
-        self.word = word if isinstance(word, bytes) else None
+        if value is not None and not isinstance(value, (bytes, hiredis.ReplyError)):
+            raise Malformed(value)
+        self.value = value if isinstance(value, bytes) else None
         return True
 
 
@@ -248,11 +249,11 @@ class Subscribe(TokenOperation):
         super().__init__(key, b"")
         self._words = (subscribe, channel)
 
-    def request(self, dialect: Dialect, now: float) -> Args:  # noqa: ARG002  # at any time
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # at any time
         # After a reconnect the server may not push any more; it would accept a subscription, and then no other command.
-        return self._words if dialect.push else (b"GET", self.key)
+        return self._words if capabilities.push else (b"GET", self.key)
 
-    def feed(self, reply: Reply, dialect: Dialect) -> bool:  # noqa: ARG002  # at any time
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # at any time
         if isinstance(reply, hiredis.ReplyError):
             self.error_code(reply)  # raises the errors that are to be tried again
         elif isinstance(reply, list):
@@ -274,7 +275,7 @@ class Subscriptions:
     Who may touch what: any thread, by atomic methods of dict and set alone.
 
     Args:
-        dialect: what the server of the connection understands.
+        capabilities: what the server of the connection understands.
         listener: names the connection; no other connection to any server has the same.
 
     Attributes:
@@ -282,11 +283,11 @@ class Subscriptions:
         subscribe: the command by which this connection listens.
     """
 
-    def __init__(self, dialect: Dialect, listener: bytes) -> None:
-        self.publish = b"spublish" if dialect.sharded else b"publish"
-        self.subscribe = b"SSUBSCRIBE" if dialect.sharded else b"SUBSCRIBE"
+    def __init__(self, capabilities: Capabilities, listener: bytes) -> None:
+        self.publish = b"spublish" if capabilities.sharded else b"publish"
+        self.subscribe = b"SSUBSCRIBE" if capabilities.sharded else b"SUBSCRIBE"
         self._listener = listener
-        self._channel = None if dialect.sharded else b"rlf:" + listener
+        self._channel = None if capabilities.sharded else b"rlf:" + listener
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
         self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
 

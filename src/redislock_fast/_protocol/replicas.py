@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.operation import Refused
 
@@ -29,7 +29,7 @@ class Replicate:
     Idempotent: a lock that is not held with this token is left alone.
 
     Args:
-        queued: whether the lock is known to have the contended flag.
+        contended: whether the lock is known to have the contended flag.
         wanted: how many replicas must have it.
         wait_ms: how long to wait for them, counted from the first request.
 
@@ -40,12 +40,14 @@ class Replicate:
         sent_at: the time of the first request: the lease counts from there.
     """
 
-    many = True
+    is_pipeline = True
     claim: Claim | None = None
     begun: Begun | None = None
 
-    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, queued: bool, wanted: int, wait_ms: int) -> None:
-        self._reacquire = Reacquire(key, token, ttl_ms, queued)
+    def __init__(
+        self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool, wanted: int, wait_ms: int
+    ) -> None:
+        self._reacquire = Reacquire(key, token, ttl_ms, contended)
         self._reacquire.with_text = True  # on NOSCRIPT, the WAIT behind it would wait in vain
         self._wanted = wanted
         self._wait_ms = wait_ms
@@ -64,14 +66,14 @@ class Replicate:
     def sent_at(self) -> float:
         return self._reacquire.sent_at
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:
-        reacquire = self._reacquire.request(dialect, now)
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:
+        reacquire = self._reacquire.request(capabilities, now)
         left_ms = self._wait_ms - int((now - self.sent_at) * 1000)
         return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would mean for ever
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
         reacquired, counted = replies
-        if not self._reacquire.feed(reacquired, dialect):
+        if not self._reacquire.feed(reacquired, capabilities):
             return False
         if isinstance(counted, hiredis.ReplyError):
             raise Refused(str(counted))
@@ -82,12 +84,12 @@ class Replicate:
             self.result = counted >= self._wanted
         return True
 
-    def lost(self, sent: bool) -> None:
+    def note_unanswered(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent
-        self._reacquire.lost(sent)
+        self._reacquire.note_unanswered(sent)
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return []
 
-    def to_undo(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # it sets no key that is not there
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # it sets no key that is not there
         return []

@@ -16,18 +16,18 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Lost, NoReply, OnReply
-from redislock_fast._procedures.waiters import Room, Seat
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
+from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.health import Standing
+from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.reauth import take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 
-__all__ = ["Channel", "Encoding", "Registry", "is_cluster"]
+__all__ = ["Encoding", "Registry", "ServerTransport", "is_cluster"]
 
 
 class Encoding:
@@ -71,21 +71,21 @@ class _Pipe(Protocol):
     def post(self, args: Args, on_reply: OnReply | None = None) -> None: ...
 
 
-class _Link(Protocol):
+class _Connection(Protocol):
     @property
     def pipe(self) -> _Pipe: ...
 
-    dialect: Dialect
+    capabilities: Capabilities
     ending: Args | None
-    room: Room | None
+    registry: WaiterRegistry | None
 
     def close(self) -> None: ...
 
 
-LinkType = TypeVar("LinkType", bound=_Link)
+ConnectionType = TypeVar("ConnectionType", bound=_Connection)
 
 
-class Channel(Encoding, Cleanup, Generic[LinkType]):
+class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     """The transport of one server: the part of it that does not wait.
 
     Args:
@@ -101,8 +101,8 @@ class Channel(Encoding, Cleanup, Generic[LinkType]):
         self._retry = RetryPolicy(settings.get("retry"))
         timeout_s = settings.get("socket_timeout")
         self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
-        self.link: LinkType | None = None
-        self.standing = Standing()
+        self.connection: ConnectionType | None = None
+        self.health = ServerHealth()
         take_part(owner, self)
 
     @staticmethod
@@ -122,48 +122,52 @@ class Channel(Encoding, Cleanup, Generic[LinkType]):
     # ---- whether other callers wait ----
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-        link = self.link
-        return link is not None and link.room is not None and link.room.is_contended(key, is_patient)
+        """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
+        connection = self.connection
+        return (
+            connection is not None
+            and connection.registry is not None
+            and connection.registry.is_contended(key, is_patient)
+        )
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """This lock was released here: a waiter has it now, or no waiter was in the queue."""
-        link = self.link
-        if link is not None and link.room is not None:
-            link.room.note_hand_over(key, handed_over)
+        connection = self.connection
+        if connection is not None and connection.registry is not None:
+            connection.registry.note_hand_over(key, handed_over)
 
-    def is_current(self, seat: Seat) -> bool:
+    def is_current(self, waiter: Waiter) -> bool:
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
-        link = self.link
-        return link is not None and link.room is seat.room and not link.pipe.broken
+        connection = self.connection
+        return connection is not None and connection.registry is waiter.registry and not connection.pipe.broken
 
     # ---- the connection, and what goes wrong on it ----
 
-    def _drop(self, link: LinkType | None) -> None:
-        if link is not None:
-            self._give_up(link)
-            link.close()
+    def _drop(self, connection: ConnectionType | None) -> None:
+        if connection is not None:
+            self._give_up(connection)
+            connection.close()
 
-    def _give_up(self, link: LinkType) -> None:
-        if self.link is link:
-            self.link = None
-            if link.ending is not None:
-                self._endings.add(link.ending)
+    def _give_up(self, connection: ConnectionType) -> None:
+        if self.connection is connection:
+            self.connection = None
+            if connection.ending is not None:
+                self._endings.add(connection.ending)
 
-    def leave_if_silent(self, link: LinkType) -> None:
+    def leave_if_silent(self, connection: ConnectionType) -> None:
         """Send nothing more on a connection on which nothing has come for the pool's `socket_timeout`.
 
         A caller's own limit says nothing about the connection; so much silence does. The connection is not closed: a
         cleanup must be sent behind the request that it cleans up. It closes when nothing refers to it any more.
         """
-        if 0 <= self.timeout_s <= link.pipe.silence_s:
-            self._give_up(link)
+        if 0 <= self.timeout_s <= connection.pipe.silence_s:
+            self._give_up(connection)
 
     def leave_if_broken(self) -> None:
         """Have the next caller connect again."""
-        link = self.link
-        if link is not None and link.pipe.broken:
-            self._drop(link)
+        connection = self.connection
+        if connection is not None and connection.pipe.broken:
+            self._drop(connection)
 
     def _attempts(self, limit_s: float | None) -> Attempts:
         """The attempts of an operation that begins now."""
@@ -172,47 +176,51 @@ class Channel(Encoding, Cleanup, Generic[LinkType]):
     def _note_trouble(
         self,
         attempts: Attempts,
-        link: LinkType | None,
+        connection: ConnectionType | None,
         operation: Exchange,
         trouble: BaseException,
-        loose: list[LinkType],
+        unanswered: list[ConnectionType],
     ) -> bool:
         """Note what an attempt has raised. Returns False for what is to be raised at once: no attempt mends it.
 
         Args:
             attempts: of the operation.
-            link: on which the request left; None where there was no connection.
+            connection: on which the request left; None where there was no connection.
             operation: whose request it was.
             trouble: what was raised.
-            loose: the connection is added to it if the request may be executed yet.
+            unanswered: the connection is added to it if the request may be executed yet.
         """
         if isinstance(trouble, FINAL):
             return False
         if isinstance(trouble, TRANSIENT):
-            attempts.note_failure(trouble, self._trouble(link, operation, trouble, loose))
+            attempts.note_failure(trouble, self._trouble(connection, operation, trouble, unanswered))
             return True
-        if link is not None:  # an interrupt or a cancel: the request may be under way
-            operation.lost(True)
-            loose.append(link)
+        if connection is not None:  # an interrupt or a cancel: the request may be under way
+            operation.note_unanswered(True)
+            unanswered.append(connection)
         return False
 
     def _trouble(
-        self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
+        self,
+        connection: ConnectionType | None,
+        operation: Exchange,
+        trouble: Exception,
+        unanswered: list[ConnectionType],
     ) -> Exception:
         """Leave the connection if it cannot be used any more. Returns redis-py's error for one of `TRANSIENT`."""
-        if isinstance(trouble, Lost):
-            operation.lost(trouble.sent)
-            self._drop(link)
+        if isinstance(trouble, ConnectionBroken):
+            operation.note_unanswered(trouble.sent)
+            self._drop(connection)
             return ConnectionError(f"connection broken: {trouble}")
         if isinstance(trouble, NoReply):
-            operation.lost(True)
-            if link is not None:
-                loose.append(link)
-                self.leave_if_silent(link)
+            operation.note_unanswered(True)
+            if connection is not None:
+                unanswered.append(connection)
+                self.leave_if_silent(connection)
             return TimeoutError(str(trouble))
         if isinstance(trouble, NotExecuted):
             if trouble.code in ("READONLY", NOAUTH):  # a demoted primary: look for the new one; or authenticate anew
-                self._drop(link)
+                self._drop(connection)
             return redis_error(str(trouble))
         # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
         return trouble.with_traceback(None)
@@ -223,10 +231,10 @@ class Channel(Encoding, Cleanup, Generic[LinkType]):
         The server's answer is not waited for: a connection that goes on with the old credentials is replaced when the
         server does not accept them any more.
         """
-        link = self.link
-        if link is not None:
-            with contextlib.suppress(Lost):
-                self.post(link, request)
+        connection = self.connection
+        if connection is not None:
+            with contextlib.suppress(ConnectionBroken):
+                self.post(connection, request)
 
 
 Transport = TypeVar("Transport")

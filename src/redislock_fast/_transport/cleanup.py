@@ -3,8 +3,8 @@
 An acquire that fails may have set its key, or the server may set it later. The key and token are then put on a list
 and deleted in the background, until the server has confirmed it. Nothing here waits.
 
-Who may touch what: any thread adds to `_undone`, by one `+=` on the list; each world says in its `cleanup.py` under
-which lock entries are removed. `_endings` is used by atomic methods of set alone.
+Who may touch what: any thread adds to `_pending_cleanup`, by one `+=` on the list; each world says in its `cleanup.py`
+under which lock entries are removed. `_endings` is used by atomic methods of set alone.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from redislock_fast._pipe.base import Args, Forked, Lost, OnReply, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, OnReply, Reply
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Operation
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._protocol.queue import Leave, undo_requests
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
 
-__all__ = ["UNDO_FIRST_S", "UNDO_LAST_S", "UNDO_LIMIT_S", "Cleanup"]
+__all__ = ["CLEANUP_FIRST_S", "CLEANUP_LAST_S", "CLEANUP_LIMIT_S", "Cleanup"]
 
-UNDO_LIMIT_S = 1.0
-UNDO_FIRST_S = 0.05
-UNDO_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
+CLEANUP_LIMIT_S = 1.0
+CLEANUP_FIRST_S = 0.05
+CLEANUP_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
 
-_UNDO_AT_ONCE = 1000
-_MAX_UNDONE = 200_000
+_CLEANUP_AT_ONCE = 1000
+_MAX_PENDING_CLEANUP = 200_000
 
 
 class Cleanup:
     """The part of a server transport that deletes what failed acquires may have left on the server."""
 
     def __init__(self) -> None:
-        self._undone: list[tuple[bytes, bytes]] = []
+        self._pending_cleanup: list[tuple[bytes, bytes]] = []
         self._endings: set[Args] = set()  # of connections that were given up
-        self.claims = Claims(self.undo)
+        self.claims = Claims(self.clean_up)
 
     @abstractmethod
     def _is_owner_gone(self) -> bool:
         """Whether the client is gone, so that nothing can be sent any more."""
 
     @abstractmethod
-    def _start_undoing(self) -> None:
+    def _start_cleanup(self) -> None:
         """Have the cleanup go on in the background."""
 
-    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
-        link.pipe.post(args, on_reply)
+        connection.pipe.post(args, on_reply)
 
-    def tidy(self, operation: Operation, loose: Sequence[Any], failed: bool) -> None:
+    def tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         """Clean up after an acquire that failed although the server may have executed it, or may do so later.
 
         On each connection, the cleanup is sent behind the attempt. So the last command on each connection is the
@@ -61,53 +61,53 @@ class Cleanup:
 
         Args:
             operation: what was executed.
-            loose: the connections on which a request left without an answer.
+            unanswered: the connections on which a request left without an answer.
             failed: whether the caller gets an error.
         """
         claim, operation.claim = operation.claim, None
         if claim is not None:
             claim.end(operation.result)
-        entries = operation.to_undo(failed)
+        entries = operation.to_clean_up(failed)
         if entries:
-            for link in loose:
-                with contextlib.suppress(Lost):
-                    for request in undo_requests(link.dialect, entries):
-                        self.post(link, request)
-            self.undo(entries)
+            for connection in unanswered:
+                with contextlib.suppress(ConnectionBroken):
+                    for request in cleanup_requests(connection.capabilities, entries):
+                        self.post(connection, request)
+            self.clean_up(entries)
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has confirmed it."""
         if not entries or isinstance(sys.exc_info()[1], Forked):  # a call that fails by a fork goes on in the parent
             return
-        self._undone += entries
-        self._start_undoing()
+        self._pending_cleanup += entries
+        self._start_cleanup()
 
     @property
     def idle(self) -> bool:
         """Whether nothing is to be cleaned up, or nothing can be, because the client is gone."""
-        return not self._undone or self._is_owner_gone()
+        return not self._pending_cleanup or self._is_owner_gone()
 
-    def _post_first(self, link: Any) -> None:
+    def _post_first(self, connection: Any) -> None:
         """Send what goes first on a new connection: it ends the old ones, and then cleans up what they may have done.
 
         Otherwise the server could execute a request on an old connection after the cleanup for it.
         """
         for ending in list(self._endings):
-            link.pipe.post(ending, partial(_note_ended, self._endings, ending))
-        for request in undo_requests(link.dialect, list(self._undone)):
-            link.pipe.post(request)
+            connection.pipe.post(ending, partial(_note_ended, self._endings, ending))
+        for request in cleanup_requests(connection.capabilities, list(self._pending_cleanup)):
+            connection.pipe.post(request)
 
-    def _next_undoing(self) -> Many:
-        """The oldest entries that go to one server. They are moved to the front of `_undone`.
+    def _next_cleanup(self) -> Pipeline:
+        """The oldest entries that go to one server. They are moved to the front of `_pending_cleanup`.
 
         Only the one that removes entries from the list just now may call this.
         """
-        del self._undone[:-_MAX_UNDONE]
-        oldest = self._undone[:_UNDO_AT_ONCE]
+        del self._pending_cleanup[:-_MAX_PENDING_CLEANUP]
+        oldest = self._pending_cleanup[:_CLEANUP_AT_ONCE]
         together = self._at_one_server([key for key, _ in oldest])
         others = set(range(len(oldest))).difference(together)
-        self._undone[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
-        return Many([Leave(*oldest[index]) for index in together])
+        self._pending_cleanup[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
+        return Pipeline([LeaveQueue(*oldest[index]) for index in together])
 
     def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
         """The indexes of those keys that are on the same server as the first key."""
@@ -119,7 +119,7 @@ class Cleanup:
         They must be cleaned up first. Later, the cleanup would delete the lock that the new attempt takes.
         """
         taken = set(operation.takes())
-        return [entry for entry in self._undone if entry in taken]
+        return [entry for entry in self._pending_cleanup if entry in taken]
 
 
 def _note_ended(endings: set[Args], ending: Args, _: Reply) -> None:

@@ -1,7 +1,7 @@
 """How a server has kept up with the majority rounds of Redlocks lately.
 
-A `Standing` belongs to a server transport, and so to all Redlocks of its client in this process or event loop. It says
-whether to ask the server, and which servers to wait for first.
+A `ServerHealth` belongs to a server transport, and so to all Redlocks of its client in this process or event loop. It
+says whether to ask the server, and which servers to wait for first.
 
 Who may touch what: any thread assigns an attribute, each as a whole, and `owed` is changed by atomic methods of set
 alone. All of them are hints but `owed`.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import MOST_FAILURES
 
-__all__ = ["Standing"]
+__all__ = ["ServerHealth"]
 
 _MOST_OWED = 64
 _CHANCE_S = 0.0005
@@ -23,11 +23,11 @@ _BACK_OFF_S = 0.05
 _LONGEST_BACK_OFF_S = 1.0
 
 
-class Standing:
+class ServerHealth:
     """How a server has kept up with majority rounds lately.
 
     Attributes:
-        dialect: of the connection that was used last; None before the first.
+        capabilities: of the connection that was used last; None before the first.
         silent: the server was waited for in vain, and has not answered since.
         slowness: how long it was waited for lately, in whole half milliseconds.
         asked: the votes of an event loop that are to be told when the connection breaks.
@@ -44,15 +44,15 @@ class Standing:
         self._failures = 0
         self._renew(None)
 
-    def meet(self, dialect: Dialect) -> bool:
+    def meet(self, capabilities: Capabilities) -> bool:
         """Begin anew if the connection, told by its dialect, is another one: nothing may keep the old one alive."""
-        if dialect is self.dialect:
+        if capabilities is self.capabilities:
             return False
-        self._renew(dialect)
+        self._renew(capabilities)
         return True
 
-    def _renew(self, dialect: Dialect | None) -> None:
-        self.dialect: Dialect | None = dialect
+    def _renew(self, capabilities: Capabilities | None) -> None:
+        self.capabilities: Capabilities | None = capabilities
         self.silent = False
         self.slowness = 0
         self._waited_s = 0.0
@@ -71,7 +71,7 @@ class Standing:
     @property
     def is_new(self) -> bool:
         """Whether there was no connection yet, and no caller has waited for one in vain."""
-        return self.dialect is None and not self._failures and not self.silent
+        return self.capabilities is None and not self._failures and not self.silent
 
     @property
     def is_full(self) -> bool:

@@ -1,12 +1,12 @@
 """Majority rounds over the servers of a Redlock: what threads and event loops have in common.
 
-A `Voting` is one or several majority rounds under way. It has a `Ballot` for each server and round, which sends the
+A `Voting` is one or several majority rounds under way. It has a `Vote` for each server and round, which sends the
 round's requests to the server and takes the replies. Nothing here waits: `threads/quorum.py` and `loop/quorum.py` do.
 
 A caller stops waiting as soon as the outcome of its rounds is certain. The votes that are missing then are still taken
-when they come, and those without a reply are kept in `Standing.owed`.
+when they come, and those without a reply are kept in `ServerHealth.owed`.
 
-Who may touch what: the caller posts a `Ballot`, and the reader of the connection gives it the reply. `listener` is
+Who may touch what: the caller posts a `Vote`, and the reader of the connection gives it the reply. `listener` is
 assigned before the caller looks at the votes, and read after the reader has noted one, so no verdict is missed. A
 `Voting` belongs to its caller.
 """
@@ -21,47 +21,47 @@ from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redislock_fast._lease.majority_lease import QuorumEntry
-from redislock_fast._pipe.base import Lost, Reply, is_unauthenticated
-from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.majority import Round
-from redislock_fast._protocol.queue import undo_requests
-from redislock_fast._transport.base import Channel
-from redislock_fast._transport.health import Standing
+from redislock_fast._lease.majority_lease import MajorityEntry
+from redislock_fast._pipe.base import ConnectionBroken, Reply, is_unauthenticated
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.majority import MajorityRound
+from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._transport.base import ServerTransport
+from redislock_fast._transport.health import ServerHealth
 from redislock_fast._util.times import clock
 
-__all__ = ["Ballot", "BallotType", "Quorum", "Voting", "insist", "meet"]
+__all__ = ["BallotType", "Quorum", "Vote", "Voting", "insist", "meet"]
 
 _TRIES = 2
 """A connection that the server closed while it was idle is noticed by the request that is lost on it."""
 
 
-class Ballot:
+class Vote:
     """One server's vote in a majority round.
 
     Args:
-        channel: the server's transport.
+        server: the server's transport.
         round_: the majority round.
         index: the server's place in it.
 
     Attributes:
-        link: the connection on which the last request left; None before, and when it broke.
-        links: every connection on which a request left, while a caller waits for the round.
+        connection: the connection on which the last request left; None before, and when it broke.
+        connections: every connection on which a request left, while a caller waits for the round.
         listener: its `tell` is called when there is a verdict; None where nobody waits for that.
     """
 
-    link: Any = None
-    links: tuple[Any, ...] = ()
+    connection: Any = None
+    connections: tuple[Any, ...] = ()
     listener: Any = None
     tries = _TRIES
-    _dialect: Dialect | None = None
+    _capabilities: Capabilities | None = None
 
-    def __init__(self, channel: Any, round_: Round, index: int) -> None:
+    def __init__(self, server: Any, round_: MajorityRound, index: int) -> None:
         # The garbage collector does not see what a pipe keeps for the replies to come: it must not keep the pipe.
-        self._channel: weakref.ref[Any] = weakref.ref(channel)
+        self._channel: weakref.ref[Any] = weakref.ref(server)
         self.round = round_
         self.index = index
-        self.standing: Standing = channel.standing
+        self.health: ServerHealth = server.health
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +71,7 @@ class Ballot:
     @property
     def is_new(self) -> bool:
         """Whether the server is waited for after the others have decided: the first lock is held everywhere."""
-        return not self.links and self.standing.is_new
+        return not self.connections and self.health.is_new
 
     @property
     def is_awaited(self) -> bool:
@@ -81,12 +81,12 @@ class Ballot:
     @property
     def must_wait(self) -> bool:
         """Whether the server owes too many replies to be asked anything new: connections must not fill up."""
-        return self.standing.is_full and not self.round.insists
+        return self.health.is_full and not self.round.insists
 
     @property
     def has_voted(self) -> bool:
         """Whether the server has voted."""
-        return self.round.votes[self.index] is not None
+        return self.round.verdicts[self.index] is not None
 
     def skip(self, error: Exception) -> None:
         """The server does not vote, for this reason."""
@@ -94,20 +94,20 @@ class Ballot:
 
     def lose(self, sent: bool, cause: Exception) -> None:
         """The connection broke; `sent`: after a byte may have left. It is tried again once."""
-        self.link = None
+        self.connection = None
         self.round.lose(self.index, sent)
         self.tries -= 1
         if not self.tries:
             self.skip(cause)
 
-    def post(self, link: Any) -> bool:
+    def post(self, connection: Any) -> bool:
         """Send the request. Returns False where the connection has broken."""
-        self._dialect = link.dialect
-        self.links += (link,)
-        self.link = link
+        self._capabilities = connection.capabilities
+        self.connections += (connection,)
+        self.connection = connection
         try:
-            link.pipe.post(self.round.request(self.index, link.dialect), self.answer)
-        except Lost as lost:
+            connection.pipe.post(self.round.request(self.index, connection.capabilities), self.answer)
+        except ConnectionBroken as lost:
             self.lose(lost.sent, lost)
             return False
         return True
@@ -116,47 +116,47 @@ class Ballot:
         """Take a reply, and send the next request if the operation takes more than one.
 
         Raises:
-            Malformed: as `Round.take`. That breaks the connection, and every request on it is lost.
+            Malformed: as `MajorityRound.take`. That breaks the connection, and every request on it is lost.
         """
-        dialect: Any = self._dialect
-        self.standing.silent = False
+        capabilities: Any = self._capabilities
+        self.health.silent = False
         if is_unauthenticated(reply):
-            link = self._current_link()
-            if link is not None:
-                self.close(link)
+            connection = self._current_connection()
+            if connection is not None:
+                self.close(connection)
             return
-        if not self.round.take(self.index, reply, dialect):
-            link = self._current_link()
-            if link is not None:
-                with contextlib.suppress(Lost):  # the caller is told of that
-                    link.pipe.post(self.round.request(self.index, dialect), self.answer)
+        if not self.round.take(self.index, reply, capabilities):
+            connection = self._current_connection()
+            if connection is not None:
+                with contextlib.suppress(ConnectionBroken):  # the caller is told of that
+                    connection.pipe.post(self.round.request(self.index, capabilities), self.answer)
                 return
-        self.standing.owed.discard(self)
+        self.health.owed.discard(self)
         listener = self.listener
         if listener is not None:
             listener.tell(None)
 
-    def _current_link(self) -> Any:
+    def _current_connection(self) -> Any:
         """The connection on which the request left, if the server transport still uses it; else None."""
-        channel = self._channel()
-        link = None if channel is None else channel.link
-        return link if link is not None and link.dialect is self._dialect else None
+        server = self._channel()
+        connection = None if server is None else server.connection
+        return connection if connection is not None and connection.capabilities is self._capabilities else None
 
-    def close(self, link: Any) -> None:
+    def close(self, connection: Any) -> None:
         """Close a connection that has lost its authentication. Every request on it is lost."""
-        link.close()
+        connection.close()
 
     def leave(self) -> None:
         """The caller stops waiting."""
-        if self.links and self.round.awaits(self.index):
-            self.standing.owed.add(self)
+        if self.connections and self.round.awaits(self.index):
+            self.health.owed.add(self)
             if self.has_voted:  # meanwhile
-                self.standing.owed.discard(self)
-        self.links = ()
-        self.link = self.listener = None
+                self.health.owed.discard(self)
+        self.connections = ()
+        self.connection = self.listener = None
 
 
-BallotType = TypeVar("BallotType", bound=Ballot)
+BallotType = TypeVar("BallotType", bound=Vote)
 
 
 class Voting(Generic[BallotType]):
@@ -165,39 +165,41 @@ class Voting(Generic[BallotType]):
     An acquire that has failed by then, or was interrupted or cancelled, is cleaned up.
 
     Args:
-        channels: the servers' transports.
+        servers: the servers' transports.
         rounds: the majority rounds.
-        kind: of `Ballot`.
+        kind: of `Vote`.
 
     Attributes:
-        ballots: one for each server that is asked, by round.
+        votes: one for each server that is asked, by round.
         ends_at: when the shortest time limit of the rounds ends, in the clock's seconds.
     """
 
-    def __init__(self, channels: Sequence[Channel[Any]], rounds: Sequence[Round], kind: type[BallotType]) -> None:
-        self._channels = channels
+    def __init__(
+        self, servers: Sequence[ServerTransport[Any]], rounds: Sequence[MajorityRound], kind: type[BallotType]
+    ) -> None:
+        self._servers = servers
         self._rounds = rounds
         began = clock()
         for round_ in rounds:
             round_.began = began
         self.ends_at = began + min([round_.limit_s for round_ in rounds])
-        self.ballots = [
-            kind(channels[index], round_, index)
+        self.votes = [
+            kind(servers[index], round_, index)
             for round_ in rounds
-            for index, vote in enumerate(round_.votes)
+            for index, vote in enumerate(round_.verdicts)
             if vote is None
         ]
 
     def awaited(self) -> list[BallotType]:
         """The votes without which the outcome is not certain yet."""
-        return [ballot for ballot in self.ballots if ballot.is_awaited]
+        return [vote for vote in self.votes if vote.is_awaited]
 
     def time_is_up(self) -> None:
         """The servers whose votes are still awaited have been waited for in vain."""
-        for ballot in self.awaited():
-            ballot.standing.silent = True
-            if ballot.link is not None:
-                self._channels[ballot.index].leave_if_silent(ballot.link)
+        for vote in self.awaited():
+            vote.health.silent = True
+            if vote.connection is not None:
+                self._servers[vote.index].leave_if_silent(vote.connection)
 
     def __enter__(self) -> Voting[BallotType]:
         """Nothing has been sent yet."""
@@ -218,48 +220,48 @@ class Voting(Generic[BallotType]):
 
     def _end(self) -> None:
         for round_ in self._rounds:
-            entries = round_.to_undo()
+            entries = round_.to_clean_up()
             if entries:
                 self._clean_up(round_, entries)
-        for ballot in self.ballots:
-            ballot.leave()
+        for vote in self.votes:
+            vote.leave()
 
-    def _clean_up(self, round_: Round, entries: dict[int, tuple[bytes, bytes]]) -> None:
+    def _clean_up(self, round_: MajorityRound, entries: dict[int, tuple[bytes, bytes]]) -> None:
         """Delete what must not stay on a server.
 
         The cleanup goes behind each request on its connection; and where it is not known what the server has done, into
         the background too, until the server has confirmed it.
         """
-        links = {ballot.index: ballot.links for ballot in self.ballots if ballot.round is round_}
+        connections = {vote.index: vote.connections for vote in self.votes if vote.round is round_}
         for index, entry in entries.items():
-            channel = self._channels[index]
+            server = self._servers[index]
             posted = False
-            for link in links.get(index, ()):
-                with contextlib.suppress(Lost):
-                    for request in undo_requests(link.dialect, [entry]):
-                        channel.post(link, request)
+            for connection in connections.get(index, ()):
+                with contextlib.suppress(ConnectionBroken):
+                    for request in cleanup_requests(connection.capabilities, [entry]):
+                        server.post(connection, request)
                     posted = True
-            if not posted or round_.votes[index] is None:
-                channel.undo([entry])
+            if not posted or round_.verdicts[index] is None:
+                server.clean_up([entry])
 
 
-def meet(channel: Channel[Any], link: Any) -> bool:
+def meet(server: ServerTransport[Any], connection: Any) -> bool:
     """A round is about to use a connection. Returns whether it is a new one."""
-    standing = channel.standing
-    owed = standing.owed
-    if not standing.meet(link.dialect):
+    health = server.health
+    owed = health.owed
+    if not health.meet(connection.capabilities):
         return False
-    insist(channel, owed)  # on the old connection, where no reply comes any more
+    insist(server, owed)  # on the old connection, where no reply comes any more
     return True
 
 
-def insist(channel: Channel[Any], owed: set[Ballot]) -> None:
+def insist(server: ServerTransport[Any], owed: set[Vote]) -> None:
     """The connection broke on which these replies were owed: releases are done again in the background."""
     while owed:
-        ballot = owed.pop()
-        if ballot.round.insists and not ballot.has_voted:
-            operation = ballot.round.operations[ballot.index]
-            channel.undo([(operation.key, operation.token)])
+        vote = owed.pop()
+        if vote.round.insists and not vote.has_voted:
+            operation = vote.round.operations[vote.index]
+            server.clean_up([(operation.key, operation.token)])
 
 
 class Quorum:
@@ -281,23 +283,23 @@ class Quorum:
         key = tuple(map(id, transports))
         return _quorums.get(key) or _quorums.setdefault(key, cls(transports))
 
-    def undo_round(self, round_: Round) -> None:
+    def clean_up_round(self, round_: MajorityRound) -> None:
         """Clean up in the background after a round whose outcome nobody has noted."""
         round_.give_up()
         self._undo_rest(round_)
 
-    def _undo_rest(self, round_: Round) -> None:
-        for index, entry in round_.to_undo().items():
+    def _undo_rest(self, round_: MajorityRound) -> None:
+        for index, entry in round_.to_clean_up().items():
             self._undo_at(index, [entry])
 
-    def undo(self, entries: list[QuorumEntry]) -> None:
+    def clean_up(self, entries: list[MajorityEntry]) -> None:
         """Delete locks that hold their tokens, at all servers, without waiting."""
         for index in range(len(self._transports)):
             self._undo_at(index, [(entry.keys[index], entry.token) for entry in entries])
 
     def _undo_at(self, index: int, entries: list[tuple[bytes, bytes]]) -> None:
         with contextlib.suppress(RedisConnectionError):  # this server's client is gone, perhaps not the others'
-            self._transports[index].undo(entries)
+            self._transports[index].clean_up(entries)
 
 
 _quorums: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()

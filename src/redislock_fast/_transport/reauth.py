@@ -6,7 +6,7 @@ pool's `re_auth_callback` is extended instead, on that one pool object. Older ve
 nor do the nodes of its asyncio cluster client. Then nothing is done here, and a connection with expired credentials is
 replaced when the server says so.
 
-Who may touch what: any thread uses `_ReAuth.channels`, by atomic methods of list alone.
+Who may touch what: any thread uses `_ReAuth.servers`, by atomic methods of list alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redislock_fast._pipe.base import Args
 __all__ = ["take_part"]
 
 
-class _Channel(Protocol):
+class _ServerTransport(Protocol):
     def authenticate(self, request: Args) -> None: ...
 
 
@@ -32,27 +32,27 @@ class _ReAuth:
 
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
-        self.channels: list[weakref.ref[_Channel]] = []
+        self.servers: list[weakref.ref[_ServerTransport]] = []
 
     def __call__(self, token: Any) -> Any:
         """Send the token on the connections of the transports. Returns the result of the pool's own method."""
         request = (b"AUTH", *filter(None, (token.try_get("oid"), token.get_value())))
-        for channel_ref in self.channels.copy():
-            channel = channel_ref()
-            if channel is not None:
-                channel.authenticate(request)
+        for server_ref in self.servers.copy():
+            server = server_ref()
+            if server is not None:
+                server.authenticate(request)
         pool: Any = self._pool()
         return type(pool).re_auth_callback(pool, token)
 
 
-def take_part(owner: Any, channel: _Channel) -> None:
+def take_part(owner: Any, server: _ServerTransport) -> None:
     """Have a transport authenticate again whenever its connection pool does.
 
     Args:
         owner: of the transport; nothing is done for an owner that is no pool, or does not support re-authentication.
-        channel: the transport. It is not kept alive.
+        server: the transport. It is not kept alive.
     """
     if hasattr(type(owner), "re_auth_callback"):
         callback = vars(owner).setdefault("re_auth_callback", _ReAuth(owner))
         if isinstance(callback, _ReAuth):  # else it belongs to other code, which may not expect another one
-            callback.channels.append(weakref.ref(channel, callback.channels.remove))
+            callback.servers.append(weakref.ref(server, callback.servers.remove))

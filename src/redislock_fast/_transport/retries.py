@@ -14,8 +14,8 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import NOT_ASKED, Forked, Lost, NoReply
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, Forked, NoReply
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected, Refused
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S, clock
@@ -28,7 +28,7 @@ FOREVER_S = 1e9
 FINAL = (AuthenticationError, AuthorizationError, Refused, Redirected, Forked)
 """Errors that no further attempt at the same server can mend."""
 
-TRANSIENT = (Lost, NoReply, NotExecuted, ConnectionError, TimeoutError)
+TRANSIENT = (ConnectionBroken, NoReply, NotExecuted, ConnectionError, TimeoutError)
 """Errors after which an `Attempts` says whether to try again. Some of `FINAL` are subclasses: check those first."""
 
 
@@ -119,12 +119,12 @@ class Attempts:
         return pause_s
 
 
-def is_settled_by(operation: Exchange, dialect: Dialect, came: list[Any]) -> bool:
+def is_settled_by(operation: Exchange, capabilities: Capabilities, came: list[Any]) -> bool:
     """Take what came of a first request that the caller has sent by itself. Returns whether the operation is finished.
 
     Args:
         operation: whose request it was.
-        dialect: of the connection on which it left.
+        capabilities: of the connection on which it left.
         came: the reply, and what was raised instead of it, or None. It is emptied.
 
     Raises:
@@ -137,4 +137,4 @@ def is_settled_by(operation: Exchange, dialect: Dialect, came: list[Any]) -> boo
             raise interruption
         finally:
             del interruption
-    return reply is not NOT_ASKED and operation.feed(reply, dialect)
+    return reply is not NOT_ASKED and operation.feed(reply, capabilities)

@@ -31,13 +31,13 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Bulk, Lost, Malformed, Reply
-from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, Malformed, Reply
+from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._transport.base import Channel, LinkType
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._transport.base import ConnectionType, ServerTransport
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
@@ -73,7 +73,7 @@ _MOVING_LIMIT_S = 5.0  # how long to wait for a slot that is being moved, where 
 class _Asking:
     """An operation in the form for the node that ASK has named."""
 
-    many = True
+    is_pipeline = True
     begun: Begun | None = None
     claim: Claim | None = None  # a late reply about a slot that moves does not count: the key is left to its ttl
 
@@ -84,20 +84,22 @@ class _Asking:
     def key(self) -> bytes:
         return self._operation.key
 
-    def request(self, dialect: Dialect, now: float) -> list[Args]:
-        request = self._operation.request(dialect, now)
-        requests = request.requests() if isinstance(request, Bulk) else request if self._operation.many else [request]
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:
+        request = self._operation.request(capabilities, now)
+        requests = (
+            request.requests() if isinstance(request, Bulk) else request if self._operation.is_pipeline else [request]
+        )
         return [part for one in requests for part in (ASKING, one)]
 
-    def feed(self, replies: list[Reply], dialect: Dialect) -> bool:
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
         for reply in replies[::2]:
             if reply != b"OK" and not isinstance(reply, hiredis.ReplyError):
                 raise Malformed(reply)
         answers = replies[1::2]
-        return self._operation.feed(answers if self._operation.many else answers[0], dialect)
+        return self._operation.feed(answers if self._operation.is_pipeline else answers[0], capabilities)
 
-    def lost(self, sent: bool) -> None:
-        self._operation.lost(sent)
+    def note_unanswered(self, sent: bool) -> None:
+        self._operation.note_unanswered(sent)
 
     def takes(self) -> list[tuple[bytes, bytes]]:
         return self._operation.takes()
@@ -108,7 +110,7 @@ class Route(Attempts):
 
     Args:
         operation: a state machine.
-        limit_s: as for `ThreadChannel.execute`.
+        limit_s: as for `ThreadServerTransport.execute`.
         retry: the cluster client's retry policy.
 
     Attributes:
@@ -175,7 +177,7 @@ class Route(Attempts):
 
 def _unfinished(operation: Exchange) -> int:
     """How many locks have no result yet: each node settles some locks of a pipeline."""
-    return len(operation.unfinished) if isinstance(operation, Many) else 1
+    return len(operation.unfinished) if isinstance(operation, Pipeline) else 1
 
 
 def _parsed(redirected: Redirected) -> AskError:
@@ -191,7 +193,7 @@ def error_of(trouble: Exception) -> Exception:
     return trouble.with_traceback(None)  # redis-py's frames and its errors keep each other alive
 
 
-class ClusterRules(Channel[LinkType]):
+class ClusterRules(ServerTransport[ConnectionType]):
     """What the transport of a cluster does differently from that of one server."""
 
     @staticmethod
@@ -203,11 +205,11 @@ class ClusterRules(Channel[LinkType]):
         return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
 
     @abstractmethod
-    def _node_of(self, key: bytes) -> Channel[LinkType] | None:
+    def _node_of(self, key: bytes) -> ServerTransport[ConnectionType] | None:
         """The transport of the node that has the key's slot, as far as is known."""
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
+        """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
         node = self._node_of(key)
         return node is not None and node.is_contended(key, is_patient)
 
@@ -223,31 +225,39 @@ class _NodeAttempts(Attempts):
 
     def pause_s(self, trouble: Exception) -> float | None:
         self.failures += 1
-        is_of_connection = isinstance(trouble, Lost) or (isinstance(trouble, NotExecuted) and trouble.code == NOAUTH)
+        is_of_connection = isinstance(trouble, ConnectionBroken) or (
+            isinstance(trouble, NotExecuted) and trouble.code == NOAUTH
+        )
         return 0.0 if self.failures == 1 and is_of_connection else None
 
 
-class NodeRules(Channel[LinkType]):
+class NodeRules(ServerTransport[ConnectionType]):
     """What the transport of a node does differently from that of one server: the cluster's `Route` decides on retries.
 
     But only a request that fails shows that a connection was closed while idle, or is not authenticated any more: that
     request is tried again at once.
     """
 
-    _cluster: weakref.ref[ClusterRules[LinkType]] | None = None  # of whose nodes it is one; None for a dedicated one
+    _cluster: weakref.ref[ClusterRules[ConnectionType]] | None = (
+        None  # of whose nodes it is one; None for a dedicated one
+    )
 
-    def is_current(self, seat: Seat) -> bool:
+    def is_current(self, waiter: Waiter) -> bool:
         """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
         cluster = None if self._cluster is None else self._cluster()
-        return cluster is not None and cluster._node_of(seat.key) is self and super().is_current(seat)  # noqa: SLF001
+        return cluster is not None and cluster._node_of(waiter.key) is self and super().is_current(waiter)  # noqa: SLF001
 
     def _attempts(self, limit_s: float | None) -> Attempts:
         return _NodeAttempts(self._retry, limit_s, self.timeout_s)
 
     def _trouble(
-        self, link: LinkType | None, operation: Exchange, trouble: Exception, loose: list[LinkType]
+        self,
+        connection: ConnectionType | None,
+        operation: Exchange,
+        trouble: Exception,
+        unanswered: list[ConnectionType],
     ) -> Exception:
-        error = super()._trouble(link, operation, trouble, loose)
+        error = super()._trouble(connection, operation, trouble, unanswered)
         return trouble if isinstance(trouble, NotExecuted) and trouble.code != NOAUTH else error
 
 

@@ -14,11 +14,11 @@ import os
 
 from redislock_fast._util import fork
 
-__all__ = ["MARK", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token"]
+__all__ = ["CONTENDED_FLAG", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token"]
 
 MARKER = b"rlf:"
 
-MARK = b"+"
+CONTENDED_FLAG = b"+"
 """The contended flag: stands behind the token in the lock's value while a waiter is in the queue. Only tokens made here
 get it."""
 
@@ -51,4 +51,4 @@ def is_ours(token: bytes) -> bool:
 
 def is_held_with(value: bytes | None, token: bytes) -> bool:
     """Whether a lock with this value is held with this token. A caller's own token never gets the contended flag."""
-    return value == token or (value == token + MARK and is_ours(token))
+    return value == token or (value == token + CONTENDED_FLAG and is_ours(token))

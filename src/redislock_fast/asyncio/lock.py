@@ -21,9 +21,9 @@ from typing import Any, Literal
 import redis.asyncio.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._lease.ownership import current_task
-from redislock_fast._lease.task_owner import TaskHoldings
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.owner import current_task
+from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import Left
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
@@ -56,7 +56,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             returns is awaited where it can be.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
-        terms: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker and metrics, as for
+        options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker and metrics, as for
             `redislock_fast.Lock`.
 
     Raises:
@@ -72,14 +72,14 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     def _transport_of(client: Any) -> AsyncTransport:
         return transport_of(client)
 
-    def _new_holding(self) -> TaskHoldings:
-        return TaskHoldings()
+    def _new_owner(self) -> TaskOwners:
+        return TaskOwners()
 
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._transport)
 
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        self._renewer().tell(tenure, reason)
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().tell(lease, reason)
 
     # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
     # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
@@ -112,18 +112,18 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
-        local = self._mine()
+        owner = self._mine()
         if (
-            self._terms is None
+            self._options is None
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
             and self._has_own_hooks()
         ):
-            return self._acquire_uncontended(local, blocking)
+            return self._acquire_uncontended(owner, blocking)
         left: Left = []
-        task = None if self._terms is None else current_task()
-        steps = self._acquiring(local, None, blocking, blocking_timeout, token, left, task)
+        task = None if self._options is None else current_task()
+        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, left, task)
         return drive(self._transport, steps, left)
 
     async def do_acquire(self, token: Any) -> bool:
@@ -155,17 +155,17 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        local = self._held()
-        token = local.token
+        owner = self._held()
+        token = owner.token
         if (
             type(token) is bytes
-            and local.tenure is None
-            and local.releasing is None
+            and owner.lease is None
+            and owner.releasing is None
             and self.lua_release is RELEASE
             and not self._is_overridden("do_release")
         ):
-            return self._release_uncontended(local, token)
-        return drive(self._transport, self._releasing(local))
+            return self._release_uncontended(owner, token)
+        return drive(self._transport, self._releasing(owner))
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.batch import BatchBase, Hold, Name, Plan, acquiring
+from redislock_fast._procedures.batch import BatchBase, BatchLease, Name, Plan, acquiring
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast.asyncio.lock import Lock
@@ -28,7 +28,7 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: AsyncTransport, hold: Hold, missed: list[int]) -> None:
+    def __init__(self, transport: AsyncTransport, hold: BatchLease, missed: list[int]) -> None:
         super().__init__(hold, missed)
         self._transport = transport
 
@@ -41,7 +41,7 @@ class Batch(BatchBase):
             results: dict[Name, bool] = await drive(self._transport, self._releasing())
         except asyncio.CancelledError:
             self._hold.doubt()
-            self._transport.undo(self._hold.entries())
+            self._transport.clean_up(self._hold.entries())
             raise
         return results
 
@@ -97,14 +97,14 @@ class Acquiring:
 
     async def _acquire(self) -> Batch:
         loop = asyncio.get_running_loop()
-        hold = Hold(self._plan)
+        hold = BatchLease(self._plan)
         try:
             return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
         except GeneratorExit:
-            self._transport.undo_dropped(loop, hold.entries())
+            self._transport.clean_up_dropped(loop, hold.entries())
             raise
         except BaseException:
-            self._transport.undo(hold.entries())
+            self._transport.clean_up(hold.entries())
             raise
 
     def __await__(self) -> Generator[Any, Any, Batch]:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease.ownership import Holding, current_task
-from redislock_fast._lease.task_owner import TaskHoldings
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.owner import Owner, current_task
+from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.settings import NOT_ENTERED
@@ -71,14 +71,14 @@ class Redlock(RedlockBase):
         quorum: LoopQuorum = LoopQuorum.of(transports)
         return quorum
 
-    def _new_holding(self) -> TaskHoldings:
-        return TaskHoldings()
+    def _new_owner(self) -> TaskOwners:
+        return TaskOwners()
 
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._quorum, renew)
 
-    def _tell(self, tenure: Tenure, reason: LossReason) -> None:
-        self._renewer().tell(tenure, reason)
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().tell(lease, reason)
 
     # The task that calls a method owns the lock, whichever task awaits the result. So the holding is looked up in plain
     # methods, as in `asyncio.Lock`.
@@ -94,16 +94,16 @@ class Redlock(RedlockBase):
         return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
     async def _acquire(
-        self, local: Holding, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
+        self, owner: Owner, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring(local, None, blocking, blocking_timeout, attempts, task)
+        steps = self._acquiring(owner, None, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
         except (Exception, asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
-            self._undo_unnoticed(local, attempts)
+            self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired
 
@@ -111,8 +111,8 @@ class Redlock(RedlockBase):
         """Give the lock back, at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
         return self._release(self._held())
 
-    async def _release(self, local: Holding) -> None:
-        await self._quorum.drive(self._releasing(local))
+    async def _release(self, owner: Owner) -> None:
+        await self._quorum.drive(self._releasing(owner))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Prolong the lease; sends and raises what `redislock_fast.Redlock.extend` does.
@@ -140,8 +140,8 @@ class Redlock(RedlockBase):
         """Whether a majority of the servers has the key with this task's token."""
         return self._owned(self._held())
 
-    async def _owned(self, local: Holding) -> bool:
-        return local.token is not None and bool(await self._quorum.drive(self._looking(local, local.token)))
+    async def _owned(self, owner: Owner) -> bool:
+        return owner.token is not None and bool(await self._quorum.drive(self._looking(owner, owner.token)))
 
     async def __aenter__(self) -> Redlock:
         """Acquire.

@@ -20,9 +20,9 @@ import redis
 from redis.exceptions import NoPermissionError
 
 import redislock_fast
-from redislock_fast._protocol.pipeline import AcquireMany
+from redislock_fast._protocol.pipeline import AcquirePipeline
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.integration.batch.test_batch import LOCKERS, MakeLocker, make_lockers
@@ -281,11 +281,11 @@ def test_a_server_that_freezes_while_leases_are_prolonged_is_not_waited_for_beyo
 
 def test_what_an_earlier_round_left_to_undo_spares_what_a_later_round_took(valkey: Server, connect: Connect) -> None:
     channel = transport_of(connect(valkey.port))
-    assert isinstance(channel, ThreadChannel)
-    channel._start_undoing = lambda: None  # type: ignore[method-assign]  # the server cannot be asked just now
-    channel.undo([(b"a", b"token"), (b"b", b"other")])  # of a first round, whose reply was lost and which missed a
-    channel.execute(AcquireMany([b"a"], b"token", None))  # the batch's next round
-    assert channel.undo_some()
+    assert isinstance(channel, ThreadServerTransport)
+    channel._start_cleanup = lambda: None  # type: ignore[method-assign]  # the server cannot be asked just now
+    channel.clean_up([(b"a", b"token"), (b"b", b"other")])  # of a first round, whose reply was lost and which missed a
+    channel.execute(AcquirePipeline([b"a"], b"token", None))  # the batch's next round
+    assert channel.clean_up_some()
     with redis.Redis(port=valkey.port) as admin:
         assert b"token" == admin.get("a")
 
@@ -293,9 +293,9 @@ def test_what_an_earlier_round_left_to_undo_spares_what_a_later_round_took(valke
 def test_an_undoer_that_comes_second_finds_nothing_and_sends_nothing(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port, socket_timeout=None)
     channel = transport_of(client)
-    assert isinstance(channel, ThreadChannel)
+    assert isinstance(channel, ThreadServerTransport)
     redislock_fast.Locker(client).acquire_many(["a"])
-    channel.undo_some()  # as one of two threads does, when the other has undone everything meanwhile
+    channel.clean_up_some()  # as one of two threads does, when the other has undone everything meanwhile
     assert {"b": True} == start(redislock_fast.Locker(client).acquire_many(["b"]).release).result(PATIENCE_S)
 
 

@@ -81,14 +81,14 @@ def call(callers: Callers, batch: Any, verb: str) -> Any:
     return calling(callers, batch, verb).result(PATIENCE_S)
 
 
-def undo(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
+def clean_up(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
     """Have these keys deleted in the background, all that hold these tokens."""
     if isinstance(callers, Threads):
-        transport_of(client).undo(entries)
+        transport_of(client).clean_up(entries)
         return
 
     async def undo_in_loop() -> None:
-        async_transport_of(client).undo(entries)
+        async_transport_of(client).clean_up(entries)
 
     submit(callers, undo_in_loop).result(PATIENCE_S)
 
@@ -99,7 +99,7 @@ def channel_of(callers: Callers, client: Any) -> Any:
         return transport_of(client)
 
     async def its_channel() -> Any:
-        return async_transport_of(client).channel()
+        return async_transport_of(client).of_running_loop()
 
     return submit(callers, its_channel).result(PATIENCE_S)
 
@@ -309,7 +309,7 @@ def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
             cluster.admins[number].set(name, "mine")
     first, *others = names
     with frozen(cluster, first):
-        undo(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
+        clean_up(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
         for number in others:
             wait_until(lambda: not left(cluster, names, number), "it is undone")  # noqa: B023  # likewise
     wait_until(lambda: not left(cluster, names, first), "and here")
@@ -350,7 +350,7 @@ def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Cal
     names = names_at(cluster, 1)
     first, second, *_ = names
     client = callers.client(cluster.nodes[first].port)  # as of a single server
-    undo(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
+    clean_up(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
     wait_until(lambda: channel_of(callers, client).idle, "nothing is tried for ever")
 
 
@@ -417,7 +417,7 @@ def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
     for number, at in names.items():
         cluster.admins[number].delete(at[0])
         node: Any = channel_of(callers, client)._node_of(at[0].encode())
-        node.link.pipe.close()
+        node.connection.pipe.close()
     assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
 
 

@@ -187,7 +187,7 @@ def test_what_waits_to_be_undone_follows_the_slot(cluster_client: redis.RedisClu
     place.move_keys()
     if stage == "moved":
         place.end_move()
-    transport_of(cluster_client).undo([(place.name.encode(), lock.local.token)])
+    transport_of(cluster_client).clean_up([(place.name.encode(), lock.local.token)])
     wait_until(lambda: place.keys_at(place.away) == 0, "it is undone")
     if stage == "on the move":
         place.end_move()

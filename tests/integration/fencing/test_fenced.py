@@ -10,14 +10,14 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._util.tokens import MARK
+from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.simulation.model import WRONGTYPE
@@ -52,51 +52,51 @@ def number(client: redis.Redis, token: bytes) -> Fence:
 # ---- with a pen ----
 
 
-@pytest.mark.parametrize(("ttl_ms", "word"), [(1500, 1500), (None, 0)])
-def test_acquire_request(ttl_ms: int | None, word: int) -> None:
-    request = AcquireFenced(KEY, OURS, ttl_ms).request(Dialect(), 1.0)
-    assert (b"EVALSHA", ACQUIRE_FENCED.sha, 2, KEY, FENCE, OURS, word) == request
+@pytest.mark.parametrize(("ttl_ms", "value"), [(1500, 1500), (None, 0)])
+def test_acquire_request(ttl_ms: int | None, value: int) -> None:
+    request = AcquireFenced(KEY, OURS, ttl_ms).request(Capabilities(), 1.0)
+    assert (b"EVALSHA", ACQUIRE_FENCED.sha, 2, KEY, FENCE, OURS, value) == request
 
 
 def test_fence_request_takes_nothing() -> None:
-    request = Fence(KEY, OURS).request(Dialect(), 1.0)
+    request = Fence(KEY, OURS).request(Capabilities(), 1.0)
     assert (b"EVALSHA", ACQUIRE_FENCED.sha, 2, KEY, FENCE, OURS, b"") == request
 
 
 def test_acquire_remembers_when_the_first_request_left() -> None:
     operation = AcquireFenced(KEY, OURS, 1000)
-    operation.request(Dialect(), 5.0)
-    operation.lost(True)
-    operation.request(Dialect(), 6.0)
-    assert operation.feed([1, None, 7], Dialect())
+    operation.request(Capabilities(), 5.0)
+    operation.note_unanswered(True)
+    operation.request(Capabilities(), 6.0)
+    assert operation.feed([1, None, 7], Capabilities())
     assert (operation.result, operation.fence, operation.sent_at) == (True, 7, 5.0)
 
 
-@pytest.mark.parametrize("value", [OURS, OURS + MARK], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("value", [OURS, OURS + CONTENDED_FLAG], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("sent", [True, False], ids=["lost", "never sent"])
 def test_acquire_finds_its_own_token_after_a_lost_reply_only(value: bytes, sent: bool) -> None:
     operation = AcquireFenced(KEY, OURS, 1000)
-    operation.request(Dialect(), 5.0)
-    operation.lost(sent)
-    operation.request(Dialect(), 6.0)
-    assert operation.feed([2, value, 7], Dialect())
+    operation.request(Capabilities(), 5.0)
+    operation.note_unanswered(sent)
+    operation.request(Capabilities(), 6.0)
+    assert operation.feed([2, value, 7], Capabilities())
     assert (operation.result, operation.fence, operation.holder) == (sent, 7, value)
 
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_acquire_of_unknown_outcome_is_undone(sent: bool) -> None:
     operation = AcquireFenced(KEY, OURS, 1000)
-    operation.request(Dialect(), 1.0)
-    operation.lost(sent)
-    assert operation.to_undo(True) == ([(KEY, OURS)] if sent else [])
+    operation.request(Capabilities(), 1.0)
+    operation.note_unanswered(sent)
+    assert operation.to_clean_up(True) == ([(KEY, OURS)] if sent else [])
     assert operation.takes() == [(KEY, OURS)]
 
 
 def test_script_is_sent_whole_once_the_server_does_not_know_it() -> None:
     for operation in operations():
-        by_sha = operation.request(Dialect(), 1.0)
-        assert not operation.feed(NOSCRIPT, Dialect())
-        assert (b"EVAL", ACQUIRE_FENCED.text, *by_sha[2:]) == operation.request(Dialect(), 1.0)
+        by_sha = operation.request(Capabilities(), 1.0)
+        assert not operation.feed(NOSCRIPT, Capabilities())
+        assert (b"EVAL", ACQUIRE_FENCED.text, *by_sha[2:]) == operation.request(Capabilities(), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_script_is_sent_whole_once_the_server_does_not_know_it() -> None:
 )
 def test_errors(text: str, error: type[Exception]) -> None:
     for operation in operations():
-        before = operation.request(Dialect(), 1.0)
+        before = operation.request(Capabilities(), 1.0)
         with pytest.raises(error):
-            operation.feed(hiredis.ReplyError(text), Dialect())
-        assert before == operation.request(Dialect(), 1.0)
+            operation.feed(hiredis.ReplyError(text), Capabilities())
+        assert before == operation.request(Capabilities(), 1.0)
         assert (operation.result, operation.unsettled) == (False, False)
 
 
@@ -154,9 +154,9 @@ def test_acquire_of_what_another_holds_with_the_same_token_fails(client: redis.R
     assert client.hget(FENCE, "number") == b"1"
 
 
-@pytest.mark.parametrize("value", [b"job", OURS, OURS + MARK], ids=["brought", "ours", "marked"])
+@pytest.mark.parametrize("value", [b"job", OURS, OURS + CONTENDED_FLAG], ids=["brought", "ours", "marked"])
 def test_who_goes_on_with_his_own_token_has_the_same_number_and_a_new_lease(client: redis.Redis, value: bytes) -> None:
-    token = value.removesuffix(MARK)
+    token = value.removesuffix(CONTENDED_FLAG)
     acquire(client, token)
     client.set(KEY, value, px=5_000)
     operation = acquire(client, token, 60_000, AcquireOwnFenced)
@@ -181,9 +181,9 @@ def test_own_token_does_not_take_anothers_lock(client: redis.Redis) -> None:
 
 def test_holder_of_a_handed_over_lock_is_numbered_once(client: redis.Redis) -> None:
     acquire(client, OURS)
-    client.set(KEY, OTHER + MARK)  # as the script that hands over does
+    client.set(KEY, OTHER + CONTENDED_FLAG)  # as the script that hands over does
     assert [number(client, OTHER).fence for _ in range(3)] == [2, 2, 2]
-    assert client.get(KEY) == OTHER + MARK
+    assert client.get(KEY) == OTHER + CONTENDED_FLAG
 
 
 @pytest.mark.parametrize("value", [None, OTHER], ids=["free", "another's"])

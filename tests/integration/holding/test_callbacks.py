@@ -21,7 +21,7 @@ from redis.exceptions import LockError
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, LockLostError, LossReason, Redlock
-from redislock_fast._procedures.renewal import Loss
+from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._transport.threads.renewer import tell_in_background
 from redislock_fast.server import Server
 from tests.conftest import Connect
@@ -175,7 +175,7 @@ def test_where_one_callback_gets_no_thread_the_others_do_not_wait(
     locks = [Lock(client, f"name-{number}", on_lost=it, **WATCHED) for number, it in enumerate((blocked, *free))]
     for lock in locks:
         assert lock.acquire()
-        losses.append(Loss(lock.local.tenure, LossReason.DELETED))
+        losses.append(LeaseLoss(lock.local.lease, LossReason.DELETED))
     real_start = threading.Thread.start
 
     def fail_once(thread: threading.Thread) -> None:

@@ -21,8 +21,8 @@ import redis.asyncio
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, LossReason
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
 from redislock_fast._procedures.renewal import Record, Schedule
 from redislock_fast._transport.threads import renewer as thread_renewer
 from redislock_fast.asyncio import Lock as AsyncLock
@@ -62,12 +62,12 @@ def _outlives(lock: Lock) -> bool:
 @pytest.mark.parametrize("interval_s", [3.3, 1200.0])
 def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
     schedule = Schedule()
-    tenure = Tenure(Server, b"key", b"token", 1000, 0.0, Terms())
-    record = Record(tenure, lambda _: None)
+    lease = Lease(Server, b"key", b"token", 1000, 0.0, Options())
+    record = Record(lease, lambda _: None)
     assert [] == schedule.take(100_000.0)
     assert schedule.add(record, 100_000.02, interval_s)
     assert [] == schedule.take(100_000.019)
-    assert [tenure] == schedule.take(100_000.021)
+    assert [lease] == schedule.take(100_000.021)
 
 
 # The thread
@@ -351,9 +351,9 @@ else:
 @pytest.mark.slow
 def test_many_locks_are_renewed_together(client: redis.Redis) -> None:
     locks = [_renewed(client, f"many {number}", timeout=6) for number in range(2000)]
-    tenures: list[Any] = [lock.local.tenure for lock in locks]
-    ends = [tenure.expires_at for tenure in tenures]
-    wait_until(lambda: all(one.expires_at > end for one, end in zip(tenures, ends, strict=True)), "all are renewed")
+    leases: list[Any] = [lock.local.lease for lock in locks]
+    ends = [lease.expires_at for lease in leases]
+    wait_until(lambda: all(one.expires_at > end for one, end in zip(leases, ends, strict=True)), "all are renewed")
     assert all(lock.valid for lock in locks)
     for lock in locks:
         lock.release()

@@ -13,7 +13,7 @@ from redis.exceptions import LockNotOwnedError, NoPermissionError
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.support.helpers import LockClass, dialect_of
+from tests.support.helpers import LockClass, capabilities_of
 
 NO_SCRIPTS = ("-eval", "-evalsha", "-script")
 NO_COMMAND = ("-command",)
@@ -52,7 +52,7 @@ def test_native_commands_do_without_scripts(
 
 def no_release(server: Server) -> str:
     """The rule that forbids what a release is sent as."""
-    release = dialect_of(server).release
+    release = capabilities_of(server).release
     return "-script" if release is None else f"-{release.decode().lower()}"
 
 

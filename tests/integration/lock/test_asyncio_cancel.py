@@ -395,8 +395,8 @@ async def test_own_token_used_again_is_not_undone(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    undoing = [task for task in asyncio.all_tasks() if "undo" in repr(task.get_coro())]
-    assert [] == undoing  # no reply said that the request took the key
+    cleaning_up = [task for task in asyncio.all_tasks() if "clean_up" in repr(task.get_coro())]
+    assert [] == cleaning_up  # no reply said that the request took the key
     proxy.accept()
     assert await lock.acquire(token="mine") is True
     assert b"mine" == client.get("name")

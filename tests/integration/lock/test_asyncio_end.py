@@ -283,11 +283,11 @@ def test_what_was_sent_on_the_connection_of_a_collected_client_is_executed(
         locks = client_of(frozen.port)
         await Lock(locks, "name").locked()  # connects
         freeze_for_a_while(frozen)
-        link = transport_of(locks).channel().link
-        assert link is not None
+        connection = transport_of(locks).of_running_loop().connection
+        assert connection is not None
         for _ in range(SENT):
-            link.pipe.post((b"INCR", b"count"))
-        del locks, link
+            connection.pipe.post((b"INCR", b"count"))
+        del locks, connection
         gc.collect()
         if stays:
             await eventually(partial(is_left, client), "it is closed")

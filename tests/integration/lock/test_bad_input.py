@@ -271,7 +271,7 @@ BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"breaker": object}, TypeError, "calling"),
     ({"auto_renewal": True}, TypeError, "auto_renewal"),
 ]
-BAD_TERM_IDS = [",".join(f"{name}={value!r}"[:30] for name, value in terms.items()) for terms, _, _ in BAD_TERMS]
+BAD_TERM_IDS = [",".join(f"{name}={value!r}"[:30] for name, value in options.items()) for options, _, _ in BAD_TERMS]
 
 NO_HANDLES: list[Any] = [None, "name", b"token", {"name": "name"}, object]
 
@@ -282,14 +282,14 @@ def unused(connect: Connect) -> redis.Redis:
     return connect(1)
 
 
-@pytest.mark.parametrize(("terms", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
+@pytest.mark.parametrize(("options", "error", "match"), BAD_TERMS, ids=BAD_TERM_IDS)
 def test_terms_that_cannot_be_are_refused(
-    world: World, unused: redis.Redis, terms: dict[str, Any], error: type[Exception], match: str
+    world: World, unused: redis.Redis, options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        world.ours.Lock(world.client(unused), "name", **terms)
+        world.ours.Lock(world.client(unused), "name", **options)
     with pytest.raises(error, match=match):
-        world.ours.Locker(world.client(unused)).lock("name", **terms)
+        world.ours.Locker(world.client(unused)).lock("name", **options)
 
 
 @IN_THREADS

@@ -136,7 +136,7 @@ def _not_replicated(contender: Contender, admin: redis.Redis) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("terms", "outcome"),
+    ("options", "outcome"),
     [
         ({}, _held_by_another),
         ({}, _of_another_type),
@@ -149,10 +149,10 @@ def test_what_the_server_has_answered_is_no_failure(
     connect: Connect,
     callers: Callers,
     breaker: pybreaker.CircuitBreaker,
-    terms: dict[str, Any],
+    options: dict[str, Any],
     outcome: Callable[[Contender, redis.Redis], Any],
 ) -> None:
-    contender = callers.contender(callers.client(valkey.port), breaker=breaker, timeout=FAR_S, **terms)
+    contender = callers.contender(callers.client(valkey.port), breaker=breaker, timeout=FAR_S, **options)
     assert not outcome(contender, connect(valkey.port))
     assert breaker.current_state == CLOSED
 

@@ -15,7 +15,7 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._transport.base import Channel
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast.server import Server
 from tests.support.async_helpers import async_once, eventually
 from tests.support.helpers import PATIENCE_S, once, wait_until
@@ -31,13 +31,13 @@ SETTINGS = pytest.mark.parametrize("settings", [{}, {"fencing": True}], ids=["pl
 def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The tokens that were given to be undone."""
     tokens: list[bytes] = []
-    undo = Channel.undo
+    clean_up = ServerTransport.clean_up
 
     def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
         tokens.extend(token for _, token in entries)
-        undo(channel, entries)
+        clean_up(channel, entries)
 
-    monkeypatch.setattr(Channel, "undo", noting)
+    monkeypatch.setattr(ServerTransport, "clean_up", noting)
     return tokens
 
 

@@ -23,10 +23,10 @@ from redis.exceptions import LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._lease.ownership import SharedHolding
-from redislock_fast._procedures.waiters import Room
+from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
 from tests.integration.batch.test_faults import interrupted_at, line_of
@@ -198,7 +198,7 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-class _Interrupting(SharedHolding):
+class _Interrupting(SharedOwner):
     """Interrupts who has just noted what he holds."""
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -273,7 +273,7 @@ def test_waiting_acquire_interrupted_at_any_line(
     world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if at_once:  # as where others of the process wait already
-        monkeypatch.setattr(Room, "is_contended", lambda *_: True)
+        monkeypatch.setattr(WaiterRegistry, "is_contended", lambda *_: True)
     world.do(world.lock().locked)  # connects
     with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
@@ -383,14 +383,14 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
             with contextlib.closing(LoopWorld(fleet[:1])) as world:
                 lock = world.lock()
 
-                async def its_channel(lock: redislock_fast.asyncio.Lock = lock) -> LoopChannel:
+                async def its_channel(lock: redislock_fast.asyncio.Lock = lock) -> LoopServerTransport:
                     if is_connected:
                         await lock.locked()
-                    return lock._transport.channel()
+                    return lock._transport.of_running_loop()
 
                 channel = world.do(its_channel)
                 client.set("name", "mine")
-                channel.undo([(b"name", b"mine")])
+                channel.clean_up([(b"name", b"mine")])
                 place = interrupted_at(
                     number, lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS
                 )

@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Release
 from redislock_fast._util.tokens import new_token
 from redislock_fast.server import Server
@@ -126,8 +126,8 @@ def test_tokens_are_never_drawn_twice() -> None:
 
 
 def test_a_dialect_only_ever_falls() -> None:
-    dialect = Dialect([[b"delifeq"], None, [b"lmpop"]])
-    assert b"DELIFEQ" == Release(b"k", b"t", None).request(dialect, 0.0)[0]
-    dialect.release = None
-    assert b"EVALSHA" == Release(b"k", b"t", None).request(dialect, 0.0)[0]
-    assert b"GET" == Acquire(b"k", b"t", None).request(dialect, 0.0)[-1]
+    capabilities = Capabilities([[b"delifeq"], None, [b"lmpop"]])
+    assert b"DELIFEQ" == Release(b"k", b"t", None).request(capabilities, 0.0)[0]
+    capabilities.release = None
+    assert b"EVALSHA" == Release(b"k", b"t", None).request(capabilities, 0.0)[0]
+    assert b"GET" == Acquire(b"k", b"t", None).request(capabilities, 0.0)[-1]

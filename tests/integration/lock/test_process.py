@@ -288,8 +288,8 @@ def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
         outcome = type(error).__mro__[1].__name__
     finally:
         if child == 0:
-            undoers = [thread.name for thread in threading.enumerate() if "undo" in thread.name]
-            os.write(tell, repr((outcome, undoers)).encode())
+            cleaners = [thread.name for thread in threading.enumerate() if "cleanup" in thread.name]
+            os.write(tell, repr((outcome, cleaners)).encode())
             os._exit(0)
         signal.signal(signal.SIGUSR1, before)
     os.waitpid(child, 0)

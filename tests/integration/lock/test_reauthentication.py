@@ -211,12 +211,12 @@ def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
     class Old:
         pass
 
-    class Channel:
+    class ServerTransport:
         def authenticate(self, request: object) -> None:
             raise AssertionError(request)
 
     pool = Old()
-    reauth.take_part(pool, Channel())
+    reauth.take_part(pool, ServerTransport())
     assert vars(pool) == {}
 
 

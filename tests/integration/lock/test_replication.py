@@ -23,7 +23,7 @@ from redis.exceptions import LockError, NoPermissionError
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NotExecuted, Refused
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast.server import KINDS, Server
@@ -319,7 +319,7 @@ def test_user_who_may_not_wait_is_told_and_holds_nothing(group: Group, callers: 
 
 
 @pytest.mark.parametrize(
-    "terms",
+    "options",
     [
         {"wait_replicas": 1},
         {"wait_timeout": 1},
@@ -332,9 +332,9 @@ def test_user_who_may_not_wait_is_told_and_holds_nothing(group: Group, callers: 
     ],
     ids=str,
 )
-def test_terms_that_make_no_sense_are_refused(callers: Callers, terms: dict[str, Any]) -> None:
+def test_terms_that_make_no_sense_are_refused(callers: Callers, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"wait_"):
-        callers.contender(callers.client(1), **{"timeout": 10, **terms})
+        callers.contender(callers.client(1), **{"timeout": 10, **options})
 
 
 # Interrupted, cancelled, forked, ended
@@ -424,14 +424,14 @@ def machine() -> Replicate:
     return Replicate(b"name", b"rlf:" + b"0" * 32, 10_000, False, 2, 500)
 
 
-NATIVE = Dialect([[b"delifeq"], None, [b"lmpop"]])
+NATIVE = Capabilities([[b"delifeq"], None, [b"lmpop"]])
 MARKED = b"rlf:" + b"0" * 32 + b"+"
 
 
 def test_waits_no_longer_in_all_however_often_it_asks() -> None:
     operation = machine()
     assert operation.request(NATIVE, 100.0)[1] == (b"WAIT", 2, 500)
-    operation.lost(True)
+    operation.note_unanswered(True)
     assert operation.request(NATIVE, 100.25)[1] == (b"WAIT", 2, 250)
     assert operation.feed([None, 2], NATIVE) is False
     again = operation.request(NATIVE, 109.0)
@@ -461,4 +461,4 @@ def test_errors(reacquired: Any, counted: Any, error: type[Exception]) -> None:
     operation.request(NATIVE, 0.0)
     with pytest.raises(error):
         operation.feed([reacquired, counted], NATIVE)
-    assert (operation.result, operation.takes(), operation.to_undo(failed=True)) == (False, [], [])
+    assert (operation.result, operation.takes(), operation.to_clean_up(failed=True)) == (False, [], [])

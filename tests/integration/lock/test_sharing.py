@@ -22,7 +22,7 @@ import redislock_fast.asyncio
 from redislock_fast import LockLostError
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Sleep, Steps
-from redislock_fast._transport.base import Channel
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast.server import Server
@@ -37,13 +37,13 @@ from tests.support.waiting import FAR_S, Callers, Contender, Threads, until_one_
 def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The tokens that were given to be undone."""
     tokens: list[bytes] = []
-    undo = Channel.undo
+    clean_up = ServerTransport.clean_up
 
     def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
         tokens.extend(token for _, token in entries)
-        undo(channel, entries)
+        clean_up(channel, entries)
 
-    monkeypatch.setattr(Channel, "undo", noting)
+    monkeypatch.setattr(ServerTransport, "clean_up", noting)
     return tokens
 
 
@@ -349,9 +349,9 @@ def test_redlock_whose_acquire_is_not_complete_is_nobodys_to_release(
     keep = redislock_fast.Redlock._keep
     refused: list[BaseException | None] = []
 
-    def overtaken(self: redislock_fast.Redlock, tenure: Any) -> None:
+    def overtaken(self: redislock_fast.Redlock, lease: Any) -> None:
         refused.append(start(lock.release).exception(PATIENCE_S))
-        keep(self, tenure)
+        keep(self, lease)
 
     monkeypatch.setattr(redislock_fast.Redlock, "_keep", overtaken)
     assert lock.acquire(blocking=False)

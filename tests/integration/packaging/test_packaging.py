@@ -79,16 +79,16 @@ def test_a_nonsensical_wish_is_an_import_error() -> None:
     shown = _python(SHOW, "nonsense")
     assert shown.returncode != 0
     last = shown.stderr.splitlines()[-1]
-    for word in ("ImportError", VARIABLE, "'nonsense'", "'compiled'", "'python'"):
-        assert word in last
+    for value in ("ImportError", VARIABLE, "'nonsense'", "'compiled'", "'python'"):
+        assert value in last
 
 
 def test_a_compiled_core_that_is_demanded_and_absent_is_an_import_error(without_extension: Path) -> None:
     shown = _python(SHOW, "compiled", without_extension)
     assert shown.returncode != 0
     last = shown.stderr.splitlines()[-1]
-    for word in ("ImportError", VARIABLE, "compiler", "pip install"):
-        assert word in last
+    for value in ("ImportError", VARIABLE, "compiler", "pip install"):
+        assert value in last
 
 
 @pytest.mark.parametrize("wanted", ["python", None])

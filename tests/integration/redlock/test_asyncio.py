@@ -21,7 +21,7 @@ from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.integration.lock.test_asyncio_cancel import CANCELS, Cancelled
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
-from tests.support.async_helpers import AsyncClients, Holding, eventually, in_loop, in_task
+from tests.support.async_helpers import AsyncClients, Owner, eventually, in_loop, in_task
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.redlock import LIMIT_S, SHORT_S, clients_of, freezing, take, values
@@ -83,7 +83,7 @@ async def test_acquire_sets_one_token_everywhere_and_release_takes_it_away(fleet
     assert await lock.acquire() is True
     await _until_held(fleet)
     assert len(set(values(fleet))) == 1
-    assert lock.votes.count(True) >= 3
+    assert lock.verdicts.count(True) >= 3
     await lock.release()
     await _until_free(fleet)
 
@@ -106,7 +106,7 @@ async def test_a_minority_is_given_back(fleet: Fleet, make: _Make) -> None:
     take(fleet[:3])
     lock = make()
     assert await lock.acquire(blocking=False) is False
-    assert lock.votes[:3] == (False, False, False)
+    assert lock.verdicts[:3] == (False, False, False)
     await eventually(lambda: values(fleet)[3:] == [None, None], "the rest is undone")
 
 
@@ -162,7 +162,7 @@ async def test_lost_lock_is_not_prolonged_and_its_rest_is_given_back(fleet: Flee
 @in_loop
 async def test_token_belongs_to_the_task(make: _Make) -> None:
     lock = make()
-    async with Holding(lock):  # type: ignore[arg-type]  # it has the methods of a lock
+    async with Owner(lock):  # type: ignore[arg-type]  # it has the methods of a lock
         assert lock.remaining() == 0.0
         with pytest.raises(LockError):
             await lock.release()
@@ -323,7 +323,7 @@ async def test_release_that_is_lost_unread_is_done_again(
         await _until_held(fleet)
         proxy.stall()
         await lock.release()
-        assert lock.votes[4] is None
+        assert lock.verdicts[4] is None
         proxy.cut()
         await _until_free(fleet)
 

@@ -204,9 +204,9 @@ async def test_renewal_survives_a_cancel_of_all_other_tasks(
     lock = make(timeout=SLOW_S, auto_renew=True, on_lost=losses, limit=SHORT_S, thread_local=False)
     async with lock:
         await until_held(fleet)
-        tenure: Any = lock.local.tenure
+        lease: Any = lock.local.lease
         with freezing(*fleet[:3]):
-            await eventually(lambda: tenure.renewing, "a renewal is under way")
+            await eventually(lambda: lease.renewing, "a renewal is under way")
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
         await eventually(passing(valkey_client, 1.25 * SLOW_S), "the ttl passes")

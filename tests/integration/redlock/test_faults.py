@@ -153,11 +153,11 @@ def test_late_votes_are_noted(fleet: Fleet) -> None:
     _use(other)
     with freezing(fleet[0]):
         assert lock.acquire()
-        assert lock.votes[0] is None
+        assert lock.verdicts[0] is None
 
     def noted() -> bool:
         _use(other)  # somebody has to read
-        return lock.votes[0] is True
+        return lock.verdicts[0] is True
 
     wait_until(noted, "the vote comes")
     lock.release()
@@ -172,7 +172,7 @@ def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet) -> None:
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError, match="servers have voted"):
             lock.acquire(blocking=False)
-        assert (lock.valid, lock.votes[:3]) == (False, (None, None, None))
+        assert (lock.valid, lock.verdicts[:3]) == (False, (None, None, None))
     wait_until_free(fleet)
     _use(make(fleet))
 
@@ -210,7 +210,7 @@ def test_waiter_outlives_a_majority_that_comes_back_in_time(fleet: Fleet) -> Non
     lock = make(fleet, limit=SHORT_S, sleep=0.01, thread_local=False)
     with freezing(*fleet[:3]):
         answer = start(lambda: lock.acquire(blocking_timeout=PATIENCE_S))
-        wait_until(lambda: lock.votes[3:] == (True, True), "it tries")
+        wait_until(lambda: lock.verdicts[3:] == (True, True), "it tries")
         assert not answer.done()
     assert answer.result(PATIENCE_S) is True
     lock.release()
@@ -252,7 +252,7 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet) -> None:
             lock.release()
     wait_until_free(fleet)
     lock.release()
-    assert lock.votes.count(True) >= 3
+    assert lock.verdicts.count(True) >= 3
 
 
 @pytest.mark.slow
@@ -306,8 +306,11 @@ def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(flee
 
     before = connected()
     assert [len(ids) for ids in before] == [1] * len(fleet)
-    links = [channel.link for channel in lock._quorum._transports]
-    wait_until(lambda: all(link is not None and link.pipe.silence_s > SHORT_S for link in links), "a pause")
+    connections = [channel.connection for channel in lock._quorum._transports]
+    wait_until(
+        lambda: all(connection is not None and connection.pipe.silence_s > SHORT_S for connection in connections),
+        "a pause",
+    )
     _use(lock)
     _use(lock)
     assert connected() == before
@@ -352,7 +355,7 @@ def test_release_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
         wait_until_held(fleet)
         proxy.stall()
         lock.release()
-        assert lock.votes[4] is None
+        assert lock.verdicts[4] is None
         proxy.cut()
         wait_until_free(fleet)
 

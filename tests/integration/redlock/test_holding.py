@@ -82,7 +82,7 @@ def believes_no_more_than_is_true(lock: Redlock, fleet: Fleet) -> bool:
 def renewing_in_vain(holder: Contender, fleet: Fleet) -> Iterator[None]:
     """A majority is frozen, and a renewal is under way, while the block lasts."""
     with freezing(*fleet[:3]):
-        wait_until(lambda: holder.lock.local.tenure.renewing, "a renewal is under way")
+        wait_until(lambda: holder.lock.local.lease.renewing, "a renewal is under way")
         yield
 
 
@@ -301,7 +301,7 @@ def test_loss_is_found_by_whoever_asks_first(
     wait_until_free(fleet[3:])
     if verb != "release":
         assert_lost(holder, losses, reason)
-    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.tenure) == (False, None, None)
+    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.lease) == (False, None, None)
 
 
 def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(hold: Callable[..., Contender], losses: Losses) -> None:
@@ -367,7 +367,7 @@ def test_prolonging_while_a_renewal_is_under_way(
     holder = hold(on_lost=losses, **{**SLOW, "limit": LIMIT_S})
     with renewing_in_vain(holder, fleet):
         answer = holder.ask(verb, *arguments)
-        wait_until(lambda: holder.lock.local.tenure.busy, "it is under way, too")
+        wait_until(lambda: holder.lock.local.lease.busy, "it is under way, too")
         assert holder.lock.remaining() < SLOW_S
     assert answer.result(SLOW_S) is True
     assert believes_no_more_than_is_true(holder.lock, fleet)
@@ -376,11 +376,11 @@ def test_prolonging_while_a_renewal_is_under_way(
     assert believes_no_more_than_is_true(holder.lock, fleet)
 
 
-@pytest.mark.parametrize("terms", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
+@pytest.mark.parametrize("options", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
 def test_lock_whose_release_failed_is_not_believed(
-    hold: Callable[..., Contender], fleet: Fleet, terms: dict[str, Any]
+    hold: Callable[..., Contender], fleet: Fleet, options: dict[str, Any]
 ) -> None:
-    holder = hold(timeout=FAR_S, limit=SHORT_S, **terms)
+    holder = hold(timeout=FAR_S, limit=SHORT_S, **options)
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError):
             holder.release()
@@ -443,7 +443,7 @@ def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet, monk
         patched.setattr(threading.Thread, "start", fail_for_renewals)
         with pytest.raises(RuntimeError, match="start new thread"):
             lock.acquire()
-    assert (lock.local.token, lock.local.tenure) == (None, None)
+    assert (lock.local.token, lock.local.lease) == (None, None)
     wait_until_free(fleet)
     with lock:
         assert lock.valid

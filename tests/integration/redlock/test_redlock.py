@@ -21,7 +21,7 @@ from redis.sentinel import Sentinel
 
 import redislock_fast
 from redislock_fast import Redlock
-from redislock_fast._transport.health import Standing
+from redislock_fast._transport.health import ServerHealth
 from redislock_fast.server import Server
 from tests.support.helpers import in_fork, in_thread, start, wait_until
 from tests.support.redlock import clients_of, make, take, values, wait_until_free, wait_until_held
@@ -63,7 +63,7 @@ def test_waiter_gets_it_after_the_release(fleet: Fleet) -> None:
     holder, waiter = make(fleet), make(fleet, sleep=0.01, thread_local=False)
     holder.acquire()
     answer = start(waiter.acquire)
-    wait_until(lambda: False in waiter.votes, "the waiter has tried")
+    wait_until(lambda: False in waiter.verdicts, "the waiter has tried")
     assert not answer.done()
     holder.release()
     assert answer.result(10) is True
@@ -74,7 +74,7 @@ def test_a_majority_is_enough(fleet: Fleet) -> None:
     take(fleet[3:])
     lock = make(fleet)
     assert lock.acquire(blocking=False) is True
-    assert lock.votes[:3] == (True, True, True)
+    assert lock.verdicts[:3] == (True, True, True)
     lock.release()
     wait_until_free(fleet[:3])
     assert values(fleet[3:]) == [b"another's"] * 2
@@ -84,7 +84,7 @@ def test_a_minority_is_given_back(fleet: Fleet) -> None:
     take(fleet[:3])
     lock = make(fleet)
     assert lock.acquire(blocking=False) is False
-    assert lock.votes[:3] == (False, False, False)
+    assert lock.verdicts[:3] == (False, False, False)
     assert lock.remaining() == 0.0
     wait_until_free(fleet[3:])
     assert values(fleet[:3]) == [b"another's"] * 3
@@ -92,13 +92,13 @@ def test_a_minority_is_given_back(fleet: Fleet) -> None:
 
 def test_votes_tell_who_agreed(fleet: Fleet) -> None:
     lock = make(fleet)
-    assert lock.votes == (None,) * 5
+    assert lock.verdicts == (None,) * 5
     take(fleet[1:2])
     lock.acquire()
     lock.reacquire()
     lock.reacquire()
-    assert lock.votes[1] is not True
-    assert lock.votes.count(True) >= 3
+    assert lock.verdicts[1] is not True
+    assert lock.verdicts.count(True) >= 3
 
 
 def test_with_acquires_and_releases(fleet: Fleet) -> None:
@@ -287,7 +287,7 @@ def test_token_is_shown_nowhere(fleet: Fleet) -> None:
     lock = make(fleet)
     lock.acquire()
     token = next(filter(None, values(fleet))).decode()
-    assert token not in repr(lock) + repr(vars(lock)) + repr(lock.votes)
+    assert token not in repr(lock) + repr(vars(lock)) + repr(lock.verdicts)
     for client in clients_of(fleet):
         client.delete("name")
     with pytest.raises(LockNotOwnedError) as caught:
@@ -481,7 +481,7 @@ def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces
 
 
 @pytest.mark.parametrize(
-    ("terms", "error", "why"),
+    ("options", "error", "why"),
     [
         ({"max_hold": 60}, ValueError, "needs auto_renew"),
         ({"max_hold": 5, "auto_renew": True}, ValueError, "shorter than the timeout"),
@@ -493,23 +493,23 @@ def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces
     ],
     ids=str,
 )
-def test_terms_that_cannot_be(terms: dict[str, Any], error: type[Exception], why: str) -> None:
+def test_terms_that_cannot_be(options: dict[str, Any], error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
-        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, **terms)
+        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, **options)
 
 
 # Who is asked, and who first
 
 
 def test_server_that_is_away_for_long_is_still_tried_once_a_second() -> None:
-    standing = Standing()
+    health = ServerHealth()
     for _ in range(1100):
-        standing.failed(redis.ConnectionError("away"), now=60.0)
-    assert standing.retry_at == 61.0
+        health.failed(redis.ConnectionError("away"), now=60.0)
+    assert health.retry_at == 61.0
 
 
 def test_who_has_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
-    slow, soon = Standing(), Standing()
+    slow, soon = ServerHealth(), ServerHealth()
     slow.note_wait(0.001)
     soon.note_wait(0.0004)
     assert (2, 0) == (slow.slowness, soon.slowness)
@@ -524,7 +524,7 @@ def test_it_is_noted_that_a_vote_was_not_needed(fleet: Fleet, monkeypatch: pytes
     lock = make(fleet)
     with lock:
         wait_until_held(fleet)
-    slow = lock._quorum._transports[0].standing
+    slow = lock._quorum._transports[0].health
     slow.note_wait(0.002)
     waits: list[float | None] = []
     monkeypatch.setattr(slow, "note_wait", waits.append)

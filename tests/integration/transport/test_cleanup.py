@@ -15,10 +15,10 @@ import pytest
 import redis
 from redis.credentials import CredentialProvider
 
-from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.threads import cleanup as thread_cleanup
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.support.async_helpers import async_few
@@ -34,8 +34,8 @@ StartServer = Callable[..., Server]
 @pytest.fixture
 def nothing_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server cannot be asked to undo anything just now."""
-    for channel in (ThreadChannel, LoopChannel):
-        monkeypatch.setattr(channel, "_start_undoing", lambda _: None)
+    for channel in (ThreadServerTransport, LoopServerTransport):
+        monkeypatch.setattr(channel, "_start_cleanup", lambda _: None)
 
 
 def client_of(callers: Callers, proxy: Proxy, **options: Any) -> Any:
@@ -109,18 +109,18 @@ def test_what_is_left_while_the_undoing_thread_ends_is_undone(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, go_on = threading.Event(), threading.Event()
-    undo_in_background = thread_cleanup._undo_in_background
+    clean_up_in_background = thread_cleanup._clean_up_in_background
 
     def end_slowly(channel: weakref.ref[thread_cleanup.ThreadCleanup]) -> None:
-        undo_in_background(channel)
+        clean_up_in_background(channel)
         done.set()
         go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(thread_cleanup, "_undo_in_background", end_slowly)
+    monkeypatch.setattr(thread_cleanup, "_clean_up_in_background", end_slowly)
     channel: Any = transport_of(client)
     for name in ("first", "second"):
         client.set(name, "mine")
-        channel.undo([(name.encode(), b"mine")])
+        channel.clean_up([(name.encode(), b"mine")])
         wait_until(lambda: not client.exists(name), "it is undone")  # noqa: B023
         assert done.wait(PATIENCE_S)
     go_on.set()
@@ -137,7 +137,7 @@ lock = Lock(client, "name", timeout=60)
 lock.acquire()
 channel = transport_of(client)
 channel.close()
-channel.undo([(b"name", lock.local.token)])
+channel.clean_up([(b"name", lock.local.token)])
 """
     finished = run_script(script, server.port)
     assert (0, "", []) == (finished.returncode, finished.stderr, client.keys())
@@ -149,7 +149,7 @@ def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartS
 import sys
 import redis
 from redislock_fast._transport.threads.driver import transport_of
-transport_of(redis.Redis(port=int(sys.argv[1]))).undo([(b"name", b"token")])
+transport_of(redis.Redis(port=int(sys.argv[1]))).clean_up([(b"name", b"token")])
 """
     gone = spare_server()
     gone.close()

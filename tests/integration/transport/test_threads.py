@@ -27,7 +27,7 @@ from redislock_fast._pipe import impl, threads_py
 from redislock_fast._transport.threads import connect as thread_connect
 from redislock_fast._transport.threads import driver as thread_driver
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
@@ -56,9 +56,9 @@ def valkey_proxy(valkey: Server) -> Iterator[Proxy]:
         yield running
 
 
-def channel_of(client: redis.Redis) -> ThreadChannel:
+def channel_of(client: redis.Redis) -> ThreadServerTransport:
     channel = transport_of(client)
-    assert isinstance(channel, ThreadChannel)
+    assert isinstance(channel, ThreadServerTransport)
     return channel
 
 
@@ -156,13 +156,13 @@ def test_many_threads_open_one_connection(pipe: type, name: str, server: Server,
 def test_the_pipe_is_the_one_for_the_socket(pipe: type, valkey: Server, connect: Connect) -> None:
     channel = channel_of(client := connect(valkey.port))
     Lock(client, "name").locked()
-    assert channel.link is not None
-    assert type(channel.link.pipe) is pipe
+    assert channel.connection is not None
+    assert type(channel.connection.pipe) is pipe
 
 
 @pytest.mark.slow
 def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: Server) -> None:
-    def use() -> weakref.ref[ThreadChannel]:
+    def use() -> weakref.ref[ThreadServerTransport]:
         client = redis.Redis(port=server.port, client_name=name)
         with Lock(client, "name", timeout=10):
             assert connections(server, name)
@@ -170,20 +170,20 @@ def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: 
 
     use()
     gc.collect()
-    registered, before = len(thread_driver._channels._transports), open_files()
+    registered, before = len(thread_driver._servers._transports), open_files()
     channels = [use() for _ in range(5)]
     gc.collect()
     assert [channel() for channel in channels] == [None] * 5
-    assert len(thread_driver._channels._transports) == registered
+    assert len(thread_driver._servers._transports) == registered
     assert open_files() == before
     wait_until(lambda: not connections(server, name), "the server sees them closed")
 
 
 @pytest.mark.slow
 def test_a_channel_goes_with_the_pool_though_an_undo_is_pending(valkey_proxy: Proxy) -> None:
-    def use() -> weakref.ref[ThreadChannel]:
+    def use() -> weakref.ref[ThreadServerTransport]:
         with redis.Redis(port=valkey_proxy.port) as client:
-            channel_of(client).undo([(b"name", b"token")])
+            channel_of(client).clean_up([(b"name", b"token")])
             return weakref.ref(channel_of(client))
 
     valkey_proxy.refuse()
@@ -223,12 +223,12 @@ def test_silence_for_the_socket_timeout_leaves_the_connection(
     client = connect(valkey_proxy.port, socket_timeout=0.8, retry=once())
     lock = Lock(client, "name", timeout=10)
     lock.locked()
-    link = channel_of(client).link
-    assert link is not None
+    connection = channel_of(client).connection
+    assert connection is not None
     valkey_proxy.hold()
     with pytest.raises(redis.TimeoutError):
         lock.locked()
-    assert channel_of(client).link is not link
+    assert channel_of(client).connection is not connection
     valkey_proxy.resume()
     assert lock.acquire(blocking=False)
 
@@ -242,7 +242,7 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
     before = connections(valkey, name)
 
     def in_child() -> str:
-        unconnected = channel_of(client).link is None
+        unconnected = channel_of(client).connection is None
         taken = Lock(client, "other", timeout=10).acquire(blocking=False)
         return f"{unconnected} {taken} {len(connections(valkey, name))}"
 
@@ -256,12 +256,12 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
 def test_forget_drops_the_parents_unfinished_business(valkey_proxy: Proxy, connect: Connect) -> None:
     channel = channel_of(client := connect(valkey_proxy.port, retry=once()))
     valkey_proxy.refuse()
-    channel.undo([(b"name", b"token")])
-    assert in_fork(lambda: str(len(channel._undone))) == "0"
-    assert len(channel._undone) == 1
+    channel.clean_up([(b"name", b"token")])
+    assert in_fork(lambda: str(len(channel._pending_cleanup))) == "0"
+    assert len(channel._pending_cleanup) == 1
     valkey_proxy.accept()
     assert Lock(client, "name").locked() is False
-    wait_until(lambda: not channel._undone, "the server has confirmed it")
+    wait_until(lambda: not channel._pending_cleanup, "the server has confirmed it")
 
 
 def test_a_child_forked_while_another_thread_connects_can_connect(valkey_proxy: Proxy, connect: Connect) -> None:

@@ -210,16 +210,16 @@ async def test_another_looks_for_one_that_is_dropped(
 ) -> None:
     locks = async_connect(server.port)
     waiting = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
-    watchman = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
+    poller = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
     await eventually(passing(client, 0.2), "the other has left it to him to look")
-    work: Any = watchman.get_coro()
+    work: Any = poller.get_coro()
     in_thread(work.close)  # as it is collected
     await eventually(lambda: queued(client, "name") == 1, "it leaves the queue")
     client.delete("name")  # of which nobody is told
     assert await asyncio.wait_for(waiting, PATIENCE_S) is True
-    watchman.cancel()
-    await asyncio.wait([watchman])
-    assert isinstance(watchman.exception(), RuntimeError)  # there is nothing left to cancel
+    poller.cancel()
+    await asyncio.wait([poller])
+    assert isinstance(poller.exception(), RuntimeError)  # there is nothing left to cancel
 
 
 @pytest.mark.slow
@@ -239,20 +239,20 @@ async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
         told[mailbox].append(message)
         tell(mailbox, message)
 
-    def beginning(mailbox: Mailbox, seat: Any, timeout_s: float) -> Any:
+    def beginning(mailbox: Mailbox, waiter: Any, timeout_s: float) -> Any:
         told.setdefault(mailbox, [])
-        return wait(mailbox, seat, timeout_s)
+        return wait(mailbox, waiter, timeout_s)
 
     monkeypatch.setattr(Mailbox, "tell", noting)
     monkeypatch.setattr(Mailbox, "wait", beginning)
     gives_up = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5, blocking_timeout=1), client)
     (messages,) = told.values()
-    watchman = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5), client)
+    poller = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5), client)
     messages.clear()
     assert await gives_up is False
     assert messages == [None]
     holder.release()
-    assert await watchman is True
+    assert await poller is True
 
 
 class SlowLock(Lock):
@@ -299,7 +299,7 @@ async def test_dropped_while_its_own_token_is_undone(
     await warm_up(locks)
     asyncio.get_running_loop().set_debug(True)  # then it refuses what no other thread may do
     client.set("name", "mine")
-    transport_of(locks).undo([(b"name", b"mine")])
+    transport_of(locks).clean_up([(b"name", b"mine")])
     await asyncio.wait_for(DropAt(Lock(locks, "name", timeout=FAR_S).acquire(token="mine"), 0), PATIENCE_S)
     await eventually(lambda: not client.keys(), "it is undone")
 

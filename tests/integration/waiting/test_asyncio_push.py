@@ -24,7 +24,7 @@ from redislock_fast._util import times
 from redislock_fast._util.times import clock
 from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
-from tests.support.async_helpers import AsyncClients, FakeAsyncio, Holding, eventually, in_loop, run_in_loop
+from tests.support.async_helpers import AsyncClients, FakeAsyncio, Owner, eventually, in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S, FakeTime, start
 from tests.support.waiting import LATE, connections, queued, until_queued
 
@@ -106,7 +106,7 @@ async def test_who_called_acquire_owns_what_was_handed_over(
     client: redis.Redis, async_client: redis.asyncio.Redis
 ) -> None:
     holder, waiter = Lock(async_client, "name", **LATE), Lock(async_client, "name", **LATE)
-    async with Holding(holder) as holding:
+    async with Owner(holder) as holding:
         acquiring = asyncio.create_task(asyncio.wait_for(waiter.acquire(), PATIENCE_S))
         await until_queue_is(client, 1)
         await holding.ask(holder.release)

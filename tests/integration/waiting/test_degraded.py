@@ -261,7 +261,7 @@ def test_a_lock_of_any_name_is_handed_over(
     assert client.keys() == []
 
 
-def is_marked(admin: Any, name: str) -> bool:
+def is_flagged(admin: Any, name: str) -> bool:
     marked: bool = admin.get(name).endswith(b"+")
     return marked
 
@@ -277,7 +277,7 @@ def test_a_lock_whose_name_is_anothers_tag_is_handed_over_to_its_own_waiters(
     for name in reversed(names):
         assert holders[name].call("acquire")
         answers[name] = waiters[name].acquire()
-        wait_until(partial(is_marked, client, name), "somebody waits")
+        wait_until(partial(is_flagged, client, name), "somebody waits")
     for name in names:
         holders[name].release()
         assert answers[name].result(PATIENCE_S) is True

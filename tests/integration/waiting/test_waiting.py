@@ -20,11 +20,11 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._procedures.waiters import Seat
+from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, dialect_of, start, wait_until
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, capabilities_of, start, wait_until
 from tests.support.waiting import (
     CALLERS,
     FAR_S,
@@ -54,12 +54,12 @@ def holder(client: redis.Redis) -> Lock:
 
 def attempt_at(server: Server) -> list[str]:
     """An attempt that fails: Redis 6.2 does not say at once whose the lock is."""
-    return ["SET"] if dialect_of(server).set_get else ["SET", "GET"]
+    return ["SET"] if capabilities_of(server).set_get else ["SET", "GET"]
 
 
 def release_at(server: Server) -> list[str]:
     """A release where nobody waits."""
-    return [(dialect_of(server).release or b"EVALSHA").decode()]
+    return [(capabilities_of(server).release or b"EVALSHA").decode()]
 
 
 def warm(callers: Callers, server: Server, admin: redis.Redis, client_name: str = "waiter") -> Any:
@@ -262,7 +262,9 @@ def test_waiting_leaves_nothing_to_the_garbage_collector(callers: Callers, serve
             holder.release()
             hand_round(contenders, answers)
         gc.collect()
-        left = [type(found) for found in gc.garbage if isinstance(found, Seat | Waiting) and found.key == name.encode()]
+        left = [
+            type(found) for found in gc.garbage if isinstance(found, Waiter | Waiting) and found.key == name.encode()
+        ]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -374,7 +376,7 @@ def test_a_lock_is_marked_from_when_somebody_waits(
 def test_every_operation_on_a_marked_lock(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, scripts: bool
 ) -> None:
-    if not scripts and dialect_of(server).release is None:
+    if not scripts and capabilities_of(server).release is None:
         pytest.skip("without scripts, only native commands extend and release")
     user = acl_user(server, *([] if scripts else ["-eval", "-evalsha", "-script"]))
     holder = callers.contender(callers.client(server.port, **user.options()), timeout=10)

@@ -17,9 +17,9 @@ import hiredis
 import pytest
 import redis
 
-from redislock_fast._lease.ownership import SharedHolding
+from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._lease.prolonging import Prolonging, Prolongings
-from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.commands import Extend
 from redislock_fast._util.times import clock, drift_s
 from redislock_fast.server import Server
@@ -111,15 +111,15 @@ def test_what_was_repeated_may_have_cut_what_others_have_added() -> None:
 
 
 def test_what_is_added_without_scripts_may_cut_the_lease() -> None:
-    now, dialect = clock(), Dialect(Model(SERVERS["Valkey 9"]).execute(PROBE))
-    holding, extend = SharedHolding(), Extend(b"name", b"token", 5_000, False, now + 10)
-    holding.token, holding.lease = b"token", (b"token", now + 10)
+    now, capabilities = clock(), Capabilities(Model(SERVERS["Valkey 9"]).execute(PROBE))
+    holding, extend = SharedOwner(), Extend(b"name", b"token", 5_000, False, now + 10)
+    holding.token, holding.expiry = b"token", (b"token", now + 10)
     one = holding.begin_prolonging(b"token", None, 5_000)
     for reply in (hiredis.ReplyError("NOPERM"), b"token", 8_000):  # PTTL, executed two seconds after it was sent
-        extend.request(dialect, now)
-        assert not extend.feed(reply, dialect)
-    assert extend.request(dialect, now)[-1] in {12_999, 13_000}
-    assert extend.feed(b"OK", dialect)
+        extend.request(capabilities, now)
+        assert not extend.feed(reply, capabilities)
+    assert extend.request(capabilities, now)[-1] in {12_999, 13_000}
+    assert extend.feed(b"OK", capabilities)
     holding.prolonged(one, extend, 5_000)
     assert holding.expires_at(b"token") == pytest.approx(now + 13)
 

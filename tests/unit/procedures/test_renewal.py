@@ -9,13 +9,13 @@ import weakref
 
 import pytest
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.renewal import Loss, Record, Schedule, renewing
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, renewing
 from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3
-TERMS = Terms(auto_renew=True)
+TERMS = Options(auto_renew=True)
 
 
 class _Handle:
@@ -25,15 +25,15 @@ class _Handle:
 HANDLE = _Handle()
 
 
-def tenure(ends_at: float = 10.0) -> Tenure:
+def lease(ends_at: float = 10.0) -> Lease:
     """One that is looked after."""
-    held = Tenure(HANDLE, b"name", b"token", 10_000, ends_at, TERMS)
+    held = Lease(HANDLE, b"name", b"token", 10_000, ends_at, TERMS)
     held.record = Record(held, lambda _record: None)
     return held
 
 
 def test_what_is_due_is_taken_once() -> None:
-    schedule, held = Schedule(), tenure()
+    schedule, held = Schedule(), lease()
     schedule.add(held.record, 5.0, INTERVAL_S)
     assert schedule.take(1.0) == []
     assert schedule.take(5.0) == [held]
@@ -41,7 +41,7 @@ def test_what_is_due_is_taken_once() -> None:
 
 
 def test_what_is_due_at_about_the_same_time_is_taken_together() -> None:
-    schedule, helds = Schedule(), [tenure() for _ in range(3)]
+    schedule, helds = Schedule(), [lease() for _ in range(3)]
     for number, held in enumerate(helds):
         schedule.add(held.record, 5.15 + number / 100, INTERVAL_S)
     assert schedule.take(5.2) == helds
@@ -49,7 +49,7 @@ def test_what_is_due_at_about_the_same_time_is_taken_together() -> None:
 
 def test_what_came_before_its_time_comes_at_its_time_next() -> None:
     """Else it would come over and over."""
-    schedule, held = Schedule(), tenure()
+    schedule, held = Schedule(), lease()
     schedule.add(held.record, 5.1, INTERVAL_S)
     early_at = schedule.next_at()
     assert early_at is not None
@@ -61,14 +61,14 @@ def test_what_came_before_its_time_comes_at_its_time_next() -> None:
 
 
 def test_what_is_scheduled_anew_comes_at_its_new_time_only() -> None:
-    schedule, held = Schedule(), tenure()
+    schedule, held = Schedule(), lease()
     schedule.add(held.record, 5.0, INTERVAL_S)
     schedule.add(held.record, 9.0, INTERVAL_S)
     assert (schedule.take(8.0), schedule.take(9.0)) == ([], [held])
 
 
 def test_what_is_removed_or_dropped_does_not_come() -> None:
-    schedule, removed, dropped = Schedule(), tenure(), tenure()
+    schedule, removed, dropped = Schedule(), lease(), lease()
     schedule.add(removed.record, 5.0, INTERVAL_S)
     schedule.add(dropped.record, 5.0, INTERVAL_S)
     schedule.remove(removed.record)
@@ -79,8 +79,8 @@ def test_what_is_removed_or_dropped_does_not_come() -> None:
 @pytest.mark.parametrize("fails_at", [1, 2], ids=["looking for the server", "renewing"])
 def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
     """redis-py's errors keep one another alive; a dropped lock was renewed until the next collection of garbage."""
-    held = tenure(clock() + 10)
-    losses: list[Loss] = []
+    held = lease(clock() + 10)
+    losses: list[LeaseLoss] = []
     error = ConnectionError("no server")
     steps = renewing([held], losses)
     next(steps)

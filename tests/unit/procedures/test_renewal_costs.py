@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.tenure import Tenure
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
 from redislock_fast._procedures.renewal import Record, Schedule, renewing
 from redislock_fast._procedures.steps import Execute, Split
-from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.conftest import Connect
@@ -20,21 +20,21 @@ from tests.support.waiting import FAR_S, LATE, Callers, queue_up, sent_by
 
 TOKEN = b"rlf:" + b"0" * 32
 MARKED = TOKEN + b"+"
-NATIVE = Dialect([[b"delifeq"], None, [b"lmpop"]])
+NATIVE = Capabilities([[b"delifeq"], None, [b"lmpop"]])
 
 
 class Holder:
     """Something that can be referred to weakly."""
 
 
-def values_sent(tenure: Tenure, held: bytes) -> list[bytes]:
+def values_sent(lease: Lease, held: bytes) -> list[bytes]:
     """What one renewal compares the key with, request by request, where the server has this value."""
     values: list[bytes] = []
-    steps = renewing([tenure], [])
+    steps = renewing([lease], [])
     assert isinstance(next(steps), Split)
     step = steps.send([[0]])
     assert isinstance(step, Execute)
-    assert isinstance(step.operation, Many)
+    assert isinstance(step.operation, Pipeline)
     finished = False
     while not finished:
         requests: Any = step.operation.request(NATIVE, clock())
@@ -47,12 +47,12 @@ def values_sent(tenure: Tenure, held: bytes) -> list[bytes]:
 
 def test_a_mark_is_found_once() -> None:
     holder = Holder()
-    tenure = Tenure(holder, b"name", TOKEN, 60_000, clock() + 30, Terms(auto_renew=True))
-    assert values_sent(tenure, held=TOKEN) == [TOKEN]
-    tenure.expires_at = clock() + 30
-    assert values_sent(tenure, held=MARKED) == [TOKEN, MARKED]
-    tenure.expires_at = clock() + 30
-    assert values_sent(tenure, held=MARKED) == [MARKED]
+    lease = Lease(holder, b"name", TOKEN, 60_000, clock() + 30, Options(auto_renew=True))
+    assert values_sent(lease, held=TOKEN) == [TOKEN]
+    lease.expires_at = clock() + 30
+    assert values_sent(lease, held=MARKED) == [TOKEN, MARKED]
+    lease.expires_at = clock() + 30
+    assert values_sent(lease, held=MARKED) == [MARKED]
 
 
 def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
@@ -63,7 +63,7 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
     holder = callers.contender(callers.client(valkey.port, client_name=name), timeout=1.0, auto_renew=True)
     holder.call("acquire")
     (answer,) = queue_up([callers.contender(callers.client(valkey.port), **LATE)], admin)
-    wait_until(lambda: holder.lock.local.tenure.queued, "a renewal has found the mark")
+    wait_until(lambda: holder.lock.local.lease.contended, "a renewal has found the mark")
     with sent_by(admin, name) as sent:
         holder.release()
         assert answer.result(PATIENCE_S) is True
@@ -73,8 +73,8 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
 
 def test_whoever_renews_is_woken_only_for_what_is_due_before_he_looks() -> None:
     holder = Holder()
-    tenure = Tenure(holder, b"name", TOKEN, 60_000, clock() + 60, Terms(auto_renew=True))
-    record = Record(tenure, lambda _: None)
+    lease = Lease(holder, b"name", TOKEN, 60_000, clock() + 60, Options(auto_renew=True))
+    record = Record(lease, lambda _: None)
     schedule = Schedule()
     assert schedule.add(record, 100.0, 0.001) is True
     schedule.looks_at = 90.0

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from redislock_fast._procedures.steps import Execute
-from redislock_fast._procedures.waiters import RECKON, Grant, Room, Seat
+from redislock_fast._procedures.waiters import RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import MARK, new_token
+from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
 
 KEY = b"name"
 INTERVAL_S = 0.1
 
 
-class Channel:
+class ServerTransport:
     """A channel, its connection and a mailbox in one, of which nothing is needed."""
 
-    dialect = Dialect()
+    capabilities = Capabilities()
 
-    def is_current(self, _: Seat) -> bool:
+    def is_current(self, _: Waiter) -> bool:
         return True
 
     def post(self, *_: Any) -> None:
@@ -36,107 +36,111 @@ class Channel:
 
 
 @pytest.fixture
-def room() -> Room:
+def registry() -> WaiterRegistry:
     """One in which waiters hear of the lock."""
-    room = Room(Channel.dialect)
-    room.note_subscription(room.channel_for(KEY), allowed=True)
-    return room
+    registry = WaiterRegistry(ServerTransport.capabilities)
+    registry.note_subscription(registry.channel_for(KEY), allowed=True)
+    return registry
 
 
-def take(room: Room, after_s: float = 0.0, key: bytes = KEY, interval_s: float = INTERVAL_S) -> Seat:
+def take(registry: WaiterRegistry, after_s: float = 0.0, key: bytes = KEY, interval_s: float = INTERVAL_S) -> Waiter:
     """A seat that was taken so many seconds ago, and joined the queue."""
-    channel = Channel()
-    seat = room.take(key, new_token(), channel, channel, channel)
-    assert seat is not None
-    seat.taken_at -= after_s
-    seat.interval_s = interval_s
-    seat.line.enqueue(seat)
-    return seat
+    channel = ServerTransport()
+    waiter = registry.take(key, new_token(), channel, channel, channel)
+    assert waiter is not None
+    waiter.taken_at -= after_s
+    waiter.interval_s = interval_s
+    waiter.key_queue.enqueue(waiter)
+    return waiter
 
 
-def waiting_in(seat: Seat) -> Waiting:
-    return Waiting(KEY, seat.token, 60_000, INTERVAL_S, Limit(None))
+def waiting_in(waiter: Waiter) -> Waiting:
+    return Waiting(KEY, waiter.token, 60_000, INTERVAL_S, Limit(None))
 
 
-def be_granted(seat: Seat) -> None:
+def be_granted(waiter: Waiter) -> None:
     """He is told that the lock is his, and goes."""
-    assert waiting_in(seat).granted(seat, Grant(seat.token + MARK, clock()))
-    seat.room.leave(seat)
+    assert waiting_in(waiter).granted(waiter, Grant(waiter.token + CONTENDED_FLAG, clock()))
+    waiter.registry.leave(waiter)
 
 
-def looks_after_s(seat: Seat) -> float:
-    due_at = seat.due_at()
+def looks_after_s(waiter: Waiter) -> float:
+    due_at = waiter.due_at()
     assert due_at is not None
-    return due_at - seat.line.looked_at
+    return due_at - waiter.key_queue.checked_at
 
 
 @pytest.mark.parametrize(("last_s", "looks_s"), [(0.0, 0.1), (0.25, 0.35), (30.0, 0.5)])
 def test_the_first_look_is_put_off_by_the_last_wait_and_four_intervals_at_most(
-    room: Room, last_s: float, looks_s: float
+    registry: WaiterRegistry, last_s: float, looks_s: float
 ) -> None:
-    be_granted(take(room, after_s=last_s))
-    assert looks_after_s(take(room)) == pytest.approx(looks_s, abs=0.01)
+    be_granted(take(registry, after_s=last_s))
+    assert looks_after_s(take(registry)) == pytest.approx(looks_s, abs=0.01)
 
 
-def test_who_has_not_waited_before_looks_after_an_interval(room: Room) -> None:
-    assert looks_after_s(take(room)) == pytest.approx(INTERVAL_S)
+def test_who_has_not_waited_before_looks_after_an_interval(registry: WaiterRegistry) -> None:
+    assert looks_after_s(take(registry)) == pytest.approx(INTERVAL_S)
 
 
-def test_waits_for_a_thousand_locks_are_remembered_and_with_more_all_forgotten(room: Room) -> None:
+def test_waits_for_a_thousand_locks_are_remembered_and_with_more_all_forgotten(registry: WaiterRegistry) -> None:
     for number in range(1000):
-        be_granted(take(room, after_s=0.2, key=b"%d" % number))
-    assert looks_after_s(take(room, key=b"0")) == pytest.approx(0.3, abs=0.01)
-    assert looks_after_s(take(room, key=b"1")) == pytest.approx(INTERVAL_S)
+        be_granted(take(registry, after_s=0.2, key=b"%d" % number))
+    assert looks_after_s(take(registry, key=b"0")) == pytest.approx(0.3, abs=0.01)
+    assert looks_after_s(take(registry, key=b"1")) == pytest.approx(INTERVAL_S)
 
 
-def test_who_gives_up_changes_nothing(room: Room) -> None:
-    be_granted(take(room, after_s=0.2))
-    room.leave(take(room, after_s=30.0))
-    assert looks_after_s(take(room)) == pytest.approx(0.3, abs=0.01)
+def test_who_gives_up_changes_nothing(registry: WaiterRegistry) -> None:
+    be_granted(take(registry, after_s=0.2))
+    registry.leave(take(registry, after_s=30.0))
+    assert looks_after_s(take(registry)) == pytest.approx(0.3, abs=0.01)
 
 
-def test_a_request_without_a_reply_for_a_second_more_than_an_interval_is_not_waited_for_any_longer(room: Room) -> None:
-    be_granted(take(room, after_s=30.0))
-    seat = take(room, interval_s=10.0)
-    seat.asked_at = seat.line.looked_at
-    due_at = seat.due_at()
+def test_a_request_without_a_reply_for_a_second_more_than_an_interval_is_not_waited_for_any_longer(
+    registry: WaiterRegistry,
+) -> None:
+    be_granted(take(registry, after_s=30.0))
+    waiter = take(registry, interval_s=10.0)
+    waiter.asked_at = waiter.key_queue.checked_at
+    due_at = waiter.due_at()
     assert due_at is not None
-    assert due_at - seat.asked_at == pytest.approx(11.0)
+    assert due_at - waiter.asked_at == pytest.approx(11.0)
 
 
-def test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found(room: Room) -> None:
-    be_granted(take(room, after_s=0.2))
-    seat = take(room, after_s=0.3)
-    seat.line.looked_at -= 30.0  # it is time to look
-    steps = waiting_in(seat).steps((seat, None))
+def test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found(
+    registry: WaiterRegistry,
+) -> None:
+    be_granted(take(registry, after_s=0.2))
+    waiter = take(registry, after_s=0.3)
+    waiter.key_queue.checked_at -= 30.0  # it is time to look
+    steps = waiting_in(waiter).steps((waiter, None))
     look = next(steps)
     assert isinstance(look, Execute)
-    assert looks_after_s(seat) == pytest.approx(INTERVAL_S)
-    assert look.operation.feed([1, seat.token + MARK], Channel.dialect)
+    assert looks_after_s(waiter) == pytest.approx(INTERVAL_S)
+    assert look.operation.feed([1, waiter.token + CONTENDED_FLAG], ServerTransport.capabilities)
     with pytest.raises(StopIteration) as end:
         steps.send(None)
-    assert end.value.value.word == seat.token + MARK
-    assert looks_after_s(take(room)) == pytest.approx(INTERVAL_S)
+    assert end.value.value.value == waiter.token + CONTENDED_FLAG
+    assert looks_after_s(take(registry)) == pytest.approx(INTERVAL_S)
 
 
-def test_the_shortest_interval_looks_and_of_equals_the_last(room: Room) -> None:
-    short, long = take(room), take(room, interval_s=10.0)
-    assert (short.line.watchman, long.due_at()) == (short, None)
-    equal = take(room)
-    assert equal.line.watchman is equal
+def test_the_shortest_interval_looks_and_of_equals_the_last(registry: WaiterRegistry) -> None:
+    short, long = take(registry), take(registry, interval_s=10.0)
+    assert (short.key_queue.poller, long.due_at()) == (short, None)
+    equal = take(registry)
+    assert equal.key_queue.poller is equal
     assert looks_after_s(equal) == pytest.approx(INTERVAL_S)
-    room.leave(equal)
-    assert short.line.watchman is short
-    room.leave(short)
-    assert long.line.watchman is long
+    registry.leave(equal)
+    assert short.key_queue.poller is short
+    registry.leave(short)
+    assert long.key_queue.poller is long
 
 
-def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(room: Room) -> None:
-    watchman, other = take(room), take(room, interval_s=10.0)
+def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(registry: WaiterRegistry) -> None:
+    poller, other = take(registry), take(registry, interval_s=10.0)
     told: list[object] = []
-    mailbox: Any = watchman.mailbox
+    mailbox: Any = poller.mailbox
     mailbox.tell = told.append
-    watchman.until = clock() + INTERVAL_S
+    poller.until = clock() + INTERVAL_S
     other.note(b"another's", clock(), 60_000)
     assert told == []
     other.note(b"another's", clock(), 1)

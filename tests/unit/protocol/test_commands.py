@@ -9,8 +9,8 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import PROBE, Dialect, ending
-from redislock_fast._protocol.commands import Acquire, Extend, Look, Reacquire, Release
+from redislock_fast._protocol.capabilities import PROBE, Capabilities, ending
+from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
 from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
@@ -26,8 +26,8 @@ UNKNOWN_COMMAND = hiredis.ReplyError("ERR unknown command 'X', with args beginni
 REFUSALS = pytest.mark.parametrize("refusal", [NOPERM, SYNTAX_ERROR, UNKNOWN_COMMAND], ids=str)
 
 
-def dialect_of(server: str) -> Dialect:
-    return Dialect(Model(SERVERS[server]).execute(PROBE))
+def capabilities_of(server: str) -> Capabilities:
+    return Capabilities(Model(SERVERS[server]).execute(PROBE))
 
 
 def operations() -> list[Operation]:
@@ -36,7 +36,7 @@ def operations() -> list[Operation]:
         Release(KEY, TOKEN, None),
         Reacquire(KEY, TOKEN, 1000),
         Extend(KEY, TOKEN, 1000, False, 60.0),
-        Look(KEY),
+        ReadHolder(KEY),
     ]
 
 
@@ -44,8 +44,11 @@ def operations() -> list[Operation]:
 
 
 def test_dialect_of_each_server() -> None:
-    dialects = {name: dialect_of(name) for name in SERVERS}
-    assert {name: (dialect.set_get, dialect.release, dialect.set_ifeq) for name, dialect in dialects.items()} == {
+    capabilities_list = {name: capabilities_of(name) for name in SERVERS}
+    assert {
+        name: (capabilities.set_get, capabilities.release, capabilities.set_ifeq)
+        for name, capabilities in capabilities_list.items()
+    } == {
         "Valkey 9": (True, b"DELIFEQ", True),
         "Redis 8.4": (True, b"DELEX", True),
         "Redis 7.0": (True, None, False),
@@ -55,8 +58,8 @@ def test_dialect_of_each_server() -> None:
 
 @pytest.mark.parametrize("reply", [None, NOPERM, b"OK", [], [None], {}, [None, None, None, None]], ids=repr)
 def test_dialect_is_plain_where_the_probe_is_refused_or_answered_oddly(reply: Reply) -> None:
-    dialect = Dialect(reply)
-    assert (dialect.set_get, dialect.release, dialect.set_ifeq) == (False, None, False)
+    capabilities = Capabilities(reply)
+    assert (capabilities.set_get, capabilities.release, capabilities.set_ifeq) == (False, None, False)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,8 @@ def test_dialect_is_plain_where_the_probe_is_refused_or_answered_oddly(reply: Re
     ids=["single", "single 6.2", "cluster", "cluster 6.2", "unknown", "forbidden", "not asked"],
 )
 def test_messages_can_be_pushed_where_hello_is_answered(server: str, hello: Reply, push: bool, sharded: bool) -> None:
-    dialect = Dialect(Model(SERVERS[server]).execute(PROBE), hello)
-    assert (push, sharded) == (dialect.push, dialect.sharded)
+    capabilities = Capabilities(Model(SERVERS[server]).execute(PROBE), hello)
+    assert (push, sharded) == (capabilities.push, capabilities.sharded)
 
 
 # ---- ending a connection ----
@@ -99,118 +102,118 @@ def test_a_connection_that_is_not_described_cannot_be_ended(reply: Reply) -> Non
 def test_acquire_request(server: str, ttl_ms: int | None) -> None:
     expiry: Args = () if ttl_ms is None else (b"PX", ttl_ms)
     get: Args = () if server == "Redis 6.2" else (b"GET",)
-    request = Acquire(KEY, TOKEN, ttl_ms).request(dialect_of(server), 1.0)
+    request = Acquire(KEY, TOKEN, ttl_ms).request(capabilities_of(server), 1.0)
     assert (b"SET", KEY, TOKEN, b"NX", *expiry, *get) == request
 
 
 def test_acquire_takes_the_free_lock() -> None:
     for server, free in (("Valkey 9", None), ("Redis 6.2", b"OK")):
-        dialect = dialect_of(server)
+        capabilities = capabilities_of(server)
         acquire = Acquire(KEY, TOKEN, 1000)
-        acquire.request(dialect, 5.0)
-        assert acquire.feed(free, dialect)
+        acquire.request(capabilities, 5.0)
+        assert acquire.feed(free, capabilities)
         assert (acquire.result, acquire.unsettled, acquire.sent_at) == (True, False, 5.0)
 
 
 def test_acquire_names_the_holder() -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    assert acquire.feed(b"OK", dialect)
+    acquire.request(capabilities, 5.0)
+    assert acquire.feed(b"OK", capabilities)
     assert (acquire.result, acquire.holder) == (False, b"OK")
 
 
 def test_acquire_looks_for_the_holder_where_set_does_not_tell() -> None:
-    dialect = dialect_of("Redis 6.2")
+    capabilities = capabilities_of("Redis 6.2")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    assert not acquire.feed(None, dialect)
-    assert acquire.request(dialect, 5.0) == (b"GET", KEY)
-    assert acquire.feed(b"OK", dialect)
+    acquire.request(capabilities, 5.0)
+    assert not acquire.feed(None, capabilities)
+    assert acquire.request(capabilities, 5.0) == (b"GET", KEY)
+    assert acquire.feed(b"OK", capabilities)
     assert (acquire.result, acquire.holder) == (False, b"OK")
 
 
 def test_acquire_is_content_without_the_holder_where_get_is_denied() -> None:
-    dialect = dialect_of("Redis 6.2")
+    capabilities = capabilities_of("Redis 6.2")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    acquire.feed(None, dialect)
-    assert acquire.feed(NOPERM, dialect)
+    acquire.request(capabilities, 5.0)
+    acquire.feed(None, capabilities)
+    assert acquire.feed(NOPERM, capabilities)
     assert (acquire.result, acquire.holder) == (False, None)
 
 
 def test_acquire_does_not_guess_after_a_loss_where_get_is_denied() -> None:
-    dialect = dialect_of("Redis 6.2")
+    capabilities = capabilities_of("Redis 6.2")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    acquire.lost(True)
-    acquire.request(dialect, 6.0)
-    acquire.feed(None, dialect)
+    acquire.request(capabilities, 5.0)
+    acquire.note_unanswered(True)
+    acquire.request(capabilities, 6.0)
+    acquire.feed(None, capabilities)
     with pytest.raises(Refused, match="NOPERM"):
-        acquire.feed(NOPERM, dialect)
+        acquire.feed(NOPERM, capabilities)
     assert acquire.unsettled
 
 
 @pytest.mark.parametrize("server", ["Valkey 9", "Redis 6.2"])
 def test_acquire_finds_its_own_token_after_a_lost_reply(server: str) -> None:
     model = Model(SERVERS[server])
-    dialect = dialect_of(server)
+    capabilities = capabilities_of(server)
     acquire = Acquire(KEY, TOKEN, 1000)
-    model.execute(acquire.request(dialect, 5.0))
-    acquire.lost(True)
-    while not acquire.feed(model.execute(acquire.request(dialect, 6.0)), dialect):
+    model.execute(acquire.request(capabilities, 5.0))
+    acquire.note_unanswered(True)
+    while not acquire.feed(model.execute(acquire.request(capabilities, 6.0)), capabilities):
         pass
     assert acquire.result
     assert acquire.sent_at == 5.0
 
 
 def test_acquire_does_not_take_an_equal_token_that_it_did_not_set() -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    acquire.lost(False)
-    acquire.request(dialect, 6.0)
-    assert acquire.feed(TOKEN, dialect)
+    acquire.request(capabilities, 5.0)
+    acquire.note_unanswered(False)
+    acquire.request(capabilities, 6.0)
+    assert acquire.feed(TOKEN, capabilities)
     assert (acquire.result, acquire.unsettled) == (False, False)
 
 
 @REFUSALS
 def test_acquire_goes_on_without_set_get_where_it_is_refused(refusal: hiredis.ReplyError) -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    assert not acquire.feed(refusal, dialect)
-    assert not dialect.set_get
-    assert acquire.request(dialect, 5.0) == (b"SET", KEY, TOKEN, b"NX", b"PX", 1000)
+    acquire.request(capabilities, 5.0)
+    assert not acquire.feed(refusal, capabilities)
+    assert not capabilities.set_get
+    assert acquire.request(capabilities, 5.0) == (b"SET", KEY, TOKEN, b"NX", b"PX", 1000)
 
 
 @REFUSALS
 def test_acquire_is_refused_where_plain_set_is(refusal: hiredis.ReplyError) -> None:
-    dialect = dialect_of("Redis 6.2")
+    capabilities = capabilities_of("Redis 6.2")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
+    acquire.request(capabilities, 5.0)
     with pytest.raises(Refused):
-        acquire.feed(refusal, dialect)
+        acquire.feed(refusal, capabilities)
     assert not acquire.unsettled
 
 
 def test_acquire_understands_its_reply_though_a_neighbour_lowered_the_dialect_meanwhile() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 5.0)
-    dialect.set_get = False  # another caller's SET ... GET was refused, for a key that its user may not read
-    assert acquire.feed(None, dialect)
+    acquire.request(capabilities, 5.0)
+    capabilities.set_get = False  # another caller's SET ... GET was refused, for a key that its user may not read
+    assert acquire.feed(None, capabilities)
     assert acquire.result
 
 
 def test_operations_try_the_next_form_though_a_neighbour_was_refused_first() -> None:
     for operation in (Acquire(KEY, TOKEN, 1000), Release(KEY, TOKEN, None), Reacquire(KEY, TOKEN, 1000)):
-        dialect = dialect_of("Valkey 9")
-        refused = operation.request(dialect, 5.0)
-        dialect.set_get = dialect.set_ifeq = False
-        dialect.release = None
-        assert not operation.feed(NOPERM, dialect)
-        assert refused != operation.request(dialect, 5.0)
+        capabilities = capabilities_of("Valkey 9")
+        refused = operation.request(capabilities, 5.0)
+        capabilities.set_get = capabilities.set_ifeq = False
+        capabilities.release = None
+        assert not operation.feed(NOPERM, capabilities)
+        assert refused != operation.request(capabilities, 5.0)
 
 
 # ---- release ----
@@ -226,15 +229,15 @@ def test_operations_try_the_next_form_though_a_neighbour_was_refused_first() -> 
     ],
 )
 def test_release_request(server: str, request_: Args) -> None:
-    assert request_ == Release(KEY, TOKEN, None).request(dialect_of(server), 1.0)
+    assert request_ == Release(KEY, TOKEN, None).request(capabilities_of(server), 1.0)
 
 
 @pytest.mark.parametrize(("reply", "result"), [(1, True), (0, False)])
 def test_release_result(reply: int, result: bool) -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     release = Release(KEY, TOKEN, 10.0)
-    release.request(dialect, 5.0)
-    assert release.feed(reply, dialect)
+    release.request(capabilities, 5.0)
+    assert release.feed(reply, capabilities)
     assert result is release.result
 
 
@@ -246,20 +249,20 @@ def test_release_result(reply: int, result: bool) -> None:
 def test_release_that_finds_nothing_after_a_loss(
     sent: bool, left_at: float, expires_at: float | None, result: bool
 ) -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     release = Release(KEY, TOKEN, expires_at)
-    release.request(dialect, left_at)
-    release.lost(sent)
-    release.request(dialect, 11.0)
-    assert release.feed(0, dialect)
+    release.request(capabilities, left_at)
+    release.note_unanswered(sent)
+    release.request(capabilities, 11.0)
+    assert release.feed(0, capabilities)
     assert result is release.result
 
 
 def test_release_goes_on_from_an_unsettled_one() -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     release = Release(KEY, TOKEN, 10.0, unsettled=True)
-    release.request(dialect, 11.0)
-    assert release.feed(0, dialect)
+    release.request(capabilities, 11.0)
+    assert release.feed(0, capabilities)
     assert release.result
 
 
@@ -268,12 +271,12 @@ def test_release_goes_on_from_an_unsettled_one() -> None:
 def test_release_goes_on_with_the_script_where_the_native_command_is_refused(
     server: str, refusal: hiredis.ReplyError
 ) -> None:
-    dialect = dialect_of(server)
+    capabilities = capabilities_of(server)
     release = Release(KEY, TOKEN, None)
-    release.request(dialect, 5.0)
-    assert not release.feed(refusal, dialect)
-    assert dialect.release is None
-    assert (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1") == release.request(dialect, 5.0)
+    release.request(capabilities, 5.0)
+    assert not release.feed(refusal, capabilities)
+    assert capabilities.release is None
+    assert (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1") == release.request(capabilities, 5.0)
 
 
 # ---- reacquire ----
@@ -284,16 +287,16 @@ def test_reacquire_request(server: str) -> None:
     script: Args = (b"EVALSHA", REACQUIRE.sha, 1, KEY, TOKEN, 1500)
     native: Args = (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", 1500)
     expected = native if server in ("Valkey 9", "Redis 8.4") else script
-    assert expected == Reacquire(KEY, TOKEN, 1500).request(dialect_of(server), 1.0)
+    assert expected == Reacquire(KEY, TOKEN, 1500).request(capabilities_of(server), 1.0)
 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_reacquire_without_a_ttl_takes_the_old_one_away(server: str) -> None:
     model = Model(SERVERS[server])
-    dialect = dialect_of(server)
+    capabilities = capabilities_of(server)
     model.put(KEY, TOKEN, 1000)
     reacquire = Reacquire(KEY, TOKEN, None)
-    while not reacquire.feed(model.execute(reacquire.request(dialect, 1.0)), dialect):
+    while not reacquire.feed(model.execute(reacquire.request(capabilities, 1.0)), capabilities):
         pass
     assert reacquire.result
     assert model.entry(KEY) == Entry(TOKEN)
@@ -304,21 +307,21 @@ def test_reacquire_without_a_ttl_takes_the_old_one_away(server: str) -> None:
     [("Valkey 9", b"OK", True), ("Valkey 9", None, False), ("Redis 7.0", 1, True), ("Redis 7.0", 0, False)],
 )
 def test_reacquire_result(server: str, reply: Reply, result: bool) -> None:
-    dialect = dialect_of(server)
+    capabilities = capabilities_of(server)
     reacquire = Reacquire(KEY, TOKEN, 1500)
-    reacquire.request(dialect, 5.0)
-    assert reacquire.feed(reply, dialect)
+    reacquire.request(capabilities, 5.0)
+    assert reacquire.feed(reply, capabilities)
     assert (result, 5.0) == (reacquire.result, reacquire.sent_at)
 
 
 @REFUSALS
 def test_reacquire_goes_on_with_the_script_where_set_ifeq_is_refused(refusal: hiredis.ReplyError) -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     reacquire = Reacquire(KEY, TOKEN, 1500)
-    reacquire.request(dialect, 5.0)
-    assert not reacquire.feed(refusal, dialect)
-    assert not dialect.set_ifeq
-    assert (b"EVALSHA", REACQUIRE.sha, 1, KEY, TOKEN, 1500) == reacquire.request(dialect, 5.0)
+    reacquire.request(capabilities, 5.0)
+    assert not reacquire.feed(refusal, capabilities)
+    assert not capabilities.set_ifeq
+    assert (b"EVALSHA", REACQUIRE.sha, 1, KEY, TOKEN, 1500) == reacquire.request(capabilities, 5.0)
 
 
 # ---- extend ----
@@ -327,54 +330,54 @@ def test_reacquire_goes_on_with_the_script_where_set_ifeq_is_refused(refusal: hi
 @pytest.mark.parametrize(("replace", "flag"), [(False, b"0"), (True, b"1")])
 def test_extend_request(replace: bool, flag: bytes) -> None:
     for server in SERVERS:
-        request = Extend(KEY, TOKEN, 1500, replace, 10.0).request(dialect_of(server), 1.0)
+        request = Extend(KEY, TOKEN, 1500, replace, 10.0).request(capabilities_of(server), 1.0)
         assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, flag) == request
 
 
 def test_extend_caps_what_it_sends_again() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 1500, False, 10.0)
-    extend.request(dialect, 5.0)
-    extend.lost(True)
-    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0", 5500) == extend.request(dialect, 6.0)
-    assert extend.feed(1, dialect)
+    extend.request(capabilities, 5.0)
+    extend.note_unanswered(True)
+    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0", 5500) == extend.request(capabilities, 6.0)
+    assert extend.feed(1, capabilities)
     assert (extend.result, extend.expires_at) == (True, 11.5)
 
 
 def test_extend_caps_at_one_addition_even_after_the_old_lease_has_ended() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 5000, False, 10.0)
-    extend.request(dialect, 9.0)
-    extend.lost(True)
-    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 5000, b"0", 3000) == extend.request(dialect, 12.0)
+    extend.request(capabilities, 9.0)
+    extend.note_unanswered(True)
+    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 5000, b"0", 3000) == extend.request(capabilities, 12.0)
 
 
 def test_extend_that_replaces_needs_no_cap() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 1500, True, 10.0)
-    first = extend.request(dialect, 5.0)
-    extend.lost(True)
-    assert first == extend.request(dialect, 6.0)
-    assert extend.feed(1, dialect)
+    first = extend.request(capabilities, 5.0)
+    extend.note_unanswered(True)
+    assert first == extend.request(capabilities, 6.0)
+    assert extend.feed(1, capabilities)
     assert extend.expires_at == 7.5
 
 
 def test_extend_asks_for_a_ttl_that_it_does_not_know() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 1500, False, None)
-    assert extend.request(dialect, 5.0) == (b"PTTL", KEY)
-    assert not extend.feed(2000, dialect)
-    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0") == extend.request(dialect, 5.5)
-    extend.lost(True)
-    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0", 2500) == extend.request(dialect, 6.0)
+    assert extend.request(capabilities, 5.0) == (b"PTTL", KEY)
+    assert not extend.feed(2000, capabilities)
+    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0") == extend.request(capabilities, 5.5)
+    extend.note_unanswered(True)
+    assert (b"EVALSHA", EXTEND.sha, 1, KEY, TOKEN, 1500, b"0", 2500) == extend.request(capabilities, 6.0)
 
 
 @pytest.mark.parametrize("reply", [-1, -2], ids=["without a ttl", "gone"])
 def test_extend_of_what_has_no_ttl_is_not_owned(reply: int) -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 1500, False, None)
-    extend.request(dialect, 5.0)
-    assert extend.feed(reply, dialect)
+    extend.request(capabilities, 5.0)
+    assert extend.feed(reply, capabilities)
     assert not extend.result
 
 
@@ -382,33 +385,33 @@ def test_extend_of_what_has_no_ttl_is_not_owned(reply: int) -> None:
 def test_extend_computes_the_ttl_itself_where_scripts_are_denied(replace: bool, ttl_ms: int) -> None:
     model = Model(SERVERS["Valkey 9"], frozenset({"EVAL", "EVALSHA"}))
     model.put(KEY, TOKEN, 2000)
-    dialect = Dialect(model.execute(PROBE))
+    capabilities = Capabilities(model.execute(PROBE))
     extend = Extend(KEY, TOKEN, 1500, replace, 2.0)
     sent = []
     finished = False
     while not finished:
-        sent.append(extend.request(dialect, 0.0))
-        finished = extend.feed(model.execute(sent[-1]), dialect)
+        sent.append(extend.request(capabilities, 0.0))
+        finished = extend.feed(model.execute(sent[-1]), capabilities)
     assert [request[0] for request in sent] == [b"EVALSHA", b"GET", b"PTTL", b"SET"]
     assert (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", ttl_ms) == sent[-1]
     assert (True, ttl_ms / 1000) == (extend.result, extend.expires_at)
 
 
 def test_extend_is_refused_where_neither_scripts_nor_set_ifeq_are_there() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     extend = Extend(KEY, TOKEN, 1500, False, 10.0)
-    extend.request(dialect, 5.0)
+    extend.request(capabilities, 5.0)
     with pytest.raises(Refused, match="NOPERM"):
-        extend.feed(NOPERM, dialect)
+        extend.feed(NOPERM, capabilities)
 
 
 def test_extend_by_nothing_of_a_lease_at_its_end_sends_a_ttl_that_servers_take() -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     extend = Extend(KEY, TOKEN, 0, False, 10.0)
     for now, reply in ((9.9, NOPERM), (9.9, TOKEN), (10.0, 0)):
-        extend.request(dialect, now)
-        assert not extend.feed(reply, dialect)
-    ttl_ms = extend.request(dialect, 10.1)[-1]
+        extend.request(capabilities, now)
+        assert not extend.feed(reply, capabilities)
+    ttl_ms = extend.request(capabilities, 10.1)[-1]
     assert isinstance(ttl_ms, int)
     assert ttl_ms > 0
 
@@ -422,9 +425,9 @@ def test_extend_by_nothing_of_a_lease_at_its_end_sends_a_ttl_that_servers_take()
     ids=repr,
 )
 def test_look(reply: Reply, result: bool, holder: bytes | None) -> None:
-    look = Look(KEY)
-    assert look.request(Dialect(), 1.0) == (b"GET", KEY)
-    assert look.feed(reply, Dialect())
+    look = ReadHolder(KEY)
+    assert look.request(Capabilities(), 1.0) == (b"GET", KEY)
+    assert look.feed(reply, Capabilities())
     assert (result, holder) == (look.result, look.holder)
 
 
@@ -433,7 +436,7 @@ def test_look(reply: Reply, result: bool, holder: bytes | None) -> None:
 
 @pytest.mark.parametrize("script", ["release", "reacquire", "extend"])
 def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) -> None:
-    dialect = dialect_of("Redis 6.2")
+    capabilities = capabilities_of("Redis 6.2")
     machines: dict[str, Operation] = {
         "release": Release(KEY, TOKEN, None),
         "reacquire": Reacquire(KEY, TOKEN, 1500),
@@ -441,9 +444,9 @@ def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) 
     }
     operation = machines[script]
     text = {"release": RELEASE, "reacquire": REACQUIRE, "extend": EXTEND}[script].text
-    by_sha = operation.request(dialect, 1.0)
-    assert not operation.feed(NOSCRIPT, dialect)
-    assert (b"EVAL", text, *by_sha[2:]) == operation.request(dialect, 1.0)
+    by_sha = operation.request(capabilities, 1.0)
+    assert not operation.feed(NOSCRIPT, capabilities)
+    assert (b"EVAL", text, *by_sha[2:]) == operation.request(capabilities, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -464,12 +467,12 @@ def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) 
 def test_errors_that_mean_later(text: str) -> None:
     for server in SERVERS:
         for operation in operations():
-            before = operation.request(dialect_of(server), 1.0)
+            before = operation.request(capabilities_of(server), 1.0)
             with pytest.raises(NotExecuted) as caught:
-                operation.feed(hiredis.ReplyError(text), dialect_of(server))
+                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
             assert text == str(caught.value)
             assert caught.value.code in text
-            assert before == operation.request(dialect_of(server), 1.0)
+            assert before == operation.request(capabilities_of(server), 1.0)
             assert not operation.unsettled
 
 
@@ -477,9 +480,9 @@ def test_errors_that_mean_later(text: str) -> None:
 def test_moved_and_ask_are_redirections(text: str) -> None:
     for server in SERVERS:
         for operation in operations():
-            operation.request(dialect_of(server), 1.0)
+            operation.request(capabilities_of(server), 1.0)
             with pytest.raises(Redirected, match=text):
-                operation.feed(hiredis.ReplyError(text), dialect_of(server))
+                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
             assert not operation.unsettled
 
 
@@ -491,24 +494,24 @@ def test_moved_and_ask_are_redirections(text: str) -> None:
 def test_what_is_no_string_is_not_our_lock(text: str) -> None:
     for server in SERVERS:
         for operation in (Release(KEY, TOKEN, None), Reacquire(KEY, TOKEN, 1), Extend(KEY, TOKEN, 1, False, 9.0)):
-            operation.request(dialect_of(server), 1.0)
-            assert operation.feed(hiredis.ReplyError(text), dialect_of(server))
+            operation.request(capabilities_of(server), 1.0)
+            assert operation.feed(hiredis.ReplyError(text), capabilities_of(server))
             assert not operation.result
 
 
 def test_acquire_is_refused_what_is_no_string() -> None:
-    dialect = dialect_of("Valkey 9")
+    capabilities = capabilities_of("Valkey 9")
     acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(dialect, 1.0)
+    acquire.request(capabilities, 1.0)
     with pytest.raises(Refused, match="WRONGTYPE"):
-        acquire.feed(hiredis.ReplyError(WRONGTYPE), dialect)
+        acquire.feed(hiredis.ReplyError(WRONGTYPE), capabilities)
 
 
 @pytest.mark.parametrize("text", ["OOM command not allowed when used memory > 'maxmemory'.", "ERR something else"])
 def test_other_errors_are_refusals(text: str) -> None:
     for server in SERVERS:
         for operation in operations():
-            operation.request(dialect_of(server), 1.0)
+            operation.request(capabilities_of(server), 1.0)
             with pytest.raises(Refused) as caught:
-                operation.feed(hiredis.ReplyError(text), dialect_of(server))
+                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
             assert text == str(caught.value)

@@ -11,20 +11,20 @@ from typing import Any
 import hiredis
 import pytest
 
-from redislock_fast._pipe.base import Lost, Malformed, Reply
-from redislock_fast._procedures.waiters import Room
-from redislock_fast._protocol.capabilities import Dialect
-from redislock_fast._protocol.commands import Acquire, Extend, Look, Reacquire, Release
+from redislock_fast._pipe.base import ConnectionBroken, Malformed, Reply
+from redislock_fast._procedures.waiters import WaiterRegistry
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.pipeline import AcquireMany, ReleaseMany
-from redislock_fast._protocol.queue import Leave, Subscribe, Wait, Watch
+from redislock_fast._protocol.pipeline import AcquirePipeline, ReleasePipeline
+from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Subscribe, Watch
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast._util.tokens import new_token
 from tests.simulation.model import SERVERS
 from tests.unit.procedures.test_waiters import KEY, take
-from tests.unit.protocol.test_commands import dialect_of
+from tests.unit.protocol.test_commands import capabilities_of
 
 TOKEN = new_token()
 OK = b"OK"
@@ -36,14 +36,14 @@ ANYTHING: list[Any] = [
     [b"subscribe", b"c", 1],
 ]  # fmt: skip
 
-OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Dialect], bool]]] = {
+OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Capabilities], bool]]] = {
     "acquire": (
         lambda: Acquire(KEY, TOKEN, 1000),
-        lambda reply, dialect: reply is None or (type(reply) is bytes if dialect.set_get else reply == OK),
+        lambda reply, capabilities: reply is None or (type(reply) is bytes if capabilities.set_get else reply == OK),
     ),
     "acquire own": (
         lambda: AcquireOwn(KEY, TOKEN, 1000),
-        lambda reply, dialect: reply is None or (type(reply) is bytes if dialect.set_get else reply == OK),
+        lambda reply, capabilities: reply is None or (type(reply) is bytes if capabilities.set_get else reply == OK),
     ),
     "acquire fenced": (
         lambda: AcquireFenced(KEY, TOKEN, 1000),
@@ -52,13 +52,13 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Dialect], bool]]] 
     "fence": (lambda: Fence(KEY, TOKEN), lambda reply, _: reply in ([0, b"x"], [2, b"x", 1], [1, None, 1])),
     "release": (lambda: Release(KEY, TOKEN, None), lambda reply, _: type(reply) is int and 0 <= reply <= 2),
     "hand over": (
-        lambda: Release(KEY, TOKEN, None, queued=True),
+        lambda: Release(KEY, TOKEN, None, contended=True),
         lambda reply, _: type(reply) is int and 0 <= reply <= 2,
     ),
     "reacquire": (
         lambda: Reacquire(KEY, TOKEN, 1000),
-        lambda reply, dialect: (
-            reply is None or reply == OK if dialect.set_ifeq else type(reply) is int and reply in (0, 1)
+        lambda reply, capabilities: (
+            reply is None or reply == OK if capabilities.set_ifeq else type(reply) is int and reply in (0, 1)
         ),
     ),
     "extend": (
@@ -69,15 +69,15 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Dialect], bool]]] 
         lambda: Extend(KEY, TOKEN, 1000, False, None),
         lambda reply, _: type(reply) is int,
     ),
-    "look": (lambda: Look(KEY), lambda reply, _: reply is None or type(reply) is bytes),
+    "look": (lambda: ReadHolder(KEY), lambda reply, _: reply is None or type(reply) is bytes),
     "wait": (
-        lambda: Wait(KEY, TOKEN, 1000, b"publish", b"c", 5000, 60_000, b""),
+        lambda: JoinQueue(KEY, TOKEN, 1000, b"publish", b"c", 5000, 60_000, b""),
         lambda reply, _: reply in ([1, b"x"], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1]),
     ),
-    "leave": (lambda: Leave(KEY, TOKEN), lambda reply, _: reply is None or type(reply) is bytes),
+    "leave": (lambda: LeaveQueue(KEY, TOKEN), lambda reply, _: reply is None or type(reply) is bytes),
     "subscribe": (
         lambda: Subscribe(KEY, b"SUBSCRIBE", b"c"),
-        lambda reply, dialect: reply is None or type(reply) is bytes or reply == [b"subscribe", b"c", 1],
+        lambda reply, capabilities: reply is None or type(reply) is bytes or reply == [b"subscribe", b"c", 1],
     ),
 }
 
@@ -87,62 +87,64 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Dialect], bool]]] 
 def test_reply_that_no_server_gives_is_no_verdict(name: str, server: str) -> None:
     make, is_right = OPERATIONS[name]
     for reply in ANYTHING:
-        operation, dialect = make(), dialect_of(server)
-        operation.request(dialect, 1.0)
-        if is_right(reply, dialect):
-            operation.feed(reply, dialect)
+        operation, capabilities = make(), capabilities_of(server)
+        operation.request(capabilities, 1.0)
+        if is_right(reply, capabilities):
+            operation.feed(reply, capabilities)
             continue
         with pytest.raises(Malformed):
-            operation.feed(reply, dialect)
+            operation.feed(reply, capabilities)
         assert not operation.result
 
 
 @pytest.mark.parametrize("replies", [[1, OK, b"x"], [OK, None, b"x"], [OK, OK, 1], [OK, OK, [b"x"]], [None, OK, None]])
 def test_watch_takes_no_other_replies(replies: list[Reply]) -> None:
     with pytest.raises(Malformed):
-        Watch(KEY).feed(replies, Dialect())
+        Watch(KEY).feed(replies, Capabilities())
 
 
 @pytest.mark.parametrize("replies", [[OK, b"1"], [OK, None], [[], 1]])
 def test_replicate_takes_no_other_replies(replies: list[Reply]) -> None:
     operation = Replicate(KEY, TOKEN, 1000, False, 1, 100)
-    operation.request(dialect_of("Valkey 9"), 1.0)
+    operation.request(capabilities_of("Valkey 9"), 1.0)
     with pytest.raises(Malformed):
-        operation.feed(replies, dialect_of("Valkey 9"))
+        operation.feed(replies, capabilities_of("Valkey 9"))
     assert not operation.result
 
 
 @pytest.mark.parametrize("odd", [7, -1, 1.5, [], {}])
-@pytest.mark.parametrize("kind", [AcquireMany, ReleaseMany])
-def test_no_reply_of_a_batch_counts_where_one_is_malformed(kind: type[AcquireMany | ReleaseMany], odd: Reply) -> None:
+@pytest.mark.parametrize("kind", [AcquirePipeline, ReleasePipeline])
+def test_no_reply_of_a_batch_counts_where_one_is_malformed(
+    kind: type[AcquirePipeline | ReleasePipeline], odd: Reply
+) -> None:
     keys = [b"a", b"b", b"c", b"d"]
-    operation, dialect = kind(keys, TOKEN, 1000), dialect_of("Valkey 9")
-    operation.request(dialect, 1.0)
-    won: Reply = None if kind is AcquireMany else 1
+    operation, capabilities = kind(keys, TOKEN, 1000), capabilities_of("Valkey 9")
+    operation.request(capabilities, 1.0)
+    won: Reply = None if kind is AcquirePipeline else 1
     with pytest.raises(Malformed):
-        operation.feed([won, hiredis.ReplyError("ERR no"), odd, won], dialect)
+        operation.feed([won, hiredis.ReplyError("ERR no"), odd, won], capabilities)
     assert ([False] * 4, [0, 1, 2, 3]) == (operation.results, operation.unfinished)
-    operation.lost(True)
-    asked = operation.request(dialect, 2.0)
+    operation.note_unanswered(True)
+    asked = operation.request(capabilities, 2.0)
     assert isinstance(asked, list)
     assert [key in words for words, key in zip(asked, keys, strict=True)] == [True] * 4
-    assert operation.feed([TOKEN] * 4 if kind is AcquireMany else [1] * 4, dialect)
+    assert operation.feed([TOKEN] * 4 if kind is AcquirePipeline else [1] * 4, capabilities)
     assert [True] * 4 == operation.results
 
 
 def test_vote_of_a_malformed_reply_is_none() -> None:
     round_ = AcquireRound([KEY], TOKEN, 1000, 1.0)
-    round_.request(0, dialect_of("Valkey 9"))
+    round_.request(0, capabilities_of("Valkey 9"))
     with pytest.raises(Malformed):
-        round_.take(0, 7, dialect_of("Valkey 9"))
-    assert ([None], [None], False) == (round_.votes, round_.errors, round_.decided)
+        round_.take(0, 7, capabilities_of("Valkey 9"))
+    assert ([None], [None], False) == (round_.verdicts, round_.errors, round_.decided)
 
 
 @pytest.fixture
-def room() -> Room:
-    room = Room(Dialect())
-    room.note_subscription(room.channel_for(KEY), allowed=True)
-    return room
+def registry() -> WaiterRegistry:
+    registry = WaiterRegistry(Capabilities())
+    registry.note_subscription(registry.channel_for(KEY), allowed=True)
+    return registry
 
 
 @pytest.mark.parametrize(
@@ -156,10 +158,10 @@ def room() -> Room:
     ],
     ids=repr,
 )  # fmt: skip
-def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], room: Room) -> None:
-    take(room)
+def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], registry: WaiterRegistry) -> None:
+    take(registry)
     with pytest.raises(hiredis.ProtocolError):
-        room.hear(push)
+        registry.hear(push)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +172,21 @@ def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], room: 
     ],
     ids=repr,
 )  # fmt: skip
-def test_other_pushes_are_heard(push: list[Reply], room: Room) -> None:
-    take(room)
-    room.hear(push)
+def test_other_pushes_are_heard(push: list[Reply], registry: WaiterRegistry) -> None:
+    take(registry)
+    registry.hear(push)
 
 
 @pytest.mark.parametrize("reply", [reply for reply in ANYTHING if type(reply) is not list], ids=repr)
-def test_answer_to_a_posted_wait_that_no_server_gives_is_a_protocol_error(reply: Reply, room: Room) -> None:
-    seat = take(room)
+def test_answer_to_a_posted_wait_that_no_server_gives_is_a_protocol_error(
+    reply: Reply, registry: WaiterRegistry
+) -> None:
+    waiter = take(registry)
     with pytest.raises(hiredis.ProtocolError):
-        seat.answer(reply)
+        waiter.answer(reply)
 
 
 def test_a_malformed_reply_counts_as_sent() -> None:
     error = Malformed([b"a secret"])
-    assert (True, True) == (isinstance(error, Lost), error.sent)
+    assert (True, True) == (isinstance(error, ConnectionBroken), error.sent)
     assert "secret" not in str(error)

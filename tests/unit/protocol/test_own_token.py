@@ -12,14 +12,14 @@ import redis
 from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn, has_taken
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import MARK
+from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
@@ -30,7 +30,7 @@ KEY = b"name"
 TOKEN = b"job-17"
 OURS = b"rlf:" + b"1" * 32
 VALUES = pytest.mark.parametrize(
-    ("token", "value"), [(TOKEN, TOKEN), (OURS, OURS), (OURS, OURS + MARK)], ids=["brought", "ours", "marked"]
+    ("token", "value"), [(TOKEN, TOKEN), (OURS, OURS), (OURS, OURS + CONTENDED_FLAG)], ids=["brought", "ours", "marked"]
 )
 TTLS_MS = pytest.mark.parametrize("ttl_ms", [None, 60_000])
 EACH_SERVER = pytest.mark.parametrize("server", SERVERS)
@@ -43,7 +43,7 @@ class _Pen:
 
     def __init__(self, server: str, token: bytes = TOKEN, ttl_ms: int | None = 60_000) -> None:
         self.model = Model(SERVERS[server])
-        self.dialect = Dialect(self.model.execute(PROBE))
+        self.capabilities = Capabilities(self.model.execute(PROBE))
         self.operation = AcquireOwn(KEY, token, ttl_ms)
         self.now = 4.0
 
@@ -51,16 +51,16 @@ class _Pen:
         """Let the server execute the next request. Returns its reply."""
         self.now += 1.0
         self.model.now_ms = int(self.now * 1000)
-        return self.model.execute(self.operation.request(self.dialect, self.now))
+        return self.model.execute(self.operation.request(self.capabilities, self.now))
 
     def step(self) -> bool:
         """Send the next request and feed its reply."""
-        return self.operation.feed(self.send(), self.dialect)
+        return self.operation.feed(self.send(), self.capabilities)
 
     def step_until_found(self) -> None:
         """Go on until the next request is the reacquire."""
         finished = self.step()
-        if not self.dialect.set_get:
+        if not self.capabilities.set_get:
             finished = self.step()
         assert not finished
 
@@ -81,7 +81,7 @@ class _Pen:
 @EACH_SERVER
 def test_free_lock_is_taken_as_any_other(server: str, ttl_ms: int | None) -> None:
     pen = _Pen(server, ttl_ms=ttl_ms)
-    assert pen.operation.request(pen.dialect, 1.0) == Acquire(KEY, TOKEN, ttl_ms).request(pen.dialect, 1.0)
+    assert pen.operation.request(pen.capabilities, 1.0) == Acquire(KEY, TOKEN, ttl_ms).request(pen.capabilities, 1.0)
     assert pen.step()
     assert (pen.operation.result, pen.operation.holder, pen.operation.sent_at) == (True, None, 1.0)
     assert pen.model.entry(KEY) == Entry(TOKEN, None if ttl_ms is None else 5000 + ttl_ms)
@@ -111,7 +111,7 @@ def test_token_of_another_is_not_taken_for_a_marked_one(server: str, lost: bool,
     pen.model.put(KEY, value, 30_000)
     if lost:
         pen.send()
-        pen.operation.lost(True)
+        pen.operation.note_unanswered(True)
     pen.finish()
     assert (pen.operation.result, pen.operation.holder) == (False, value)
     assert pen.model.entry(KEY) == Entry(value, 30_000)
@@ -121,7 +121,7 @@ def test_token_of_another_is_not_taken_for_a_marked_one(server: str, lost: bool,
 def test_lease_after_a_lost_reply_counts_from_the_reacquire(server: str) -> None:
     pen = _Pen(server)
     pen.send()
-    pen.operation.lost(True)
+    pen.operation.note_unanswered(True)
     pen.step_until_found()
     found_at = pen.now
     pen.finish()
@@ -158,8 +158,8 @@ def test_reacquire_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str)
     pen.model.put(KEY, TOKEN, 30_000)
     pen.step_until_found()
     pen.send()
-    pen.operation.lost(True)
-    assert pen.operation.to_undo(failed=True) == []
+    pen.operation.note_unanswered(True)
+    assert pen.operation.to_clean_up(failed=True) == []
 
 
 def test_look_of_unknown_outcome_leaves_the_earlier_lock_alone() -> None:
@@ -167,8 +167,8 @@ def test_look_of_unknown_outcome_leaves_the_earlier_lock_alone() -> None:
     pen.model.put(KEY, TOKEN, 30_000)
     assert not pen.step()
     pen.send()
-    pen.operation.lost(True)
-    assert pen.operation.to_undo(failed=True) == []
+    pen.operation.note_unanswered(True)
+    assert pen.operation.to_clean_up(failed=True) == []
 
 
 @EACH_SERVER
@@ -176,9 +176,9 @@ def test_set_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> No
     pen = _Pen(server)
     pen.model.put(KEY, TOKEN, 30_000)
     pen.send()
-    pen.operation.lost(True)
+    pen.operation.note_unanswered(True)
     pen.step_until_found()
-    assert pen.operation.to_undo(failed=True) == []
+    assert pen.operation.to_clean_up(failed=True) == []
 
 
 @EACH_SERVER
@@ -194,7 +194,7 @@ def test_attempt_took_what_was_free_and_not_what_it_found(server: str) -> None:
 @EACH_SERVER
 def test_reply_says_whether_its_request_took_the_key(server: str) -> None:
     pen = _Pen(server)
-    request = pen.operation.request(pen.dialect, pen.now)
+    request = pen.operation.request(pen.capabilities, pen.now)
     assert has_taken(request, pen.model.execute(request))
     assert not has_taken(request, pen.model.execute(request))
     assert not has_taken(request, NOPERM)
@@ -218,19 +218,19 @@ def test_lock_that_may_not_be_reacquired_counts_as_anothers(server: str) -> None
 def test_lock_that_may_be_its_own_and_may_not_be_reacquired_is_an_error(server: str) -> None:
     pen = _Pen(server)
     pen.send()
-    pen.operation.lost(True)
+    pen.operation.note_unanswered(True)
     pen.step_until_found()
     pen.forbid_to_reacquire()
     with pytest.raises(Refused, match="NOPERM"):
         pen.finish()
-    assert pen.operation.to_undo(failed=True) == []
+    assert pen.operation.to_clean_up(failed=True) == []
 
 
 def test_lock_that_may_not_be_read_counts_as_anothers() -> None:
     pen = _Pen("Redis 6.2")
     pen.model.put(KEY, TOKEN, 30_000)
     assert not pen.step()
-    assert pen.operation.feed(NOPERM, pen.dialect)
+    assert pen.operation.feed(NOPERM, pen.capabilities)
     assert (pen.operation.result, pen.operation.holder) == (False, None)
 
 
@@ -239,11 +239,11 @@ def test_errors_that_mean_later_or_elsewhere_repeat_the_reacquire(server: str) -
     pen = _Pen(server)
     pen.model.put(KEY, TOKEN, 30_000)
     pen.step_until_found()
-    before = pen.operation.request(pen.dialect, pen.now)
+    before = pen.operation.request(pen.capabilities, pen.now)
     for text, error in (("LOADING Redis is loading", NotExecuted), ("MOVED 5798 127.0.0.1:7001", Redirected)):
         with pytest.raises(error):
-            pen.operation.feed(hiredis.ReplyError(text), pen.dialect)
-        assert before == pen.operation.request(pen.dialect, pen.now)
+            pen.operation.feed(hiredis.ReplyError(text), pen.capabilities)
+        assert before == pen.operation.request(pen.capabilities, pen.now)
 
 
 def test_what_is_no_string_any_more_is_refused() -> None:
@@ -258,7 +258,7 @@ def test_what_is_no_string_any_more_is_refused() -> None:
 @EACH_SERVER
 def test_no_plain_reply_means_anothers(server: str) -> None:
     pen = _Pen(server)
-    pen.operation.request(pen.dialect, 1.0)
+    pen.operation.request(pen.capabilities, 1.0)
     assert pen.operation.plain_replies() == (b"OK" if server == "Redis 6.2" else None, None)
 
 
@@ -272,9 +272,9 @@ def acquire(client: redis.Redis, token: bytes = TOKEN, ttl_ms: int | None = 60_0
     return operation
 
 
-def channel_of(client: redis.Redis) -> ThreadChannel:
+def channel_of(client: redis.Redis) -> ThreadServerTransport:
     channel = transport_of(client)
-    assert isinstance(channel, ThreadChannel)
+    assert isinstance(channel, ThreadServerTransport)
     return channel
 
 

@@ -13,11 +13,11 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
-from redislock_fast._protocol.capabilities import PROBE, Dialect
+from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, Release
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
-from redislock_fast._protocol.pipeline import AcquireMany, Many, ReleaseMany
-from redislock_fast._protocol.queue import undo_requests
+from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
+from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
 from tests.support.selection import in_two_runs
@@ -38,28 +38,28 @@ FREE: dict[str, Reply] = {name: b"OK" if name == "Redis 6.2" else None for name 
 TAKEN: dict[str, Reply] = {name: None if name == "Redis 6.2" else RIVAL for name in SERVERS}
 
 
-def dialect_of(server: str) -> Dialect:
-    return Dialect(Model(SERVERS[server]).execute(PROBE))
+def capabilities_of(server: str) -> Capabilities:
+    return Capabilities(Model(SERVERS[server]).execute(PROBE))
 
 
-def requests_of(machine: Many, dialect: Dialect, now: float = 1.0) -> list[Args]:
+def requests_of(machine: Pipeline, capabilities: Capabilities, now: float = 1.0) -> list[Args]:
     """The next requests, one by one."""
-    requests = machine.request(dialect, now)
+    requests = machine.request(capabilities, now)
     return requests.requests() if isinstance(requests, Bulk) else requests
 
 
-def acquiring(server: str, ttl_ms: int | None = 1000) -> tuple[AcquireMany, Dialect]:
+def acquiring(server: str, ttl_ms: int | None = 1000) -> tuple[AcquirePipeline, Capabilities]:
     """A machine whose first requests have left."""
-    machine, dialect = AcquireMany(KEYS, TOKEN, ttl_ms), dialect_of(server)
-    machine.request(dialect, 1.0)
-    return machine, dialect
+    machine, capabilities = AcquirePipeline(KEYS, TOKEN, ttl_ms), capabilities_of(server)
+    machine.request(capabilities, 1.0)
+    return machine, capabilities
 
 
-def releasing(server: str, doubtful: bool = False) -> tuple[ReleaseMany, Dialect]:
+def releasing(server: str, doubtful: bool = False) -> tuple[ReleasePipeline, Capabilities]:
     """A machine whose first requests have left, within the leases."""
-    machine, dialect = ReleaseMany(KEYS, TOKEN, 5.0, doubtful), dialect_of(server)
-    machine.request(dialect, 1.0)
-    return machine, dialect
+    machine, capabilities = ReleasePipeline(KEYS, TOKEN, 5.0, doubtful), capabilities_of(server)
+    machine.request(capabilities, 1.0)
+    return machine, capabilities
 
 
 # ---- acquire ----
@@ -68,96 +68,100 @@ def releasing(server: str, doubtful: bool = False) -> tuple[ReleaseMany, Dialect
 @pytest.mark.parametrize("ttl_ms", [None, 1500])
 @EACH_SERVER
 def test_acquire_sends_what_acquire_of_one_lock_sends(server: str, ttl_ms: int | None) -> None:
-    dialect = dialect_of(server)
-    machine = AcquireMany(KEYS, TOKEN, ttl_ms)
-    assert [Acquire(key, TOKEN, ttl_ms).request(dialect, 1.0) for key in KEYS] == requests_of(machine, dialect)
+    capabilities = capabilities_of(server)
+    machine = AcquirePipeline(KEYS, TOKEN, ttl_ms)
+    assert [Acquire(key, TOKEN, ttl_ms).request(capabilities, 1.0) for key in KEYS] == requests_of(
+        machine, capabilities
+    )
 
 
 @pytest.mark.parametrize("key", [b"", b"NX", b"SET", TOKEN])
 @EACH_SERVER
 def test_a_key_that_looks_like_another_word_stands_in_its_place(server: str, key: bytes) -> None:
     for machine, one in (
-        (AcquireMany([b"a", key], TOKEN, 1500), Acquire(key, TOKEN, 1500)),
-        (ReleaseMany([b"a", key], TOKEN, None), Release(key, TOKEN, None)),
+        (AcquirePipeline([b"a", key], TOKEN, 1500), Acquire(key, TOKEN, 1500)),
+        (ReleasePipeline([b"a", key], TOKEN, None), Release(key, TOKEN, None)),
     ):
-        dialect = dialect_of(server)
-        assert one.request(dialect, 1.0) == requests_of(machine, dialect)[1]
+        capabilities = capabilities_of(server)
+        assert one.request(capabilities, 1.0) == requests_of(machine, capabilities)[1]
 
 
 @EACH_SERVER
 def test_acquire_takes_all(server: str) -> None:
-    machine, dialect = acquiring(server)
-    assert machine.feed([FREE[server]] * 3, dialect)
+    machine, capabilities = acquiring(server)
+    assert machine.feed([FREE[server]] * 3, capabilities)
     assert ([True] * 3, [], 1.0) == (machine.results, machine.unfinished, machine.sent_at)
-    assert [] == machine.to_undo(failed=False)
+    assert [] == machine.to_clean_up(failed=False)
 
 
 @EACH_SERVER
 def test_acquire_takes_what_is_free(server: str) -> None:
-    machine, dialect = acquiring(server)
-    finished = machine.feed([FREE[server], TAKEN[server], FREE[server]], dialect)
+    machine, capabilities = acquiring(server)
+    finished = machine.feed([FREE[server], TAKEN[server], FREE[server]], capabilities)
     if server == "Redis 6.2":  # nil does not say whose it is
         assert not finished
-        assert [(b"GET", b"b")] == requests_of(machine, dialect)
-        assert machine.feed([RIVAL], dialect)
+        assert [(b"GET", b"b")] == requests_of(machine, capabilities)
+        assert machine.feed([RIVAL], capabilities)
     assert [True, False, True] == machine.results
-    assert [] == machine.to_undo(failed=False)
-    assert [(b"a", TOKEN), (b"c", TOKEN)] == machine.to_undo(failed=True)
+    assert [] == machine.to_clean_up(failed=False)
+    assert [(b"a", TOKEN), (b"c", TOKEN)] == machine.to_clean_up(failed=True)
 
 
 def test_acquire_without_any_free_is_finished() -> None:
-    machine, dialect = acquiring("Valkey 9")
-    assert machine.feed([b"x", b"", b"OK"], dialect)
+    machine, capabilities = acquiring("Valkey 9")
+    assert machine.feed([b"x", b"", b"OK"], capabilities)
     assert [False] * 3 == machine.results
 
 
 @EACH_SERVER
 def test_acquire_lost_unsent_is_sent_again_and_knows_no_doubt(server: str) -> None:
-    machine, dialect = acquiring(server)
-    machine.lost(sent=False)
-    assert [Acquire(key, TOKEN, 1000).request(dialect, 2.0) for key in KEYS] == requests_of(machine, dialect, 2.0)
-    assert machine.feed([FREE[server]] * 3, dialect)
+    machine, capabilities = acquiring(server)
+    machine.note_unanswered(sent=False)
+    assert [Acquire(key, TOKEN, 1000).request(capabilities, 2.0) for key in KEYS] == requests_of(
+        machine, capabilities, 2.0
+    )
+    assert machine.feed([FREE[server]] * 3, capabilities)
     assert ([True] * 3, False, 1.0) == (machine.results, machine.unsettled, machine.sent_at)
 
 
 def test_acquire_whose_replies_were_lost_finds_its_own_token() -> None:
-    machine, dialect = acquiring("Valkey 9")
-    machine.lost(sent=True)
-    requests_of(machine, dialect, 2.0)
-    assert machine.feed([TOKEN, RIVAL, None], dialect)
+    machine, capabilities = acquiring("Valkey 9")
+    machine.note_unanswered(sent=True)
+    requests_of(machine, capabilities, 2.0)
+    assert machine.feed([TOKEN, RIVAL, None], capabilities)
     assert ([True, False, True], True, 1.0) == (machine.results, machine.unsettled, machine.sent_at)
-    assert [(b"b", TOKEN)] == machine.to_undo(failed=False)
-    assert [(key, TOKEN) for key in KEYS] == sorted(machine.to_undo(failed=True))
+    assert [(b"b", TOKEN)] == machine.to_clean_up(failed=False)
+    assert [(key, TOKEN) for key in KEYS] == sorted(machine.to_clean_up(failed=True))
 
 
 def test_acquire_that_finds_its_token_without_a_loss_does_not_take_it_for_its_own() -> None:
-    machine, dialect = acquiring("Valkey 9")
-    assert machine.feed([TOKEN, None, None], dialect)
+    machine, capabilities = acquiring("Valkey 9")
+    assert machine.feed([TOKEN, None, None], capabilities)
     assert [False, True, True] == machine.results
 
 
 def test_acquire_whose_second_requests_were_lost_finds_its_own_token() -> None:
-    machine, dialect = acquiring("Redis 6.2")
-    assert not machine.feed([b"OK", None, None], dialect)
-    machine.lost(sent=True)
+    machine, capabilities = acquiring("Redis 6.2")
+    assert not machine.feed([b"OK", None, None], capabilities)
+    machine.note_unanswered(sent=True)
     finished = False
     while not finished:  # whether it asks by SET or by GET, the keys hold its token
-        requests = requests_of(machine, dialect)
+        requests = requests_of(machine, capabilities)
         assert [b"b", b"c"] == [request[1] for request in requests]
-        finished = machine.feed([TOKEN if request[0] == b"GET" else None for request in requests], dialect)
+        finished = machine.feed([TOKEN if request[0] == b"GET" else None for request in requests], capabilities)
     assert [True] * 3 == machine.results
 
 
 def test_a_lost_acquire_that_failed_undoes_all() -> None:
     machine, _ = acquiring("Valkey 9")
-    machine.lost(sent=True)
-    assert [(key, TOKEN) for key in KEYS] == machine.to_undo(failed=True)
+    machine.note_unanswered(sent=True)
+    assert [(key, TOKEN) for key in KEYS] == machine.to_clean_up(failed=True)
 
 
 def test_an_acquire_that_never_left_undoes_nothing() -> None:
-    machine = AcquireMany(KEYS, TOKEN, None)
-    machine.lost(sent=False)
-    assert [] == machine.to_undo(failed=True)
+    machine = AcquirePipeline(KEYS, TOKEN, None)
+    machine.note_unanswered(sent=False)
+    assert [] == machine.to_clean_up(failed=True)
 
 
 @pytest.mark.parametrize(("trouble", "error"), [(LOADING, NotExecuted), (MOVED, Redirected), (OOM, Refused)], ids=str)
@@ -165,41 +169,41 @@ def test_an_acquire_that_never_left_undoes_nothing() -> None:
 def test_trouble_of_one_name_leaves_the_others_their_verdicts(
     server: str, trouble: Reply, error: type[Exception]
 ) -> None:
-    for machine, dialect, won in ((*acquiring(server), FREE[server]), (*releasing(server), 1)):
+    for machine, capabilities, won in ((*acquiring(server), FREE[server]), (*releasing(server), 1)):
         with pytest.raises(error):
-            machine.feed([won, trouble, won], dialect)
+            machine.feed([won, trouble, won], capabilities)
         assert ([True, False, True], [1]) == (machine.results, machine.unfinished)
         if error is not Refused:
             assert b"b" == machine.key
-            assert 1 == len(requests_of(machine, dialect))
-            assert machine.feed([won], dialect)
+            assert 1 == len(requests_of(machine, capabilities))
+            assert machine.feed([won], capabilities)
             assert [True] * 3 == machine.results
 
 
 @pytest.mark.parametrize("later", [LOADING, MOVED], ids=str)
 def test_a_refusal_is_raised_when_all_others_have_their_verdict(later: Reply) -> None:
     for replies in ([later, OOM, later], [OOM, later, None]):
-        machine, dialect = acquiring("Valkey 9")
+        machine, capabilities = acquiring("Valkey 9")
         with pytest.raises((NotExecuted, Redirected)):
-            machine.feed(replies, dialect)
+            machine.feed(replies, capabilities)
         with pytest.raises(Refused, match="OOM"):
-            machine.feed([None] * len(requests_of(machine, dialect)), dialect)
+            machine.feed([None] * len(requests_of(machine, capabilities)), capabilities)
         assert 2 == machine.results.count(True)
 
 
 def test_acquire_goes_on_without_get_where_it_is_refused() -> None:
-    machine, dialect = acquiring("Valkey 9")
-    assert not machine.feed([None, NOPERM, RIVAL], dialect)
-    assert not dialect.set_get
-    assert [(b"SET", b"b", TOKEN, b"NX", b"PX", 1000)] == requests_of(machine, dialect)
-    assert machine.feed([b"OK"], dialect)
+    machine, capabilities = acquiring("Valkey 9")
+    assert not machine.feed([None, NOPERM, RIVAL], capabilities)
+    assert not capabilities.set_get
+    assert [(b"SET", b"b", TOKEN, b"NX", b"PX", 1000)] == requests_of(machine, capabilities)
+    assert machine.feed([b"OK"], capabilities)
     assert [True, True, False] == machine.results
 
 
 def test_acquire_reads_its_replies_by_the_dialect_in_which_it_asked() -> None:
-    machine, dialect = acquiring("Valkey 9")
-    dialect.set_get = False  # a neighbour has learnt it meanwhile
-    assert machine.feed([None, b"OK", None], dialect)
+    machine, capabilities = acquiring("Valkey 9")
+    capabilities.set_get = False  # a neighbour has learnt it meanwhile
+    assert machine.feed([None, b"OK", None], capabilities)
     assert [True, False, True] == machine.results
 
 
@@ -208,76 +212,76 @@ def test_acquire_reads_its_replies_by_the_dialect_in_which_it_asked() -> None:
 
 @EACH_SERVER
 def test_release_sends_what_release_of_one_lock_sends(server: str) -> None:
-    dialect = dialect_of(server)
-    assert [Release(key, TOKEN, 5.0).request(dialect, 1.0) for key in KEYS] == requests_of(
-        ReleaseMany(KEYS, TOKEN, 5.0), dialect
+    capabilities = capabilities_of(server)
+    assert [Release(key, TOKEN, 5.0).request(capabilities, 1.0) for key in KEYS] == requests_of(
+        ReleasePipeline(KEYS, TOKEN, 5.0), capabilities
     )
 
 
 @EACH_SERVER
 def test_release_tells_what_was_ours(server: str) -> None:
-    machine, dialect = releasing(server)
-    assert machine.feed([1, 0, 1], dialect)
+    machine, capabilities = releasing(server)
+    assert machine.feed([1, 0, 1], capabilities)
     assert ([True, False, True], False, True) == (machine.results, machine.unsettled, machine.valid)
-    assert [] == machine.to_undo(failed=True)
+    assert [] == machine.to_clean_up(failed=True)
 
 
 def test_release_of_an_unknown_script_sends_its_text() -> None:
-    machine, dialect = releasing("Redis 7.0")
-    assert not machine.feed([NOSCRIPT] * 3, dialect)
-    assert [(b"EVAL", RELEASE.text, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, dialect)
-    assert machine.feed([1, 1, 0], dialect)
+    machine, capabilities = releasing("Redis 7.0")
+    assert not machine.feed([NOSCRIPT] * 3, capabilities)
+    assert [(b"EVAL", RELEASE.text, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, capabilities)
+    assert machine.feed([1, 1, 0], capabilities)
     assert [True, True, False] == machine.results
 
 
 def test_release_goes_on_by_script_where_the_command_is_refused() -> None:
-    machine, dialect = releasing("Valkey 9")
-    assert not machine.feed([NOPERM] * 3, dialect)
-    assert dialect.release is None
-    assert [(b"EVALSHA", RELEASE.sha, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, dialect)
-    assert machine.feed([1] * 3, dialect)
+    machine, capabilities = releasing("Valkey 9")
+    assert not machine.feed([NOPERM] * 3, capabilities)
+    assert capabilities.release is None
+    assert [(b"EVALSHA", RELEASE.sha, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, capabilities)
+    assert machine.feed([1] * 3, capabilities)
 
 
 def test_release_of_what_is_no_string_was_not_ours() -> None:
-    machine, dialect = releasing("Valkey 9")
-    assert machine.feed([1, WRONG, 1], dialect)
+    machine, capabilities = releasing("Valkey 9")
+    assert machine.feed([1, WRONG, 1], capabilities)
     assert [True, False, True] == machine.results
 
 
 @pytest.mark.parametrize(("sent", "result"), [(True, True), (False, False)])
 def test_release_that_finds_nothing_after_a_loss_was_executed_if_it_had_left(sent: bool, result: bool) -> None:
-    machine, dialect = releasing("Valkey 9")
-    machine.lost(sent)
-    requests_of(machine, dialect, 2.0)
-    assert machine.feed([1, 0, 0], dialect)
+    machine, capabilities = releasing("Valkey 9")
+    machine.note_unanswered(sent)
+    requests_of(machine, capabilities, 2.0)
+    assert machine.feed([1, 0, 0], capabilities)
     assert [True, result, result] == machine.results
 
 
 def test_release_that_left_after_the_lease_is_given_no_credit_for_a_loss() -> None:
-    machine, dialect = ReleaseMany(KEYS, TOKEN, 5.0), dialect_of("Valkey 9")
-    machine.request(dialect, 6.0)
-    machine.lost(sent=True)
-    requests_of(machine, dialect, 7.0)
-    assert machine.feed([0, 0, 0], dialect)
+    machine, capabilities = ReleasePipeline(KEYS, TOKEN, 5.0), capabilities_of("Valkey 9")
+    machine.request(capabilities, 6.0)
+    machine.note_unanswered(sent=True)
+    requests_of(machine, capabilities, 7.0)
+    assert machine.feed([0, 0, 0], capabilities)
     assert ([False] * 3, False) == (machine.results, machine.valid)
 
 
 def test_a_doubtful_release_that_finds_nothing_was_executed_before() -> None:
-    machine, dialect = releasing("Valkey 9", doubtful=True)
-    assert machine.feed([0, 1, 0], dialect)
+    machine, capabilities = releasing("Valkey 9", doubtful=True)
+    assert machine.feed([0, 1, 0], capabilities)
     assert [True] * 3 == machine.results
 
 
-def _answer(machine: Many, dialect: Dialect, replies: list[Reply]) -> None:
+def _answer(machine: Pipeline, capabilities: Capabilities, replies: list[Reply]) -> None:
     """Give these replies, and from then on the server's to one who may not touch a."""
-    while not machine.feed(replies, dialect):
-        replies = [NOPERM if b"a" in request else 1 for request in requests_of(machine, dialect)]
+    while not machine.feed(replies, capabilities):
+        replies = [NOPERM if b"a" in request else 1 for request in requests_of(machine, capabilities)]
 
 
 def test_a_name_that_is_refused_keeps_no_other_from_its_verdict() -> None:
-    machine, dialect = releasing("Redis 7.0")
+    machine, capabilities = releasing("Redis 7.0")
     with pytest.raises(Refused, match="NOPERM"):
-        _answer(machine, dialect, [NOPERM, NOSCRIPT, NOSCRIPT])  # rights are looked at before the script
+        _answer(machine, capabilities, [NOPERM, NOSCRIPT, NOSCRIPT])  # rights are looked at before the script
     assert ([False, True, True], [0]) == (machine.results, machine.unfinished)
 
 
@@ -285,31 +289,31 @@ def test_a_name_that_is_refused_keeps_no_other_from_its_verdict() -> None:
 
 
 def test_many_drives_each_machine_to_its_end() -> None:
-    dialect = dialect_of("Redis 7.0")
+    capabilities = capabilities_of("Redis 7.0")
     operations: list[Operation] = [
         Reacquire(b"a", TOKEN, 1000),
         Extend(b"b", TOKEN, 500, False, 9.0),
         Release(b"c", TOKEN, None),
     ]
-    many = Many(operations)
+    many = Pipeline(operations)
     assert (3, b"a") == (len(many), many.key)
-    assert [b"EVALSHA"] * 3 == [request[0] for request in requests_of(many, dialect)]
-    assert not many.feed([1, NOSCRIPT, NOSCRIPT], dialect)
+    assert [b"EVALSHA"] * 3 == [request[0] for request in requests_of(many, capabilities)]
+    assert not many.feed([1, NOSCRIPT, NOSCRIPT], capabilities)
     assert (b"b", [1, 2]) == (many.key, many.unfinished)
-    assert [b"EVAL"] * 2 == [request[0] for request in requests_of(many, dialect)]
-    assert many.feed([0, 1], dialect)
+    assert [b"EVAL"] * 2 == [request[0] for request in requests_of(many, capabilities)]
+    assert many.feed([0, 1], capabilities)
     assert [True, False, True] == many.results
-    assert [] == many.to_undo(failed=True)
+    assert [] == many.to_clean_up(failed=True)
 
 
 def test_many_undoes_what_its_machines_undo() -> None:
-    dialect = dialect_of("Valkey 9")
-    many = Many([Acquire(key, TOKEN, None) for key in KEYS])
-    requests_of(many, dialect)
-    many.lost(sent=True)
-    requests_of(many, dialect)
-    assert many.feed([TOKEN, RIVAL, None], dialect)
-    assert ([True, False, True], [(b"b", TOKEN)]) == (many.results, many.to_undo(failed=False))
+    capabilities = capabilities_of("Valkey 9")
+    many = Pipeline([Acquire(key, TOKEN, None) for key in KEYS])
+    requests_of(many, capabilities)
+    many.note_unanswered(sent=True)
+    requests_of(many, capabilities)
+    assert many.feed([TOKEN, RIVAL, None], capabilities)
+    assert ([True, False, True], [(b"b", TOKEN)]) == (many.results, many.to_clean_up(failed=False))
 
 
 # ---- schedules ----
@@ -330,7 +334,7 @@ class Schedule:
         self._dice = random.Random(seed)
         self._model = Model(self._dice.choice(list(SERVERS.values())))
         self._keys = [b"key-%d" % number for number in range(self._dice.choice((1, 2, 5)))]
-        self._dialect = Dialect(self._model.execute(PROBE))
+        self._capabilities = Capabilities(self._model.execute(PROBE))
         self._deleted: set[bytes] = set()
         for key in self._keys:
             if self._dice.random() < 0.3:
@@ -338,16 +342,16 @@ class Schedule:
 
     def run(self) -> None:
         ttl_ms = self._dice.choice((None, 60, 10_000))
-        acquire = AcquireMany(self._keys, TOKEN, ttl_ms)
+        acquire = AcquirePipeline(self._keys, TOKEN, ttl_ms)
         finished = self._drive(acquire)
         won = [key for key, ours in zip(self._keys, acquire.results, strict=True) if ours]
         if finished and ttl_ms != 60:
             assert won == self._ours()
         if finished:
             assert set(self._ours()) <= set(won)
-        undone = acquire.to_undo(failed=not finished)
+        undone = acquire.to_clean_up(failed=not finished)
         assert finished or set(self._ours()) <= {key for key, _ in undone}
-        for request in undo_requests(self._dialect, undone):
+        for request in cleanup_requests(self._capabilities, undone):
             self._model.execute(request)
         if not finished:
             assert [] == self._ours()
@@ -357,7 +361,7 @@ class Schedule:
     def _release(self, keys: list[bytes], expires_at: float | None) -> None:
         doubtful, self._deleted = False, set()
         for _ in range(3):
-            release = ReleaseMany(keys, TOKEN, expires_at, doubtful)
+            release = ReleasePipeline(keys, TOKEN, expires_at, doubtful)
             if self._drive(release, expires_at):
                 assert [] == self._ours()
                 told = {key for key, ours in zip(keys, release.results, strict=True) if ours}
@@ -372,22 +376,22 @@ class Schedule:
     def _entry(self, key: bytes) -> Entry | None:
         return self._model.entry(key)
 
-    def _drive(self, machine: AcquireMany | ReleaseMany, valid_until: float | None = None) -> bool:
+    def _drive(self, machine: AcquirePipeline | ReleasePipeline, valid_until: float | None = None) -> bool:
         for _ in range(self._dice.choice((1, 2, 4))):
             while True:
                 self._meanwhile()
                 left_at = self._model.now_ms / 1000
-                requests = requests_of(machine, self._dialect, left_at)
+                requests = requests_of(machine, self._capabilities, left_at)
                 fault = self._dice.random()
                 # A connection may break between any two requests or replies; all replies are lost then.
                 executed = self._dice.randrange(len(requests) + 1) if fault < 0.2 else len(requests)
                 replies = [self._execute(machine, request, left_at, valid_until) for request in requests[:executed]]
                 if fault < 0.4:
-                    machine.lost(sent=executed > 0 or self._dice.random() < 0.5)
-                    self._dialect = Dialect(self._model.execute(PROBE))
+                    machine.note_unanswered(sent=executed > 0 or self._dice.random() < 0.5)
+                    self._capabilities = Capabilities(self._model.execute(PROBE))
                     break
                 try:
-                    if machine.feed(replies, self._dialect):
+                    if machine.feed(replies, self._capabilities):
                         return True
                 except (NotExecuted, Redirected):
                     break
@@ -398,8 +402,8 @@ class Schedule:
         if self._dice.random() < 0.1:
             self._model.flush_scripts()
         if self._dice.random() < 0.1:  # a neighbour on the connection is refused something
-            self._dialect.set_get = False
-            self._dialect.release = None
+            self._capabilities.set_get = False
+            self._capabilities.release = None
         for key in self._keys:
             entry = self._entry(key)
             if entry is None and self._dice.random() < 0.1:
@@ -407,7 +411,7 @@ class Schedule:
             elif entry is not None and entry.value == RIVAL and self._dice.random() < 0.2:
                 del self._model.entries[key]
 
-    def _execute(self, machine: Many, request: Args, left_at: float, valid_until: float | None) -> Reply:
+    def _execute(self, machine: Pipeline, request: Args, left_at: float, valid_until: float | None) -> Reply:
         if self._dice.random() < 0.05:
             return self._dice.choice(_ERRORS)
         before = {key: self._entry(key) for key in self._keys}
@@ -417,7 +421,7 @@ class Schedule:
             if was == now:
                 continue
             assert key in request
-            assert was is None if isinstance(machine, AcquireMany) else was is not None and was.value == TOKEN
+            assert was is None if isinstance(machine, AcquirePipeline) else was is not None and was.value == TOKEN
             if now is None and (valid_until is None or left_at < valid_until):
                 self._deleted.add(key)
         return reply
@@ -439,9 +443,9 @@ def test_no_schedule_breaks_a_promise(seeds: range) -> None:
 @pytest.mark.parametrize(
     ("machine", "method", "broken"),
     [
-        (AcquireMany, "to_undo", lambda self, failed: []),
-        (Acquire, "lost", lambda self, sent: None),
-        (Many, "lost", lambda self, sent: None),
+        (AcquirePipeline, "to_clean_up", lambda self, failed: []),
+        (Acquire, "note_unanswered", lambda self, sent: None),
+        (Pipeline, "note_unanswered", lambda self, sent: None),
         (Release, "plain_replies", lambda self: (1, int)),
     ],
     ids=["nothing undone", "losses forgotten", "losses untold", "doubts forgotten"],

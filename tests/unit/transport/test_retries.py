@@ -13,7 +13,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's
 from redis.retry import Retry
 
-from redislock_fast._pipe.base import Lost
+from redislock_fast._pipe.base import ConnectionBroken
 from redislock_fast._protocol.operation import NOAUTH, NotExecuted
 from redislock_fast._transport import retries
 from redislock_fast._transport.retries import Attempts
@@ -21,7 +21,7 @@ from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S
 
 NOW = 100.0
-BROKEN = Lost(True, "broken")
+BROKEN = ConnectionBroken(True, "broken")
 LATER = NotExecuted("LOADING", "LOADING Redis is loading the dataset in memory")
 UNAUTHENTICATED = NotExecuted(NOAUTH, "NOAUTH Authentication required.")
 

@@ -12,11 +12,11 @@ from redis.exceptions import ConnectionError, MovedError, RedisClusterException 
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import Bulk
-from redislock_fast._protocol.capabilities import Dialect
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected
-from redislock_fast._protocol.pipeline import AcquireMany, Many
-from redislock_fast._protocol.queue import Leave, Wait
+from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline
+from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
 from redislock_fast._transport.routing import ASKING, Route
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.tokens import new_token
@@ -25,7 +25,7 @@ MOVED = Redirected("MOVED 5798 127.0.0.1:7001")
 ASK = Redirected("ASK 5798 127.0.0.1:7001")
 MOVING = NotExecuted("TRYAGAIN", "TRYAGAIN Multiple keys request during rehashing of slot")
 DOWN = NotExecuted("CLUSTERDOWN", "CLUSTERDOWN Hash slot not served")
-DIALECT = Dialect()
+DIALECT = Capabilities()
 TOKEN = new_token()
 
 
@@ -33,7 +33,7 @@ def policy(retries: int = 3) -> RetryPolicy:
     return RetryPolicy(Retry(ConstantBackoff(0.5), retries))
 
 
-def route(operation: Acquire | Many | None = None, limit_s: float | None = None, retries: int = 3) -> Route:
+def route(operation: Acquire | Pipeline | None = None, limit_s: float | None = None, retries: int = 3) -> Route:
     return Route(operation or Acquire(b"name", TOKEN, 1000), limit_s, policy(retries))
 
 
@@ -41,7 +41,7 @@ def test_one_request_follows_asking() -> None:
     plain, acquire = Acquire(b"name", TOKEN, 1000), Acquire(b"name", TOKEN, 1000)
     asking = route(acquire)
     assert asking.pause_s(ASK) == 0
-    assert asking.exchange.many
+    assert asking.exchange.is_pipeline
     assert asking.exchange.request(DIALECT, 1.0) == [ASKING, plain.request(DIALECT, 1.0)]
     assert asking.exchange.feed([b"OK", b"OK"], DIALECT)
     assert acquire.result
@@ -49,7 +49,7 @@ def test_one_request_follows_asking() -> None:
 
 def test_each_of_many_requests_follows_asking() -> None:
     keys = [b"a", b"b"]
-    plain, acquire = AcquireMany(keys, TOKEN, 1000), AcquireMany(keys, TOKEN, 1000)
+    plain, acquire = AcquirePipeline(keys, TOKEN, 1000), AcquirePipeline(keys, TOKEN, 1000)
     asking = route(acquire)
     asking.pause_s(ASK)
     bulk = plain.request(DIALECT, 1.0)
@@ -65,7 +65,7 @@ def test_asking_is_for_one_attempt() -> None:
     asking.pause_s(ASK)
     assert asking.asks
     asking.pause_s(MOVED)
-    assert (asking.asks, asking.exchange.many) == (False, False)
+    assert (asking.asks, asking.exchange.is_pipeline) == (False, False)
     named = asking.redirected
     assert isinstance(named, MovedError)
     asking.pause_s(ConnectionError())
@@ -80,7 +80,7 @@ def test_whoever_is_sent_about_without_end_pauses_and_gives_up() -> None:
 
 
 def test_many_are_sent_about_for_as_long_as_each_node_settles_some() -> None:
-    many = AcquireMany([b"%d" % number for number in range(10)], TOKEN, 1000)
+    many = AcquirePipeline([b"%d" % number for number in range(10)], TOKEN, 1000)
     through = route(many)
     for left in range(10, 0, -1):
         many.request(DIALECT, 1.0)
@@ -114,18 +114,18 @@ def test_a_slot_on_the_move_is_waited_for_in_small_pauses() -> None:
 
 
 def test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind() -> None:
-    wait = Wait(b"name", TOKEN, 1000, b"spublish", b"channel", 1000, 1000, b"")
+    wait = JoinQueue(b"name", TOKEN, 1000, b"spublish", b"channel", 1000, 1000, b"")
     wait.request(DIALECT, 1.0)
     assert wait.feed(hiredis.ReplyError(str(MOVING)), DIALECT)
     assert (wait.result, wait.denied) == (False, "TRYAGAIN")
-    assert wait.to_undo(failed=False) == [(b"name", TOKEN)]
+    assert wait.to_clean_up(failed=False) == [(b"name", TOKEN)]
 
 
 def test_leaving_a_queue_on_the_move_frees_the_lock_and_is_done_again() -> None:
-    leave = Leave(b"name", TOKEN)
+    leave = LeaveQueue(b"name", TOKEN)
     leave.request(DIALECT, 1.0)
     assert not leave.feed(hiredis.ReplyError(str(MOVING)), DIALECT)
     assert leave.request(DIALECT, 1.0)[0] == b"EVALSHA"
     assert leave.feed(1, DIALECT)
-    assert leave.to_undo(failed=False) == [(b"name", TOKEN)]
+    assert leave.to_clean_up(failed=False) == [(b"name", TOKEN)]
     assert leave.unsettled

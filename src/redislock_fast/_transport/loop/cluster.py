@@ -1,6 +1,6 @@
 """The transport of a cluster for one event loop: one server transport for each node, found by the lock's slot.
 
-A `LoopClusterChannel` does for a loop what `_transport.threads.cluster.ClusterChannel` does for threads.
+A `LoopClusterTransport` does for a loop what `_transport.threads.cluster.ThreadClusterTransport` does for threads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.waiters import Seat
-from redislock_fast._protocol.commands import Look
+from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._transport.loop.connect import AsyncLink
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._transport.loop.connect import AsyncConnection
 from redislock_fast._transport.loop.end import LoopEnd
-from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.routing import (
     ASKING,
     TROUBLES,
@@ -41,7 +41,7 @@ from redislock_fast._transport.routing import (
 )
 from redislock_fast._util.redis_py import redis_error
 
-__all__ = ["LoopClusterChannel"]
+__all__ = ["LoopClusterTransport"]
 
 _Result = TypeVar("_Result")
 
@@ -78,7 +78,7 @@ class _Pool:
         return client.get_encoder()
 
 
-class _Node(NodeRules[AsyncLink], LoopChannel):
+class _Node(NodeRules[AsyncConnection], LoopServerTransport):
     """All that the loop sends to one node.
 
     Args:
@@ -87,13 +87,13 @@ class _Node(NodeRules[AsyncLink], LoopChannel):
         cluster: whose node it is; None for a dedicated connection to it.
     """
 
-    def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterChannel | None = None) -> None:
+    def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterTransport | None = None) -> None:
         super().__init__(pool, end)
         self._pool = pool  # lives as long as this object does
         self._cluster = None if cluster is None else weakref.ref(cluster)
 
 
-class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
+class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
     """All that one event loop sends to one cluster.
 
     Args:
@@ -108,17 +108,17 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         self,
         operation: Operation,
         limit_s: float | None = None,
-        loose: list[AsyncLink] | None = None,
+        unanswered: list[AsyncConnection] | None = None,
     ) -> None:
-        """Drive an operation until it is finished, at the node that has its slot; see `LoopChannel.execute`."""
-        tidies = loose is None
+        """Drive an operation until it is finished, at the node that has its slot; see `LoopServerTransport.execute`."""
+        tidies = unanswered is None
         if tidies and isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
-        left: list[AsyncLink] = [] if loose is None else loose
+        left: list[AsyncConnection] = [] if unanswered is None else unanswered
         try:
             route = Route(operation, limit_s, self._retry)
-            if self._undone:
-                await self._undo_before(operation, route)
+            if self._pending_cleanup:
+                await self._clean_up_before(operation, route)
             await self._follow(route, lambda node: node.execute(_operation_of(route), route.left_s(), left))
         except BaseException as error:
             if tidies:
@@ -129,7 +129,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         if tidies and (operation.unsettled or operation.claim is not None):
             self.tidy(operation, left, failed=False)
 
-    async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+    async def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished, in a task for each.
 
         Raises:
@@ -149,25 +149,25 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
             finally:
                 del ends, errors  # or this frame and the errors would keep each other alive
 
-    async def run_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """Drive an operation on a dedicated connection; see `LoopChannel.run_beside`."""
+    async def run_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a dedicated connection; see `LoopServerTransport.run_dedicated`."""
         route = Route(operation, limit_s, self._retry)
-        await self._follow(route, lambda node: node.run_beside(_operation_of(route), route.left_s(), slow_s))
+        await self._follow(route, lambda node: node.run_dedicated(_operation_of(route), route.left_s(), slow_s))
 
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A waiter, at the node that has the lock's slot; see `LoopChannel.enter`."""
-        route = Route(Look(key), limit_s, self._retry)
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
+        """A waiter, at the node that has the lock's slot; see `LoopServerTransport.enter`."""
+        route = Route(ReadHolder(key), limit_s, self._retry)
         return await self._follow(route, lambda node: node.enter(key, token, route.left_s()))
 
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
-        """A waiter, where none of its steps needs a request; see `LoopChannel.seat`."""
+    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
+        """A waiter, where none of its steps needs a request; see `LoopServerTransport.waiter`."""
         node = self._node_of(key)
-        return None if node is None else node.seat(key, token)
+        return None if node is None else node.waiter(key, token)
 
-    def post(self, link: AsyncLink, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: AsyncConnection, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait, to the node that ASK may have named."""
-        super().post(link, ASKING)  # no other request of the loop comes between the two
-        super().post(link, args, on_reply)
+        super().post(connection, ASKING)  # no other request of the loop comes between the two
+        super().post(connection, args, on_reply)
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by node."""
@@ -178,7 +178,7 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
         for node in self._nodes.values():
             node.abandon()
 
-    async def _follow(self, route: Route, visit: Callable[[LoopChannel], Awaitable[_Result]]) -> _Result:
+    async def _follow(self, route: Route, visit: Callable[[LoopServerTransport], Awaitable[_Result]]) -> _Result:
         """Visit one node after the other, as the route says, until a visit succeeds."""
         while True:
             try:
@@ -191,14 +191,14 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
             if pause_s:
                 await asyncio.sleep(pause_s)
 
-    async def _next_node(self, route: Route) -> LoopChannel:
+    async def _next_node(self, route: Route) -> LoopServerTransport:
         client = await self._informed_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
                 await _read_topology(client)
             node = next_node(client, route, is_fresh=True)
-        return self._channel_to(client, node)
+        return self._server_to(client, node)
 
     async def _informed_owner(self) -> Any:
         """The client, once it has read the topology. A client that its user has closed since is not opened again."""
@@ -207,16 +207,16 @@ class LoopClusterChannel(ClusterRules[AsyncLink], LoopChannel):
             await client.initialize()
         return client
 
-    def _node_of(self, key: bytes) -> LoopChannel | None:
+    def _node_of(self, key: bytes) -> LoopServerTransport | None:
         client = self._live_owner()
         node = slot_node(client, key)
-        return None if node is None else self._channel_to(client, node)
+        return None if node is None else self._server_to(client, node)
 
-    def _channel_to(self, client: Any, node: Any) -> LoopChannel:
-        channel = self._nodes.get(node.name)
-        if channel is None:
-            channel = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end, self)
-        return channel
+    def _server_to(self, client: Any, node: Any) -> LoopServerTransport:
+        server = self._nodes.get(node.name)
+        if server is None:
+            server = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end, self)
+        return server
 
 
 async def _read_topology(client: Any) -> None:
@@ -232,5 +232,5 @@ async def _read_topology(client: Any) -> None:
 
 
 def _operation_of(route: Route) -> Operation:
-    """What the transport of a node executes: with `loose` given, it needs only the methods of an `Exchange`."""
+    """What the transport of a node executes: with `unanswered` given, it needs only the methods of an `Exchange`."""
     return cast("Operation", route.exchange)

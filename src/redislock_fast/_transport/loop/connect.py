@@ -10,54 +10,54 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast._pipe.base import Args, Lost, NoReply, is_unauthenticated
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauthenticated
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
-from redislock_fast._procedures.waiters import BROKEN, Room
-from redislock_fast._protocol import capabilities
+from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error, settings_of
 
-__all__ = ["AsyncLink", "open_link"]
+__all__ = ["AsyncConnection", "open_connection"]
 
 
-class AsyncLink:
+class AsyncConnection:
     """A connected pipe with the capabilities of its server. It is never used again once it is broken.
 
     Attributes:
         pipe: drives the asyncio transport.
-        dialect: the capabilities.
+        capabilities: the capabilities.
         ending: the request that ends this connection when another one sends it; None where the server does not say.
-        room: the registry of its waiters; None where no messages can come.
+        registry: the registry of its waiters; None where no messages can come.
         callers: functions that wake a caller which waits for the reply to a posted request; called with BROKEN when the
             reply cannot come any more.
         timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 for ever.
     """
 
-    __slots__ = ("_end", "_generation", "callers", "dialect", "ending", "pipe", "room", "timeout_s")
+    __slots__ = ("_end", "_generation", "callers", "capabilities", "ending", "pipe", "registry", "timeout_s")
 
     def __init__(
         self,
         pipe: Pipe,
-        dialect: capabilities.Dialect,
+        capabilities: Capabilities,
         ending: Args | None,
         end: LoopEnd,
         timeout_s: float,
     ) -> None:
         self.pipe = pipe
-        self.dialect = dialect
+        self.capabilities = capabilities
         self.ending = ending
         self._end = end
         self._generation = fork.generation
         self.timeout_s = timeout_s
-        self.room: Room | None = None
+        self.registry: WaiterRegistry | None = None
         self.callers: set[Callable[[object], None]] = set()
         pipe.closed.add_done_callback(partial(_tell_all, self.callers))
-        if dialect.push:
-            self.room = room = Room(dialect)
-            pipe.on_push = room.hear
-            pipe.closed.add_done_callback(lambda _: room.tell_all(BROKEN))
+        if capabilities.push:
+            self.registry = registry = WaiterRegistry(capabilities)
+            pipe.on_push = registry.hear
+            pipe.closed.add_done_callback(lambda _: registry.tell_all(BROKEN))
 
     def close(self) -> None:
         """Break the pipe. Each caller that still waits gets an error."""
@@ -73,7 +73,7 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
         tell(BROKEN)
 
 
-async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
+async def open_connection(pool: Any, end: LoopEnd) -> AsyncConnection:
     """Connect to a pool's server within the pool's own limits, and find out its capabilities.
 
     Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
@@ -106,17 +106,17 @@ async def open_link(pool: Any, end: LoopEnd) -> AsyncLink:
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
-        requests = [capabilities.PROBE, capabilities.HELLO, capabilities.CLIENT_INFO]
+        requests = [PROBE, HELLO, CLIENT_INFO]
         probed, greeted, described = await pipe.call_many(requests, timeout_s)
         if is_unauthenticated(probed):
             raise redis_error(str(probed))
-    except (Lost, NoReply) as trouble:
+    except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble) from None
     except BaseException:
         pipe.close()
         raise
     try:
-        return AsyncLink(pipe, capabilities.Dialect(probed, greeted), capabilities.ending(described), end, timeout_s)
+        return AsyncConnection(pipe, Capabilities(probed, greeted), ending(described), end, timeout_s)
     finally:
-        del connection, reader, writer, pipe  # see `LoopChannel._open`
+        del connection, reader, writer, pipe  # see `LoopServerTransport._open`

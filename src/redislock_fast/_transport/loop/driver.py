@@ -1,6 +1,6 @@
 """The driver of procedures for tasks, and the server transports: one for each event loop and server or cluster.
 
-Who may touch what: `AsyncTransport._channels` is used by atomic methods of dict alone, each entry by its own loop's
+Who may touch what: `AsyncTransport._servers` is used by atomic methods of dict alone, each entry by its own loop's
 thread, and closed loops' entries by anybody.
 """
 
@@ -21,18 +21,18 @@ from redislock_fast._procedures.steps import (
     Enter,
     Execute,
     ExecuteAll,
-    ExecuteBeside,
+    ExecuteDedicated,
     Listen,
     Sleep,
     Split,
     Steps,
 )
-from redislock_fast._procedures.waiters import Seat
+from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.operation import Operation
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.base import Encoding, Registry, is_cluster
-from redislock_fast._transport.loop.cluster import LoopClusterChannel
-from redislock_fast._transport.loop.server import LoopChannel
+from redislock_fast._transport.loop.cluster import LoopClusterTransport
+from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._util import fork
 
 if TYPE_CHECKING:
@@ -49,82 +49,84 @@ class AsyncTransport(Encoding):
         kind: of its channels.
     """
 
-    def __init__(self, owner: Any, kind: type[LoopChannel]) -> None:
+    def __init__(self, owner: Any, kind: type[LoopServerTransport]) -> None:
         super().__init__(owner)
         self._owner = weakref.ref(owner)
         self._kind = kind
-        self._channels: dict[asyncio.AbstractEventLoop, LoopChannel] = {}
+        self._servers: dict[asyncio.AbstractEventLoop, LoopServerTransport] = {}
         fork.forget_in_child(self)
 
-    def channel(self) -> LoopChannel:
+    def of_running_loop(self) -> LoopServerTransport:
         """The running loop's."""
         loop = running_loop()
-        channel = self._channels.get(loop)
-        if channel is None:
-            for other in list(self._channels):
+        server = self._servers.get(loop)
+        if server is None:
+            for other in list(self._servers):
                 if other.is_closed():
-                    self._channels.pop(other, None)
+                    self._servers.pop(other, None)
             owner = self._owner()
             if owner is None:
                 raise ConnectionError("the client is gone")
-            channel = self._channels[loop] = self._kind(owner)
-        return channel
+            server = self._servers[loop] = self._kind(owner)
+        return server
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive an operation until it is finished; see `LoopChannel.execute`."""
-        return self.channel().execute(operation, limit_s)
+        """Drive an operation until it is finished; see `LoopServerTransport.execute`."""
+        return self.of_running_loop().execute(operation, limit_s)
 
-    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive operations, each on locks of another server, to their ends; see `LoopClusterChannel.execute_all`."""
-        return self.channel().execute_all(operations, limit_s)
+    def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Drive operations, each on locks of another server, to their ends; see `LoopClusterTransport.execute_all`."""
+        return self.of_running_loop().execute_all(operations, limit_s)
 
-    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> Coroutine[Any, Any, None]:
-        """Drive an operation on a connection of its own; see `ThreadChannel.execute_beside`."""
-        return self.channel().execute_beside(operation, limit_s, slow_s)
+    def execute_dedicated(
+        self, operation: Operation, limit_s: float | None, slow_s: float
+    ) -> Coroutine[Any, Any, None]:
+        """Drive an operation on a connection of its own; see `ThreadServerTransport.execute_dedicated`."""
+        return self.of_running_loop().execute_dedicated(operation, limit_s, slow_s)
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `Room.is_contended`."""
-        return self.channel().is_contended(key, is_patient)
+        """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
+        return self.of_running_loop().is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """This lock was released here, and a waiter has it now, or nobody waited."""
-        self.channel().note_hand_over(key, handed_over)
+        self.of_running_loop().note_hand_over(key, handed_over)
 
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
-        """A seat for a waiter, where it can be had at once; see `LoopChannel.seat`."""
-        return self.channel().seat(key, token)
+    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
+        """A seat for a waiter, where it can be had at once; see `LoopServerTransport.waiter`."""
+        return self.of_running_loop().waiter(key, token)
 
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """A seat for a waiter; see `LoopChannel.enter`."""
-        return await self.channel().enter(key, token, limit_s)
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
+        """A seat for a waiter; see `LoopServerTransport.enter`."""
+        return await self.of_running_loop().enter(key, token, limit_s)
 
-    def undo(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
-        self.channel().undo(entries)
+        self.of_running_loop().clean_up(entries)
 
-    def undo_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
-        """`undo` for a task of this loop that was dropped. Whatever collects garbage runs this, in any thread."""
+    def clean_up_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
+        """`clean_up` for a task of this loop that was dropped. Whatever collects garbage runs this, in any thread."""
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self.undo, entries)
+            loop.call_soon_threadsafe(self.clean_up, entries)
 
     def split(self, keys: list[bytes]) -> Coroutine[Any, Any, Sequence[Sequence[int]]]:
         """The keys' indexes, those together that one server has."""
-        return self.channel().split(keys)
+        return self.of_running_loop().split(keys)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's loops, connections and unfinished business to the parent."""
-        for channel in self._channels.values():
-            channel.abandon()
+        for server in self._servers.values():
+            server.abandon()
         # Never collected: that would have the parent's loops, whose selectors the child shares, close what they hold.
-        _parents.append(self._channels)
-        self._channels = {}
+        _parents.append(self._servers)
+        self._servers = {}
 
 
 _parents: list[object] = []
 
 
 _transports: Registry[AsyncTransport] = Registry()
-_kinds: dict[type, type[LoopChannel]] = {}
+_kinds: dict[type, type[LoopServerTransport]] = {}
 
 
 def transport_of(client: Any) -> AsyncTransport:
@@ -138,13 +140,15 @@ def transport_of(client: Any) -> AsyncTransport:
     """
     kind = _kinds.get(type(client))
     if kind is None:
-        kind = _kinds[type(client)] = LoopClusterChannel if is_cluster(client, for_asyncio=True) else LoopChannel
-    owner = client.connection_pool if kind is LoopChannel else client
+        kind = _kinds[type(client)] = (
+            LoopClusterTransport if is_cluster(client, for_asyncio=True) else LoopServerTransport
+        )
+    owner = client.connection_pool if kind is LoopServerTransport else client
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
 async def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: AsyncTransport | LoopChannel, steps: Steps, left: Left | None = None
+    transport: AsyncTransport | LoopServerTransport, steps: Steps, left: Left | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
@@ -154,7 +158,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         steps: the procedure.
         left: filled by the steps with what must be undone where they raise.
     """
-    channel = transport.channel()
+    server = transport.of_running_loop()
     step: Any = None
     answer: Any = None
     node: Any = None
@@ -164,16 +168,16 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
             answer = None
             try:
                 if type(step) is Listen:
-                    node = step.seat.node
-                    answer = await node.listen(step.seat, step.timeout_s)
+                    node = step.waiter.node
+                    answer = await node.listen(step.waiter, step.timeout_s)
                 elif type(step) is Execute:
                     await transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
-                    answer = transport.seat(step.key, step.token)
+                    answer = transport.waiter(step.key, step.token)
                     if answer is None:
                         answer = await transport.enter(step.key, step.token, step.limit_s)
-                elif type(step) is ExecuteBeside:
-                    await transport.execute_beside(step.operation, step.limit_s, step.slow_s)
+                elif type(step) is ExecuteDedicated:
+                    await transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:
@@ -194,6 +198,6 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:
             if left and isinstance(error, GeneratorExit):  # the task was dropped: in whatever thread
-                channel.undo_dropped(left)
+                server.clean_up_dropped(left)
             elif left:
-                transport.undo(left)
+                transport.clean_up(left)

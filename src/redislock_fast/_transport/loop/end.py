@@ -23,7 +23,7 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Protocol
 
-from redislock_fast._pipe.base import Args, Lost, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
@@ -36,8 +36,8 @@ _DAY_S = 86_400.0
 _FENCE: Args = (b"PING",)  # whatever the server answers, it has executed what was sent before
 
 
-class _Channel(Protocol):
-    def undoing(self) -> asyncio.Task[None] | None:
+class _ServerTransport(Protocol):
+    def cleaning_up(self) -> asyncio.Task[None] | None:
         """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
 
     def stop(self) -> Iterable[asyncio.Task[Any]]:
@@ -54,7 +54,7 @@ class LoopEnd:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._channels: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pipes: set[Pipe] = set()
         self.kept: dict[object, object] = {}
         self.has_come = False
@@ -62,9 +62,9 @@ class LoopEnd:
         with contextlib.suppress(StopIteration):  # it yields without awaiting anything
             self._generator.__anext__().__await__().send(None)
 
-    def attend(self, channel: _Channel) -> None:
+    def attend(self, server: _ServerTransport) -> None:
         """At the end, wait for the cleanup of the server transport, unless that is collected before."""
-        self._channels.add(channel)
+        self._servers.add(server)
 
     def guard(self, pipe: Pipe, transport: asyncio.Transport) -> None:
         """At the end, close the pipe. The pipe must keep this object alive as long as it is open."""
@@ -95,24 +95,24 @@ class LoopEnd:
                 passed.set_result(None)
 
         pipe.closed.add_done_callback(pass_)
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(ConnectionBroken):
             pipe.post(_FENCE, pass_)
         return passed
 
     async def finish(self) -> None:
         """Wait for cleanups and replies, within the limit, and close all connections."""
         give_up = self._loop.time() + _LIMIT_S
-        channels = list(self._channels)
+        servers = list(self._servers)
         try:
-            while undoing := [task for channel in channels if (task := channel.undoing()) is not None]:
-                if not await self._wait(undoing, give_up):
+            while cleaning_up := [task for server in servers if (task := server.cleaning_up()) is not None]:
+                if not await self._wait(cleaning_up, give_up):
                     break
             while fences := [self._fence(pipe) for pipe in self._pipes if not pipe.broken and not pipe.is_idle]:
                 if not await self._wait(fences, give_up):
                     break
         finally:
             self.has_come = True
-            tasks = [task for channel in channels for task in channel.stop()]
+            tasks = [task for server in servers for task in server.stop()]
             self.kept.clear()
             pipes = list(self._pipes)
             for pipe in pipes:

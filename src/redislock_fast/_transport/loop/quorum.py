@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
-from redislock_fast._protocol.majority import Round
-from redislock_fast._transport.loop.server import LoopChannel
-from redislock_fast._transport.quorum import Ballot, Quorum, Voting, insist, meet
+from redislock_fast._protocol.majority import MajorityRound
+from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopQuorum"]
@@ -45,45 +45,45 @@ class LoopQuorum(Quorum):
         except StopIteration as end:
             return end.value
 
-    async def ask(self, *rounds: Round) -> None:
+    async def ask(self, *rounds: MajorityRound) -> None:
         """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""
-        voting = _LoopVoting([transport.channel() for transport in self._transports], rounds)
+        voting = _LoopVoting([transport.of_running_loop() for transport in self._transports], rounds)
         with voting:
-            for ballot in voting.ballots:
-                ballot.start()
+            for vote in voting.votes:
+                vote.start()
             voting.tell(None)
             await voting.over
 
 
-class _LoopBallot(Ballot):
+class _LoopVote(Vote):
     """One server's vote in a round that a task holds."""
 
     def start(self) -> None:
         """Send the request, now or as soon as there is a connection."""
-        channel: LoopChannel | None = self._channel()
-        if channel is None or self.listener is None:
+        server: LoopServerTransport | None = self._channel()
+        if server is None or self.listener is None:
             return
-        standing = self.standing
-        channel.leave_if_broken()
-        link = channel.link
-        if link is not None:
-            if meet(channel, link):
-                broken = partial(_break, self._channel, standing.asked, standing.owed)
-                link.pipe.closed.add_done_callback(broken)
-            if standing.silent:
-                channel.leave_if_silent(link)
-            standing.asked.add(self)
+        health = self.health
+        server.leave_if_broken()
+        connection = server.connection
+        if connection is not None:
+            if meet(server, connection):
+                broken = partial(_break, self._channel, health.asked, health.owed)
+                connection.pipe.closed.add_done_callback(broken)
+            if health.silent:
+                server.leave_if_silent(connection)
+            health.asked.add(self)
             if self.must_wait:
                 self.skip(TimeoutError("it has not answered for a while"))
-            elif not self.post(link):
-                standing.asked.discard(self)  # else the end of this connection would be told to the next request
+            elif not self.post(connection):
+                health.asked.discard(self)  # else the end of this connection would be told to the next request
                 self.start_again()
-        elif standing.backs_off(clock()):
-            assert standing.trouble is not None
-            self.skip(standing.trouble)
+        elif health.backs_off(clock()):
+            assert health.trouble is not None
+            self.skip(health.trouble)
         else:
-            standing.trouble = None
-            standing.opening = opening = channel.opening()
+            health.trouble = None
+            health.opening = opening = server.opening()
             opening.add_done_callback(self._opened)
 
     def start_again(self) -> None:
@@ -94,42 +94,42 @@ class _LoopBallot(Ballot):
             self.listener.tell(None)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
-        standing = self.standing
-        if standing.opening is opening:  # the first to learn of it
-            standing.opening = None
+        health = self.health
+        if health.opening is opening:  # the first to learn of it
+            health.opening = None
             error = ConnectionError("connecting was cancelled") if opening.cancelled() else opening.exception()
             if isinstance(error, Exception):
-                standing.failed(error, clock())
+                health.failed(error, clock())
             else:
-                standing.connected()
-        if standing.trouble is not None:
-            self.skip(standing.trouble)
+                health.connected()
+        if health.trouble is not None:
+            self.skip(health.trouble)
         self.start_again()
 
-    def close(self, link: Any) -> None:
-        asyncio.get_running_loop().call_soon(link.close)  # the pipe that calls this has more replies to deliver
+    def close(self, connection: Any) -> None:
+        asyncio.get_running_loop().call_soon(connection.close)  # the pipe that calls this has more replies to deliver
 
     def leave(self) -> None:
-        self.standing.asked.discard(self)
+        self.health.asked.discard(self)
         super().leave()
 
 
-class _LoopVoting(Voting[_LoopBallot]):
+class _LoopVoting(Voting[_LoopVote]):
     """Majority rounds that a task holds.
 
     Args:
-        channels: the servers' transports.
+        servers: the servers' transports.
         rounds: the majority rounds.
 
     Attributes:
         over: done once nothing is to be waited for any more.
     """
 
-    def __init__(self, channels: list[LoopChannel], rounds: tuple[Round, ...]) -> None:
-        super().__init__(channels, rounds, _LoopBallot)
-        for ballot in self.ballots:
-            ballot.listener = self
-        self._waiting = self.ballots[:]  # shrinks, so that many rounds at once cost no more than one by one
+    def __init__(self, servers: list[LoopServerTransport], rounds: tuple[MajorityRound, ...]) -> None:
+        super().__init__(servers, rounds, _LoopVote)
+        for vote in self.votes:
+            vote.listener = self
+        self._waiting = self.votes[:]  # shrinks, so that many rounds at once cost no more than one by one
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._timer = self._loop.call_later(self.ends_at - clock(), self.time_is_up)
@@ -160,14 +160,14 @@ class _LoopVoting(Voting[_LoopBallot]):
         super()._end()
 
 
-def _break(channel_ref: weakref.ref[Any], asked: set[_LoopBallot], owed: set[Ballot], _: object) -> None:
+def _break(server_ref: weakref.ref[Any], asked: set[_LoopVote], owed: set[Vote], _: object) -> None:
     """The connection broke on which these votes were asked for, or are owed."""
-    channel = channel_ref()
-    if channel is None or channel.has_ended:
+    server = server_ref()
+    if server is None or server.has_ended:
         return
-    insist(channel, owed)
-    for ballot in list(asked):
-        asked.discard(ballot)
-        if ballot.is_open:
-            ballot.lose(True, ConnectionError("the connection broke"))
-        ballot.start_again()
+    insist(server, owed)
+    for vote in list(asked):
+        asked.discard(vote)
+        if vote.is_open:
+            vote.lose(True, ConnectionError("the connection broke"))
+        vote.start_again()

@@ -19,9 +19,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.telling import telling
-from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import Burst, LeaseLoss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.errors import LockLostError, LossReason
@@ -32,7 +32,7 @@ __all__ = ["LoopRenewer", "renewer_of"]
 logger = logging.getLogger(__name__)
 
 
-def _renew_on_server(transport: AsyncTransport, due: list[Tenure], losses: list[Loss]) -> Coroutine[Any, Any, None]:
+def _renew_on_server(transport: AsyncTransport, due: list[Lease], losses: list[LeaseLoss]) -> Coroutine[Any, Any, None]:
     return drive(transport, renewing(due, losses))
 
 
@@ -53,18 +53,18 @@ class LoopRenewer:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself does not keep them alive
 
-    def keep(self, tenure: Tenure) -> None:
+    def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
-        if tenure.record is None:
-            tenure.record = Record(tenure, self._dropped)
-        if tenure.record.is_over:
+        if lease.record is None:
+            lease.record = Record(lease, self._dropped)
+        if lease.record.is_over:
             return
-        if self._schedule.add(tenure.record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
+        if self._schedule.add(lease.record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
             self._set_timer()
 
-    def let_go(self, tenure: Tenure) -> None:
+    def let_go(self, lease: Lease) -> None:
         """Stop the renewal of a lease."""
-        record = tenure.record
+        record = lease.record
         if record is not None:
             record.is_over = True
             self._schedule.remove(record)
@@ -74,14 +74,14 @@ class LoopRenewer:
             return
         self._schedule.remove(record)  # it may be the last reference to other objects
         with contextlib.suppress(RuntimeError):  # the loop is closed: its lock ends with its ttl
-            self._loop.call_soon_threadsafe(self._undo, [record.entry])
+            self._loop.call_soon_threadsafe(self._clean_up, [record.entry])
         record.warn()
 
-    def _undo(self, entries: list[Any]) -> None:
+    def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
             with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
-                transport.undo(entries)
+                transport.clean_up(entries)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -94,7 +94,7 @@ class LoopRenewer:
         due = self._schedule.take(clock())
         transport = self._transport()
         if due and transport is not None:
-            losses: list[Loss] = []
+            losses: list[LeaseLoss] = []
             burst = self._run(self._burst(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
@@ -105,35 +105,35 @@ class LoopRenewer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _settle(self, due: list[Tenure], losses: list[Loss], burst: asyncio.Future[Any]) -> None:
+    def _settle(self, due: list[Lease], losses: list[LeaseLoss], burst: asyncio.Future[Any]) -> None:
         """Finish a renewal batch, also one that was cancelled with all the loop's tasks, perhaps before it began."""
         fault = None if burst.cancelled() else burst.exception()
         if fault is not None:  # a bug of ours must not end all renewal
             logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
-        for tenure in due:
-            self.keep(tenure)
-        self._undo(late)
-        for tenure, reason in losses:
-            self.tell(tenure, reason)
+        for lease in due:
+            self.keep(lease)
+        self._clean_up(late)
+        for lease, reason in losses:
+            self.tell(lease, reason)
 
-    def tell(self, tenure: Tenure, reason: LossReason) -> None:
+    def tell(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the holding task where that is asked for.
 
         A task that has found out the loss itself, by a call, is not cancelled, nor is one that is releasing.
         """
-        lock = tenure.lock()
-        on_lost = tenure.terms.on_lost
+        lock = lease.lock()
+        on_lost = lease.options.on_lost
         if on_lost is not None and lock is not None:
             try:
-                with telling(tenure):
+                with telling(lease):
                     answer = on_lost(lock, reason)
                     if inspect.isawaitable(answer):
                         self._run(_logged(answer, reason))
             except Exception:
                 logger.exception("on_lost failed for a lock that was lost (%s).", reason)
-        task = None if tenure.task is None or tenure.over else tenure.task()
-        if tenure.terms.cancel_on_lost and task is not None and task is not asyncio.current_task():
+        task = None if lease.task is None or lease.over else lease.task()
+        if lease.options.cancel_on_lost and task is not None and task is not asyncio.current_task():
             name = None if lock is None else lock.name
             task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
 

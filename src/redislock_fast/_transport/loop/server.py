@@ -1,12 +1,12 @@
 """The transport of one server for one event loop: one connection that all tasks of the loop share.
 
-A `LoopChannel` does for a loop what `_transport.threads.server.ThreadChannel` does for threads.
+A `LoopServerTransport` does for a loop what `_transport.threads.server.ThreadServerTransport` does for threads.
 
 - Cancelling a caller detaches it: its request stays under way. A cancelled acquire is cleaned up behind its request.
 - Connecting is a task of its own. Each caller waits for it as long as that caller likes.
 - Its tasks end with their loop, and so does its connection: see `_transport/loop/end.py`.
 
-Who may touch what: a `LoopChannel`, its connection and its tasks belong to the loop's thread.
+Who may touch what: a `LoopServerTransport`, its connection and its tasks belong to the loop's thread.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, Lost, NoReply, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
-from redislock_fast._procedures.waiters import Seat
+from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Claim, Heard
-from redislock_fast._protocol.commands import Look
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
 from redislock_fast._transport.loop.cleanup import LoopCleanup
-from redislock_fast._transport.loop.connect import AsyncLink, open_link
+from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["LoopChannel"]
+__all__ = ["LoopServerTransport"]
 
 _NEVER = math.inf
 _LONG_S = 2.0
@@ -56,29 +56,29 @@ class Alarms:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._seats: dict[int, list[Seat]] = {}  # by the time at which they ring
+        self._waiters: dict[int, list[Waiter]] = {}  # by the time at which they ring
 
-    def ring(self, seat: Seat, timeout_s: float) -> None:
+    def ring(self, waiter: Waiter, timeout_s: float) -> None:
         """Put None into the waiter's mailbox when the time is up, if the waiter still listens then."""
-        mailbox: Any = seat.mailbox
+        mailbox: Any = waiter.mailbox
         mailbox.rings_at = self.loop.time() + timeout_s
         at = int(mailbox.rings_at * _ALARMS_PER_S) + 1
-        seats = self._seats.get(at)
-        if seats is None:
-            self._seats[at] = [seat]
+        waiters = self._waiters.get(at)
+        if waiters is None:
+            self._waiters[at] = [waiter]
             self.loop.call_at(at / _ALARMS_PER_S, self._ring, at)
         else:
-            seats.append(seat)
+            waiters.append(waiter)
 
     def _ring(self, at: int) -> None:
-        for seat in self._seats.pop(at):
-            mailbox: Any = seat.mailbox
+        for waiter in self._waiters.pop(at):
+            mailbox: Any = waiter.mailbox
             if mailbox.rings_at * _ALARMS_PER_S < at:
-                rest_s = seat.rest_s()
+                rest_s = waiter.rest_s()
                 if not rest_s:
                     mailbox.tell(None)
                 elif rest_s < _NEVER:
-                    self.ring(seat, min(rest_s, _LONG_S))  # a longer alarm would keep the waiter alive for as long
+                    self.ring(waiter, min(rest_s, _LONG_S))  # a longer alarm would keep the waiter alive for as long
 
 
 class Mailbox:
@@ -115,18 +115,18 @@ class Mailbox:
         else:
             self._pipe.tell(listener, message)
 
-    def wait(self, seat: Seat, timeout_s: float) -> Awaitable[object]:
+    def wait(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
         """The oldest message; None when none has come in time. Cancelling the task ends the wait.
 
         Args:
-            seat: the waiter that the mailbox belongs to.
+            waiter: the waiter that the mailbox belongs to.
             timeout_s: how long to wait, in seconds, unless the waiter may rest for longer.
         """
         if self._messages or timeout_s <= 0:
             return self._look()
         self._listener = listener = self._pipe.listener()
         if timeout_s < _LONG_S:
-            self._alarms.ring(seat, timeout_s)
+            self._alarms.ring(waiter, timeout_s)
             return listener
         return self._wait_long(listener, timeout_s)
 
@@ -144,7 +144,7 @@ class Mailbox:
                 timer.cancel()
 
 
-class LoopChannel(LoopCleanup):
+class LoopServerTransport(LoopCleanup):
     """All that one event loop sends to one server.
 
     Args:
@@ -156,23 +156,23 @@ class LoopChannel(LoopCleanup):
         super().__init__(owner, end or LoopEnd())
         self._alarms = Alarms(self._loop)
         self._opening: asyncio.Task[None] | None = None
-        self._beside: weakref.WeakSet[LoopChannel] = weakref.WeakSet()
-        self._spares: list[LoopChannel] = []  # those of them that are not in use
+        self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
+        self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
         self._end.attend(self)
 
     async def execute(
         self,
         operation: Operation,
         limit_s: float | None = None,
-        loose: list[AsyncLink] | None = None,
+        unanswered: list[AsyncConnection] | None = None,
     ) -> None:
         """Drive an operation until it is finished. One coroutine does all, for speed.
 
         Args:
             operation: a fresh state machine, or one that has `begun`.
-            limit_s: as for `ThreadChannel.execute`.
-            loose: given by a caller that cleans up and translates errors by itself: every connection on which a request
-                left without an answer is added to it.
+            limit_s: as for `ThreadServerTransport.execute`.
+            unanswered: given by a caller that cleans up and translates errors by itself: every connection on which a
+                request left without an answer is added to it.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after all retries.
@@ -180,52 +180,52 @@ class LoopChannel(LoopCleanup):
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
             asyncio.CancelledError: the caller was cancelled. An acquire is cleaned up.
         """
-        tidies = loose is None
-        loose = [] if loose is None else loose
+        tidies = unanswered is None
+        unanswered = [] if unanswered is None else unanswered
         if tidies and isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
         attempts = self._attempts(limit_s)
         try:
-            if self._undone:
-                await self._undo_before(operation, attempts)
+            if self._pending_cleanup:
+                await self._clean_up_before(operation, attempts)
             while True:
-                link = self.link
+                connection = self.connection
                 finished = False
                 try:
                     if operation.begun is not None:
-                        (link, *came), operation.begun = operation.begun, None
-                        finished = is_settled_by(operation, link.dialect, came)
-                    if link is None:
-                        link = await self._connect(attempts)
-                    call: Any = link.pipe.call_many if operation.many else link.pipe.call
-                    call = call if operation.claim is None else partial(self._call_heard, link, operation.claim)
+                        (connection, *came), operation.begun = operation.begun, None
+                        finished = is_settled_by(operation, connection.capabilities, came)
+                    if connection is None:
+                        connection = await self._connect(attempts)
+                    call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
+                    call = call if operation.claim is None else partial(self._call_heard, connection, operation.claim)
                     while not finished:
                         now = clock()
-                        reply = await call(operation.request(link.dialect, now), attempts.timeout_s(now))
-                        finished = operation.feed(reply, link.dialect)
+                        reply = await call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
+                        finished = operation.feed(reply, connection.capabilities)
                     break
                 except BaseException as trouble:
-                    if not self._note_trouble(attempts, link, operation, trouble, loose):
+                    if not self._note_trouble(attempts, connection, operation, trouble, unanswered):
                         raise
                 await asyncio.sleep(attempts.next_pause_s())
         except BaseException as error:
             if tidies:
-                self._tidy_failed(operation, loose, error)
+                self._tidy_failed(operation, unanswered, error)
             # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
-            link = loose = call = None
+            connection = unanswered = call = None
             if tidies and isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         if tidies and (operation.unsettled or operation.claim is not None):
-            self.tidy(operation, loose, failed=False)
+            self.tidy(operation, unanswered, failed=False)
 
-    async def _call_heard(self, link: AsyncLink, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    async def _call_heard(self, connection: AsyncConnection, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
-        callers, listener = link.callers, link.pipe.listener()
-        tell = partial(link.pipe.tell, listener)
+        callers, listener = connection.callers, connection.pipe.listener()
+        tell = partial(connection.pipe.tell, listener)
         heard = Heard(claim, request, tell)
-        link.pipe.post(request, heard)
-        del link  # an error keeps this frame
+        connection.pipe.post(request, heard)
+        del connection  # an error keeps this frame
         callers.add(tell)
         timer = None if timeout_s < 0 else self._loop.call_later(timeout_s, tell, None)
         try:
@@ -238,88 +238,88 @@ class LoopChannel(LoopCleanup):
             del tell, listener, timer
         if told is heard:
             return heard.reply
-        raise NoReply("no reply in time") if told is None else Lost(True, "the connection broke")
+        raise NoReply("no reply in time") if told is None else ConnectionBroken(True, "the connection broke")
 
-    async def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+    async def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one server, until all are finished; here, there is one server."""
         for operation in operations:
             await self.execute(operation, limit_s)
 
-    async def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """Drive an operation on a dedicated connection; see `ThreadChannel.execute_beside`."""
+    async def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """Drive an operation on a dedicated connection; see `ThreadServerTransport.execute_dedicated`."""
         try:
-            await self.run_beside(operation, limit_s, slow_s)
+            await self.run_dedicated(operation, limit_s, slow_s)
         except (Redirected, Refused) as error:
             raise redis_error(str(error)) from None
 
-    async def run_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
-        """`execute_beside` without its translation of errors."""
-        if self._spares:
-            spare = self._spares.pop()
+    async def run_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+        """`execute_dedicated` without its translation of errors."""
+        if self._dedicated:
+            dedicated = self._dedicated.pop()
         else:
-            spare = type(self)(self._live_owner(), self._end)
-            self._beside.add(spare)
-        spare.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
-        loose: list[AsyncLink] = []
+            dedicated = type(self)(self._live_owner(), self._end)
+            self._all_dedicated.add(dedicated)
+        dedicated.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
+        unanswered: list[AsyncConnection] = []
         try:
-            await spare.execute(operation, limit_s, loose)
+            await dedicated.execute(operation, limit_s, unanswered)
         except GeneratorExit:  # in any thread, so nothing of the loop may be touched
             raise
         except BaseException:
-            for link in (spare.link, *loose):
-                spare._drop(link)  # noqa: SLF001  # of its own class
+            for connection in (dedicated.connection, *unanswered):
+                dedicated._drop(connection)  # noqa: SLF001  # of its own class
             raise
-        self._spares.append(spare)
+        self._dedicated.append(dedicated)
 
-    def channel(self) -> LoopChannel:
+    def of_running_loop(self) -> LoopServerTransport:
         """The running loop's, as `AsyncTransport` has it for the driver."""
         return self
 
-    def undo_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """`undo` for a task that was dropped: the garbage collector runs this, in any thread."""
+    def clean_up_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """`clean_up` for a task that was dropped: the garbage collector runs this, in any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.undo, entries)
+            self._loop.call_soon_threadsafe(self.clean_up, entries)
 
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
+    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
-        link = self.link
-        room = None if link is None else link.room
-        if link is None or room is None:
+        connection = self.connection
+        registry = None if connection is None else connection.registry
+        if connection is None or registry is None:
             return None
-        return room.take(key, token, Mailbox(link.pipe, self._alarms), link, self)
+        return registry.take(key, token, Mailbox(connection.pipe, self._alarms), connection, self)
 
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """Listen for messages about a lock; see `ThreadChannel.enter`."""
+    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
+        """Listen for messages about a lock; see `ThreadServerTransport.enter`."""
         attempts = self._attempts(limit_s)
         while True:
-            link = self.link
-            if link is None:
+            connection = self.connection
+            if connection is None:
                 with contextlib.suppress(Redirected):
-                    await self.execute(Look(key), attempts.left_s(), [])  # connects, within the retry policy
+                    await self.execute(ReadHolder(key), attempts.left_s(), [])  # connects, within the retry policy
                 continue
-            room = link.room
-            if room is None:
+            registry = connection.registry
+            if registry is None:
                 return None
-            seat = self.seat(key, token)
-            if seat is not None:
-                return seat
-            channel = room.channel_for(key)
-            subscribing = Subscribe(key, room.subscribe, channel)
+            waiter = self.waiter(key, token)
+            if waiter is not None:
+                return waiter
+            server = registry.channel_for(key)
+            subscribing = Subscribe(key, registry.subscribe, server)
             await self.execute(subscribing, attempts.left_s(), [])
-            if self.link is link:
-                room.note_subscription(channel, subscribing.result)
+            if self.connection is connection:
+                registry.note_subscription(server, subscribing.result)
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by server: here, one group."""
         return [range(len(keys))]
 
-    def listen(self, seat: Seat, timeout_s: float) -> Awaitable[object]:
+    def listen(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
         """The next message for a waiter; None when none has come within `timeout_s` seconds."""
-        mailbox: Any = seat.mailbox
-        told: Awaitable[object] = mailbox.wait(seat, timeout_s)
+        mailbox: Any = waiter.mailbox
+        told: Awaitable[object] = mailbox.wait(waiter, timeout_s)
         return told
 
-    async def _connect(self, attempts: Attempts) -> AsyncLink:
+    async def _connect(self, attempts: Attempts) -> AsyncConnection:
         """Wait for the one task that connects. It goes on when the caller stops waiting."""
         opening = self.opening()
         await asyncio.wait([opening], timeout=attempts.bounded_s())
@@ -331,9 +331,9 @@ class LoopChannel(LoopCleanup):
         if isinstance(error, Exception):  # an interrupt was raised by the task already, for one caller alone
             # Each caller gets an error of its own: a shared one would keep the frames and connections of all alive.
             raise own_copy(error)
-        if self.link is None:
+        if self.connection is None:
             raise ConnectionError("the connection broke at once")
-        return self.link
+        return self.connection
 
     def opening(self) -> asyncio.Task[None]:
         """The task that connects."""
@@ -345,9 +345,9 @@ class LoopChannel(LoopCleanup):
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no frame may keep a connection.
-        self.link = await open_link(self._live_owner(), self._end)
-        self._post_first(self.link)
-        self._spares.clear()  # which may lead to a server that is no primary any more
+        self.connection = await open_connection(self._live_owner(), self._end)
+        self._post_first(self.connection)
+        self._dedicated.clear()  # which may lead to a server that is no primary any more
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         if self._opening is opening:
@@ -364,6 +364,6 @@ class LoopChannel(LoopCleanup):
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
         self._end.has_come = True  # so that `authenticate` does not touch the parent's loop
-        for channel in (self, *self._beside):
-            if channel.link is not None:
-                channel.link.pipe.abandon()
+        for server in (self, *self._all_dedicated):
+            if server.connection is not None:
+                server.connection.pipe.abandon()

@@ -16,7 +16,7 @@ from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import new_token
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.ownership import Holding
+    from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import Left
     from redislock_fast._protocol.operation import Begun
 
@@ -31,67 +31,67 @@ class UncontendedBase(LockBase):
 
     _transport: AsyncTransport
 
-    async def _acquire_uncontended(self, local: Holding, blocking: bool | None) -> bool:
+    async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
         token, ttl_ms = new_token(), self._ttl_ms
         attempt: Acquire | None = None
         left: Left = []
-        channel = self._transport.channel()
-        link = channel.link  # nothing that is yet to be undone concerns a new token
-        if link is not None:
-            waits = local.token is None and (self.blocking if blocking is None else blocking)
-            if waits and link.room is not None and link.room.is_contended(self._key, True):
-                del link
+        server = self._transport.of_running_loop()
+        connection = server.connection  # nothing that is yet to be undone concerns a new token
+        if connection is not None:
+            waits = owner.token is None and (self.blocking if blocking is None else blocking)
+            if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
+                del connection
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if await drive(self._transport, self._queueing(waiting, local, left), left) is not POLL:
+                if await drive(self._transport, self._queueing(waiting, owner, left), left) is not POLL:
                     return True
-                link = None
-        if link is not None:
-            request, ours = acquire_request(link.dialect, self._key, token, ttl_ms)
+                connection = None
+        if connection is not None:
+            request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun
             sent_at = clock()
             try:
-                reply = await link.pipe.call(request, link.timeout_s)
+                reply = await connection.pipe.call(request, connection.timeout_s)
                 if reply == ours:
-                    local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                    local.token = token
-                    if local.forgotten_by is not None:  # else `hold` would do no more
-                        local.hold(token)
+                    owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+                    owner.token = token
+                    if owner.forgotten_by is not None:  # else `hold` would do no more
+                        owner.hold(token)
                     return True
-                begun = (link, reply, None)
+                begun = (connection, reply, None)
             except BaseException as interruption:
-                if local.token == token:  # it came just behind the noting
-                    local.token = None
-                begun = (link, None, interruption)
+                if owner.token == token:  # it came just behind the noting
+                    owner.token = None
+                begun = (connection, None, interruption)
             attempt = Acquire(self._key, token, ttl_ms)
-            attempt.begin(request, link.dialect, sent_at, begun)
+            attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
-        del link  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), local, None, blocking, None, left, attempt)
-        return bool(await drive(channel, steps, left))
+        del connection  # an error keeps this frame, which must keep neither it nor a connection
+        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, left, attempt)
+        return bool(await drive(server, steps, left))
 
-    async def _release_uncontended(self, local: Holding, token: bytes) -> None:
+    async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""
-        channel = self._transport.channel()
-        link = channel.link
-        if link is None or local.token is not token:
-            await drive(self._transport, self._releasing(local))
+        server = self._transport.of_running_loop()
+        connection = server.connection
+        if connection is None or owner.token is not token:
+            await drive(self._transport, self._releasing(owner))
             return
-        request, ours = release_request(link.dialect, self._key, token, local.queued == token)
+        request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
         begun: Begun
         sent_at = clock()
         try:
-            reply = await link.pipe.call(request, link.timeout_s)
+            reply = await connection.pipe.call(request, connection.timeout_s)
             if reply == ours:
-                if reply == HANDED_OVER and link.room is not None:
-                    link.room.note_hand_over(self._key, True)
-                if local.token == token:  # where the token is shared, another task may have acquired meanwhile
-                    local.token = None
+                if reply == HANDED_OVER and connection.registry is not None:
+                    connection.registry.note_hand_over(self._key, True)
+                if owner.token == token:  # where the token is shared, another task may have acquired meanwhile
+                    owner.token = None
                 return
-            begun = (link, reply, None)
+            begun = (connection, reply, None)
         except BaseException as interruption:
-            begun = (link, None, interruption)
-        operation = self._release_of(token, local)
-        operation.begin(request, link.dialect, sent_at, begun)
-        del link, begun
-        await drive(channel, self._finishing_release(operation, local))
+            begun = (connection, None, interruption)
+        operation = self._release_of(token, owner)
+        operation.begin(request, connection.capabilities, sent_at, begun)
+        del connection, begun
+        await drive(server, self._finishing_release(operation, owner))

@@ -2,8 +2,9 @@
 
 It also reads the late replies to acquires with a caller's own token: they say whether there is something to clean up.
 
-Who may touch what: entries are removed from `_undone` under `_undoing`, which a signal handler or finalizer of the same
-thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods of set alone.
+Who may touch what: entries are removed from `_pending_cleanup` under `_cleaning_up`, which a signal handler or
+finalizer of the same thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods
+of set alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast._pipe.base import Args, Forked, Lost, NoReply, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, NoReply, Reply
 from redislock_fast._protocol.claims import Claim, Claims, Heard
 from redislock_fast._protocol.operation import Exchange, Redirected
-from redislock_fast._protocol.pipeline import Many
-from redislock_fast._protocol.queue import Leave
-from redislock_fast._transport.base import Channel
-from redislock_fast._transport.cleanup import UNDO_FIRST_S, UNDO_LAST_S, UNDO_LIMIT_S
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._transport.base import ServerTransport
+from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S
 from redislock_fast._transport.retries import Attempts
-from redislock_fast._transport.threads.connect import Link
+from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]
@@ -36,8 +37,8 @@ _EXIT_LIMIT_S = 1.0
 """How long a program that ends waits for the cleanup: its threads end with it."""
 
 
-class ThreadCleanup(Channel[Link]):
-    """The part of a `ThreadChannel` that cleans up. It keeps no thread alive that has nothing to do.
+class ThreadCleanup(ServerTransport[Connection]):
+    """The part of a `ThreadServerTransport` that cleans up. It keeps no thread alive that has nothing to do.
 
     Args:
         owner: the connection pool of the server.
@@ -46,28 +47,28 @@ class ThreadCleanup(Channel[Link]):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.inside: set[int] = set()  # idents of the threads that drive an operation
-        self._undoing = threading.RLock()
-        self._undoer: threading.Thread | None = None
-        self._unheard: set[Link] = set()
+        self._cleaning_up = threading.RLock()
+        self._cleaner: threading.Thread | None = None
+        self._unheard: set[Connection] = set()
 
     @abstractmethod
-    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
-        """Drive an operation until it is finished; see `ThreadChannel.run`."""
+    def run(self, operation: Exchange, limit_s: float | None, unanswered: list[Connection]) -> None:
+        """Drive an operation until it is finished; see `ThreadServerTransport.run`."""
 
-    def call_heard(self, link: Link, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    def call_heard(self, connection: Connection, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
-        mailbox = link.pipe.mailbox()
+        mailbox = connection.pipe.mailbox()
         heard = Heard(claim, request, mailbox.tell)
-        link.pipe.post(request, heard)
+        connection.pipe.post(request, heard)
         try:
             mailbox.wait(timeout_s, soon=True)
-        except Lost as lost:
-            raise Lost(True, str(lost)) from None
+        except ConnectionBroken as lost:
+            raise ConnectionBroken(True, str(lost)) from None
         except Forked:
             raise
         except BaseException:
-            self._unheard.add(link)
-            self._start_undoing()
+            self._unheard.add(connection)
+            self._start_cleanup()
             raise
         finally:
             heard.tell = None
@@ -81,111 +82,111 @@ class ThreadCleanup(Channel[Link]):
     def may_rest(self) -> bool:
         """Whether the cleanup thread may end. Once this has returned True, whatever is left later starts another."""
         if self.idle:
-            self._undoer = None  # before the second check: what was left before this has relied on this thread
+            self._cleaner = None  # before the second check: what was left before this has relied on this thread
         return self.idle
 
-    def undo_some(self) -> bool:
+    def clean_up_some(self) -> bool:
         """Clean up the oldest entries. Returns False when the server could not be asked."""
-        with self._undoing:
+        with self._cleaning_up:
             all_heard = self._hear_late()
-            if not self._undone:
+            if not self._pending_cleanup:
                 return all_heard
-            undoing = self._next_undoing()
+            cleaning_up = self._next_cleanup()
             unanswered: list[int] = []
             try:
-                self.run(undoing, UNDO_LIMIT_S, [])
+                self.run(cleaning_up, CLEANUP_LIMIT_S, [])
             except Redirected:
                 pass  # no retry mends that: the locks end with their ttl
             except Exception:  # any: connecting runs users' code, too, for example for credentials
-                unanswered = undoing.unfinished
+                unanswered = cleaning_up.unfinished
             # Behind the others, which may be on another node: a dead node must not keep those waiting.
-            postponed = [*undoing.to_undo(failed=False), *map(self._undone.__getitem__, unanswered)]
-            del self._undone[: len(undoing)]
-            self._undone += postponed
+            postponed = [*cleaning_up.to_clean_up(failed=False), *map(self._pending_cleanup.__getitem__, unanswered)]
+            del self._pending_cleanup[: len(cleaning_up)]
+            self._pending_cleanup += postponed
             return all_heard and not postponed
 
-    def _start_undoing(self) -> None:
-        undoer = self._undoer
-        if undoer is None or not undoer.is_alive():
+    def _start_cleanup(self) -> None:
+        cleaner = self._cleaner
+        if cleaner is None or not cleaner.is_alive():
             # Two threads at once, after a race, do no harm. The thread keeps no server transport alive.
-            undoer = threading.Thread(
-                target=_undo_in_background, args=(weakref.ref(self),), name="redislock_fast-undo", daemon=True
+            cleaner = threading.Thread(
+                target=_clean_up_in_background, args=(weakref.ref(self),), name="redislock_fast-cleanup", daemon=True
             )
-            self._undoer = undoer
+            self._cleaner = cleaner
             with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-                undoer.start()
-                _undoers.add(undoer)
+                cleaner.start()
+                _cleaners.add(cleaner)
 
     def _hear_late(self) -> bool:
         """Read the connections with replies that no caller waits for. Returns False if some replies are missing.
 
         Replies come in order, so all of them have been read once the reply to a later request is there.
         """
-        silent: list[Link] = []
+        silent: list[Connection] = []
         thread = get_ident()
         self.inside.add(thread)
         try:
             while self._unheard:
-                link = self._unheard.pop()
+                connection = self._unheard.pop()
                 try:
-                    link.pipe.call((b"PING",), UNDO_LIMIT_S)
+                    connection.pipe.call((b"PING",), CLEANUP_LIMIT_S)
                 except NoReply:
-                    silent.append(link)
-                except Lost:
+                    silent.append(connection)
+                except ConnectionBroken:
                     pass  # a key that the request took is left to its ttl
         finally:
             self.inside.discard(thread)
             self._unheard.update(silent)
         return not silent
 
-    def _undo_before(self, operation: Exchange, attempts: Attempts) -> None:
+    def _clean_up_before(self, operation: Exchange, attempts: Attempts) -> None:
         """Clean up what an earlier operation left with a key and token that this one is about to set."""
         if not self._returning(operation):
             return
         bounded_s = attempts.bounded_s()
         try:
             # An acquire waits here only if its token is just being cleaned up.
-            if not self._undoing.acquire(timeout=-1 if bounded_s is None else bounded_s):
+            if not self._cleaning_up.acquire(timeout=-1 if bounded_s is None else bounded_s):
                 raise TimeoutError("an earlier acquire with this token could not be undone in time")
             returning = self._returning(operation)
             if returning:
-                self.run(Many([Leave(key, token) for key, token in returning]), attempts.left_s(), [])
+                self.run(Pipeline([LeaveQueue(key, token) for key, token in returning]), attempts.left_s(), [])
             for entry in returning:
                 with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
-                    self._undone.remove(entry)
+                    self._pending_cleanup.remove(entry)
         finally:
-            with contextlib.suppress(RuntimeError):  # as in `ThreadChannel.connect`
-                self._undoing.release()
+            with contextlib.suppress(RuntimeError):  # as in `ThreadServerTransport.connect`
+                self._cleaning_up.release()
 
     def _forget_cleanup(self) -> None:
         """In a forked child: leave to the parent what is to be cleaned up."""
-        self._undoing = threading.RLock()
-        self._undone.clear()
+        self._cleaning_up = threading.RLock()
+        self._pending_cleanup.clear()
         self._endings.clear()
         self._unheard.clear()
-        self.claims = Claims(self.undo)  # another thread may have had its mutex
+        self.claims = Claims(self.clean_up)  # another thread may have had its mutex
 
 
-_undoers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_cleaners: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
-def _finish_undoing() -> None:
+def _finish_cleanup() -> None:
     """Wait for the cleanup: a program may be interrupted just when it is granted a lock."""
     deadline = clock() + _EXIT_LIMIT_S
-    for undoer in list(_undoers):
-        undoer.join(max(deadline - clock(), 0.0))
+    for cleaner in list(_cleaners):
+        cleaner.join(max(deadline - clock(), 0.0))
 
 
-def _undo_in_background(channel_ref: weakref.ref[ThreadCleanup]) -> None:
-    delay_s = UNDO_FIRST_S
-    while delay_s < UNDO_LAST_S:
-        channel = channel_ref()
-        if channel is None or channel.may_rest():
+def _clean_up_in_background(server_ref: weakref.ref[ThreadCleanup]) -> None:
+    delay_s = CLEANUP_FIRST_S
+    while delay_s < CLEANUP_LAST_S:
+        server = server_ref()
+        if server is None or server.may_rest():
             return
-        if channel.undo_some():
-            delay_s = UNDO_FIRST_S
+        if server.clean_up_some():
+            delay_s = CLEANUP_FIRST_S
         else:
-            del channel
+            del server
             time.sleep(delay_s)
             delay_s *= 2

@@ -1,7 +1,7 @@
 """The transport of a cluster for threads: one server transport for each node, found by the lock's slot.
 
-A `ClusterChannel` sends nothing by itself. It keeps what is to be cleaned up, so that the cleanup goes to the node that
-has the slot by then.
+A `ThreadClusterTransport` sends nothing by itself. It keeps what is to be cleaned up, so that the cleanup goes to the
+node that has the slot by then.
 
 Who may touch what: as in `_transport/threads/server.py`; a cluster and its nodes share one `inside`.
 """
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
 
-from redislock_fast._pipe.base import Args, Lost, Mailbox, NoReply, OnReply
-from redislock_fast._procedures.waiters import BROKEN, Seat
-from redislock_fast._protocol.commands import Look
+from redislock_fast._pipe.base import Args, ConnectionBroken, Mailbox, NoReply, OnReply
+from redislock_fast._procedures.waiters import BROKEN, Waiter
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Redirected, Refused
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.routing import (
     ASKING,
@@ -34,19 +34,19 @@ from redislock_fast._transport.routing import (
     next_node,
     slot_node,
 )
-from redislock_fast._transport.threads.connect import Link
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.connect import Connection
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["ClusterChannel"]
+__all__ = ["ThreadClusterTransport"]
 
 _Result = TypeVar("_Result")
 
 _STALE_AFTER_S = 0.001
 
 
-class _Node(NodeRules[Link], ThreadChannel):
+class _Node(NodeRules[Connection], ThreadServerTransport):
     """All that this process sends to one node.
 
     Args:
@@ -54,47 +54,47 @@ class _Node(NodeRules[Link], ThreadChannel):
         cluster: whose node it is; None for a dedicated connection to it.
     """
 
-    def __init__(self, owner: Any, cluster: ClusterChannel | None = None) -> None:
+    def __init__(self, owner: Any, cluster: ThreadClusterTransport | None = None) -> None:
         super().__init__(owner)
         if cluster is not None:
             self.inside = cluster.inside
             self._cluster = weakref.ref(cluster)
 
-    def begin(self, errand: _Errand) -> None:
+    def begin(self, node_request: _NodeRequest) -> None:
         """Send the first request of a node request, where there is a connection. The caller is not inside."""
-        link = self.link
-        if link is None:
+        connection = self.connection
+        if connection is None:
             return
-        mailbox = link.pipe.mailbox()
-        if link.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
+        mailbox = connection.pipe.mailbox()
+        if connection.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
             return
         thread = get_ident()
         self.inside.add(thread)
-        errand.begun = (self, link, mailbox)
+        node_request.begun = (self, connection, mailbox)
         try:
-            link.pipe.post_many(errand.operation.request(link.dialect, clock()), mailbox.tell)
-        except Lost as lost:
-            errand.operation.lost(lost.sent)
-            errand.begun = None
+            connection.pipe.post_many(node_request.operation.request(connection.capabilities, clock()), mailbox.tell)
+        except ConnectionBroken as lost:
+            node_request.operation.note_unanswered(lost.sent)
+            node_request.begun = None
         finally:
             self.inside.discard(thread)
 
-    def finish(self, errand: _Errand, link: Link, mailbox: Mailbox) -> bool:
+    def finish(self, node_request: _NodeRequest, connection: Connection, mailbox: Mailbox) -> bool:
         """Wait for the replies to the first request of a node request. Returns whether they settle it; see `run`."""
-        operation = errand.operation
-        attempts = self._attempts(errand.route.left_s())
+        operation = node_request.operation
+        attempts = self._attempts(node_request.route.left_s())
         try:
             replies: Any = self.hear(mailbox, attempts.timeout_s(clock()))
             if replies is None:
                 raise NoReply("no reply in time")
             if replies is BROKEN:
-                raise Lost(True, "the connection broke")
-            return operation.feed(replies, link.dialect)
+                raise ConnectionBroken(True, "the connection broke")
+            return operation.feed(replies, connection.capabilities)
         except BaseException as trouble:
-            if not self._note_trouble(attempts, link, operation, trouble, errand.loose):
+            if not self._note_trouble(attempts, connection, operation, trouble, node_request.unanswered):
                 raise
         finally:
-            errand.begun = None
+            node_request.begun = None
         attempts.next_pause_s()
         return False
 
@@ -102,7 +102,7 @@ class _Node(NodeRules[Link], ThreadChannel):
 _nodes: Registry[_Node] = Registry()  # by redis-py's connection pool
 
 
-class _Errand:
+class _NodeRequest:
     """One of several operations that are driven at the same time.
 
     Args:
@@ -110,39 +110,39 @@ class _Errand:
         route: its attempts.
 
     Attributes:
-        loose: the connections on which a request left without an answer.
+        unanswered: the connections on which a request left without an answer.
         begun: where the first request is under way, and the mailbox for its replies.
     """
 
-    def __init__(self, operation: Many, route: Route) -> None:
+    def __init__(self, operation: Pipeline, route: Route) -> None:
         self.operation = operation
         self.route = route
-        self.loose: list[Link] = []
-        self.begun: tuple[_Node, Link, Mailbox] | None = None
+        self.unanswered: list[Connection] = []
+        self.begun: tuple[_Node, Connection, Mailbox] | None = None
 
-    def visit(self, node: ThreadChannel) -> None:
+    def visit(self, node: ThreadServerTransport) -> None:
         """Drive the operation on, at the node where it was begun, or else at this node."""
         if self.begun is not None:
-            at, link, mailbox = self.begun
-            if at.finish(self, link, mailbox):
+            at, connection, mailbox = self.begun
+            if at.finish(self, connection, mailbox):
                 return
-        node.run(self.route.exchange, self.route.left_s(), self.loose)
+        node.run(self.route.exchange, self.route.left_s(), self.unanswered)
 
     def give_up(self) -> None:
         """The caller does not wait any more."""
         if self.begun is not None:
-            self.operation.lost(True)
-            self.loose.append(self.begun[1])
+            self.operation.note_unanswered(True)
+            self.unanswered.append(self.begun[1])
 
 
-class ClusterChannel(ClusterRules[Link], ThreadChannel):
+class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
     """All that this process sends to one cluster.
 
     Args:
         owner: redis-py's cluster client, which holds the topology.
     """
 
-    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+    def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished.
 
         Where there are connections, all first requests leave before any reply is waited for. The operations that these
@@ -151,69 +151,71 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         Raises:
             redis.exceptions.ConnectionError: and whatever else `execute` raises: the first error, once all have ended.
         """
-        errands = [_Errand(one, Route(one, limit_s, self._retry)) for one in operations]
+        node_requests = [_NodeRequest(one, Route(one, limit_s, self._retry)) for one in operations]
         errors: list[Exception] = []
         try:
-            for errand in errands:
-                self._begin(errand)
-            for errand in errands:
+            for node_request in node_requests:
+                self._begin(node_request)
+            for node_request in node_requests:
                 try:
-                    self._follow(errand.route, errand.visit)
+                    self._follow(node_request.route, node_request.visit)
                 except Exception as error:
                     errors.append(error)
             if errors:
                 raise errors[0]
         except BaseException as error:
-            for errand in errands:
-                errand.give_up()
-                self.tidy(errand.operation, errand.loose, failed=True)
+            for node_request in node_requests:
+                node_request.give_up()
+                self.tidy(node_request.operation, node_request.unanswered, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         finally:
             errors.clear()  # or this frame and the errors would keep each other alive
-        for errand in errands:
-            if errand.operation.unsettled:
-                self.tidy(errand.operation, errand.loose, failed=False)
+        for node_request in node_requests:
+            if node_request.operation.unsettled:
+                self.tidy(node_request.operation, node_request.unanswered, failed=False)
 
-    def _begin(self, errand: _Errand) -> None:
+    def _begin(self, node_request: _NodeRequest) -> None:
         """Send an operation's first request, where that takes no waiting."""
-        if self._undone:
-            self._undo_before(errand.operation, errand.route)
-        node = self._node_of(errand.operation.key)
+        if self._pending_cleanup:
+            self._clean_up_before(node_request.operation, node_request.route)
+        node = self._node_of(node_request.operation.key)
         if node is not None and not self.is_entered:
-            node.begin(errand)
+            node.begin(node_request)
 
     def run(
         self,
         operation: Exchange,
         limit_s: float | None,
-        loose: list[Link],
+        unanswered: list[Connection],
     ) -> None:
-        """Drive an operation at the node that has its slot; see `ThreadChannel.run`."""
+        """Drive an operation at the node that has its slot; see `ThreadServerTransport.run`."""
         route = Route(operation, limit_s, self._retry)
-        if self._undone:
-            self._undo_before(operation, route)
-        self._follow(route, lambda node: node.run(route.exchange, route.left_s(), loose))
+        if self._pending_cleanup:
+            self._clean_up_before(operation, route)
+        self._follow(route, lambda node: node.run(route.exchange, route.left_s(), unanswered))
 
-    def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
-        """`run` on a dedicated connection; see `ThreadChannel.run_beside`."""
+    def run_dedicated(
+        self, operation: Exchange, limit_s: float | None, unanswered: list[Connection], slow_s: float = 0.0
+    ) -> None:
+        """`run` on a dedicated connection; see `ThreadServerTransport.run_dedicated`."""
         route = Route(operation, limit_s, self._retry)
-        self._follow(route, lambda node: node.run_beside(route.exchange, route.left_s(), loose, slow_s))
+        self._follow(route, lambda node: node.run_dedicated(route.exchange, route.left_s(), unanswered, slow_s))
 
-    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
-        """Listen for messages about a lock, at the node that has its slot; see `ThreadChannel.enter`."""
-        route = Route(Look(key), limit_s, self._retry)
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
+        """Listen for messages about a lock, at the node that has its slot; see `ThreadServerTransport.enter`."""
+        route = Route(ReadHolder(key), limit_s, self._retry)
         return self._follow(route, lambda node: node.enter(key, token, route.left_s()))
 
-    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of a cleanup
+    def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of a cleanup
         """Send a request for whose reply the caller does not wait, to the node that ASK may have named."""
         thread = get_ident()
         was_inside = thread in self.inside
         self.inside.add(thread)
         try:
             with contextlib.suppress(NoReply):
-                link.pipe.call_many([ASKING, args], 0.0)
+                connection.pipe.call_many([ASKING, args], 0.0)
         finally:
             if not was_inside:
                 self.inside.discard(thread)
@@ -222,7 +224,7 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
         """The keys' indexes, grouped by node."""
         return indexes_by_node(self._live_owner(), keys)
 
-    def _follow(self, route: Route, visit: Callable[[ThreadChannel], _Result]) -> _Result:
+    def _follow(self, route: Route, visit: Callable[[ThreadServerTransport], _Result]) -> _Result:
         """Visit one node after the other, as the route says, until a visit succeeds."""
         while True:
             try:
@@ -235,20 +237,20 @@ class ClusterChannel(ClusterRules[Link], ThreadChannel):
             if pause_s:
                 time.sleep(pause_s)
 
-    def _next_node(self, route: Route) -> ThreadChannel:
+    def _next_node(self, route: Route) -> ThreadServerTransport:
         client = self._live_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
                 client.nodes_manager.initialize()
             node = next_node(client, route, is_fresh=True)
-        return self._channel_to(client, node)
+        return self._server_to(client, node)
 
     def _node_of(self, key: bytes) -> _Node | None:
         client = self._live_owner()
         node = slot_node(client, key)
-        return None if node is None else self._channel_to(client, node)
+        return None if node is None else self._server_to(client, node)
 
-    def _channel_to(self, client: Any, node: Any) -> _Node:
+    def _server_to(self, client: Any, node: Any) -> _Node:
         pool = client.get_redis_connection(node).connection_pool
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))

@@ -15,37 +15,37 @@ from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004  # redi
 from redis.retry import Retry
 
 from redislock_fast._pipe import threads_py
-from redislock_fast._pipe.base import SPIN_US, Args, Lost, NoReply, Pipe, is_unauthenticated
+from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, Pipe, is_unauthenticated
 from redislock_fast._pipe.impl import compiled
-from redislock_fast._procedures.waiters import Room
-from redislock_fast._protocol import capabilities
+from redislock_fast._procedures.waiters import WaiterRegistry
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._util.redis_py import redis_error, settings_of
 from redislock_fast._util.times import clock
 
-__all__ = ["Link", "connecting_error", "open_link"]
+__all__ = ["Connection", "connecting_error", "open_connection"]
 
 
-class Link:
+class Connection:
     """A connected pipe with the capabilities of its server. It is never used again once it is broken.
 
     Attributes:
         pipe: drives the socket.
-        dialect: the capabilities.
+        capabilities: the capabilities.
         ending: the request that ends this connection when another one sends it; None where the server does not say.
-        room: the registry of its waiters; None where no messages can come.
+        registry: the registry of its waiters; None where no messages can come.
     """
 
-    __slots__ = ("_connection", "dialect", "ending", "pipe", "room")
+    __slots__ = ("_connection", "capabilities", "ending", "pipe", "registry")
 
-    def __init__(self, connection: Any, pipe: Pipe, dialect: capabilities.Dialect, ending: Args | None) -> None:
+    def __init__(self, connection: Any, pipe: Pipe, capabilities: Capabilities, ending: Args | None) -> None:
         self._connection = connection
         self.pipe = pipe
-        self.dialect = dialect
+        self.capabilities = capabilities
         self.ending = ending
-        self.room = None
-        if dialect.push:
-            self.room = Room(dialect)
-            pipe.on_push = self.room.hear
+        self.registry = None
+        if capabilities.push:
+            self.registry = WaiterRegistry(capabilities)
+            pipe.on_push = self.registry.hear
 
     def close(self) -> None:
         """Break the pipe. Each caller that still waits gets an error."""
@@ -56,13 +56,13 @@ class Link:
         self._connection.disconnect()
 
 
-def connecting_error(trouble: Lost | NoReply) -> ConnectionError | TimeoutError:
+def connecting_error(trouble: ConnectionBroken | NoReply) -> ConnectionError | TimeoutError:
     """redis-py's error for a connection that breaks, or whose server is silent, while it is opened."""
     text = f"while connecting: {trouble}"
     return TimeoutError(text) if isinstance(trouble, NoReply) else ConnectionError(text)
 
 
-def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
+def open_connection(pool: redis.ConnectionPool, ends_at: float | None) -> Connection:
     """Connect to a pool's server and find out its capabilities. Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
@@ -102,17 +102,17 @@ def open_link(pool: redis.ConnectionPool, ends_at: float | None) -> Link:
     if ends_at is not None:
         timeout_s = min(timeout_s, max(ends_at - clock(), 0.0))
     try:
-        requests = [capabilities.PROBE, capabilities.HELLO, capabilities.CLIENT_INFO]
+        requests = [PROBE, HELLO, CLIENT_INFO]
         probed, greeted, described = pipe.call_many(requests, timeout_s)
         if is_unauthenticated(probed):
             raise redis_error(str(probed))
-    except (Lost, NoReply) as trouble:
+    except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble) from None
     except BaseException:
         pipe.close()
         raise
-    return Link(connection, pipe, capabilities.Dialect(probed, greeted), capabilities.ending(described))
+    return Connection(connection, pipe, Capabilities(probed, greeted), ending(described))
 
 
 def _is_plain(sock: object) -> bool:

@@ -11,15 +11,15 @@ from redislock_fast._procedures.steps import (
     Enter,
     Execute,
     ExecuteAll,
-    ExecuteBeside,
+    ExecuteDedicated,
     Listen,
     Sleep,
     Split,
     Steps,
 )
 from redislock_fast._transport.base import Registry, is_cluster
-from redislock_fast._transport.threads.cluster import ClusterChannel
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.cluster import ThreadClusterTransport
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["drive", "transport_of"]
 
-_channels: Registry[ThreadChannel] = Registry()
-_kinds: dict[type, type[ThreadChannel]] = {}
+_servers: Registry[ThreadServerTransport] = Registry()
+_kinds: dict[type, type[ThreadServerTransport]] = {}
 
 
-def transport_of(client: Any) -> ThreadChannel:
+def transport_of(client: Any) -> ThreadServerTransport:
     """The one transport of a client in this process.
 
     Args:
@@ -42,13 +42,15 @@ def transport_of(client: Any) -> ThreadChannel:
     """
     kind = _kinds.get(type(client))
     if kind is None:
-        kind = _kinds[type(client)] = ClusterChannel if is_cluster(client, for_asyncio=False) else ThreadChannel
-    owner = client.connection_pool if kind is ThreadChannel else client
-    return _channels.get(id(owner)) or _channels.add(owner, kind)
+        kind = _kinds[type(client)] = (
+            ThreadClusterTransport if is_cluster(client, for_asyncio=False) else ThreadServerTransport
+        )
+    owner = client.connection_pool if kind is ThreadServerTransport else client
+    return _servers.get(id(owner)) or _servers.add(owner, kind)
 
 
 def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: ThreadChannel, steps: Steps, left: Left | None = None
+    transport: ThreadServerTransport, steps: Steps, left: Left | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
@@ -68,13 +70,13 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                 if fork.generation != generation:  # by a signal handler, between two steps
                     raise Forked
                 if type(step) is Listen:
-                    answer = transport.hear(step.seat.mailbox, step.timeout_s)
+                    answer = transport.hear(step.waiter.mailbox, step.timeout_s)
                 elif type(step) is Execute:
                     transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
-                elif type(step) is ExecuteBeside:
-                    transport.execute_beside(step.operation, step.limit_s, step.slow_s)
+                elif type(step) is ExecuteDedicated:
+                    transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
                     time.sleep(step.seconds)
                 elif type(step) is Split:
@@ -95,4 +97,4 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:
             if left:
-                transport.undo(left)
+                transport.clean_up(left)

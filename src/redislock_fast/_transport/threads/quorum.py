@@ -22,12 +22,12 @@ from operator import attrgetter
 from threading import get_ident
 from typing import Any
 
-from redislock_fast._pipe.base import Lost, Mailbox, NoReply
+from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
 from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
-from redislock_fast._protocol.majority import Round
-from redislock_fast._transport.quorum import Ballot, Quorum, Voting, insist, meet
-from redislock_fast._transport.threads.connect import Link
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._protocol.majority import MajorityRound
+from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._transport.threads.connect import Connection
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadQuorum"]
@@ -39,7 +39,7 @@ _SLICE_GROWTH = 4
 _LOOK_EVERY_S = 0.1
 _LINGER_S = 1.0
 
-_patience = attrgetter("standing.silent", "standing.slowness")
+_patience = attrgetter("health.silent", "health.slowness")
 
 
 class ThreadQuorum(Quorum):
@@ -49,7 +49,7 @@ class ThreadQuorum(Quorum):
         transports: one for each server.
     """
 
-    def __init__(self, transports: list[ThreadChannel]) -> None:
+    def __init__(self, transports: list[ThreadServerTransport]) -> None:
         super().__init__(transports)
         self._lookout = _Lookout(transports)
 
@@ -72,16 +72,16 @@ class ThreadQuorum(Quorum):
         except StopIteration as end:
             return end.value
 
-    def ask(self, *rounds: Round) -> None:
+    def ask(self, *rounds: MajorityRound) -> None:
         """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""
         thread = get_ident()
         entered: list[set[int]] = []
         try:
-            for channel in self._transports:
-                if thread in channel.inside:
+            for server in self._transports:
+                if thread in server.inside:
                     break
-                entered.append(channel.inside)  # before: an interrupt may come between the two
-                channel.inside.add(thread)
+                entered.append(server.inside)  # before: an interrupt may come between the two
+                server.inside.add(thread)
             else:
                 self._hold(rounds)
                 return
@@ -90,32 +90,32 @@ class ThreadQuorum(Quorum):
                 inside.discard(thread)
         self._ask_apart(rounds)
 
-    def _hold(self, rounds: Sequence[Round]) -> None:
+    def _hold(self, rounds: Sequence[MajorityRound]) -> None:
         try:
-            with Voting(self._transports, rounds, Ballot) as voting:
+            with Voting(self._transports, rounds, Vote) as voting:
                 _collect(self._transports, voting)
         finally:
             if any(round_.insists for round_ in rounds):
                 self._lookout.look(self._transports)
 
-    def _ask_apart(self, rounds: Sequence[Round]) -> None:
+    def _ask_apart(self, rounds: Sequence[MajorityRound]) -> None:
         """Hold rounds on connections of their own: this is a signal handler or a finalizer inside of another call.
 
         The thread that reads the shared connections may be this very one, which cannot go on meanwhile.
         """
-        apart = [channel.apart() for channel in self._transports]
+        apart = [server.apart() for server in self._transports]
         try:
             ThreadQuorum(apart).ask(*rounds)
         finally:
-            for channel in apart:
-                channel.close()
+            for server in apart:
+                server.close()
             for round_ in rounds:
                 for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
                 self._undo_rest(round_)  # the transports apart are gone before they could do so
 
 
-def _collect(channels: Sequence[ThreadChannel], voting: Voting[Ballot]) -> None:
+def _collect(servers: Sequence[ThreadServerTransport], voting: Voting[Vote]) -> None:
     """Post the requests and wait for the votes: in turn for each connection that is made, and for each vote.
 
     The order is that of the servers' patience: those that have made no round wait lately come first. A silent server is
@@ -123,22 +123,22 @@ def _collect(channels: Sequence[ThreadChannel], voting: Voting[Ballot]) -> None:
     """
     connect_s = 0.0
     slice_s = _FIRST_SLICE_S
-    ballots = voting.ballots
+    votes = voting.votes
     while True:
-        ballots.sort(key=_patience)
-        for ballot in ballots:
-            if ballot.link is None:
-                _post(channels[ballot.index], ballot, connect_s, voting.ends_at)
+        votes.sort(key=_patience)
+        for vote in votes:
+            if vote.connection is None:
+                _post(servers[vote.index], vote, connect_s, voting.ends_at)
         in_vain: set[int] = set()  # a server that owes several votes is waited for once
-        for ballot in ballots:
-            if ballot.link is None or ballot.index in in_vain:
+        for vote in votes:
+            if vote.connection is None or vote.index in in_vain:
                 continue
-            if ballot.round.decided or ballot.has_voted:
-                ballot.standing.note_wait(None)
-            elif not _wait(ballot, slice_s, voting.ends_at):
-                in_vain.add(ballot.index)
-        ballots = voting.awaited()
-        if not ballots:
+            if vote.round.decided or vote.has_voted:
+                vote.health.note_wait(None)
+            elif not _wait(vote, slice_s, voting.ends_at):
+                in_vain.add(vote.index)
+        votes = voting.awaited()
+        if not votes:
             return
         if clock() >= voting.ends_at:
             voting.time_is_up()
@@ -147,38 +147,38 @@ def _collect(channels: Sequence[ThreadChannel], voting: Voting[Ballot]) -> None:
         connect_s = slice_s
 
 
-def _post(channel: ThreadChannel, ballot: Ballot, connect_s: float, ends_at: float) -> None:
+def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: float) -> None:
     """Send a request if there is a connection, or is one within `connect_s`; to a silent server only if needed."""
-    standing = ballot.standing
-    link = channel.link
-    if link is None or link.pipe.broken:
-        link = _connected(channel, min(clock() + connect_s, ends_at))
-    if link is None:
-        if standing.trouble is not None:
-            ballot.skip(standing.trouble)
+    health = vote.health
+    connection = server.connection
+    if connection is None or connection.pipe.broken:
+        connection = _connected(server, min(clock() + connect_s, ends_at))
+    if connection is None:
+        if health.trouble is not None:
+            vote.skip(health.trouble)
         return
-    if standing.dialect is not link.dialect:
-        meet(channel, link)
-    if link.pipe.silence_s > _STALE_AFTER_S or standing.is_full:
-        _read(channel, link)
-        if ballot.must_wait or (standing.silent and not connect_s and not ballot.round.insists):
+    if health.capabilities is not connection.capabilities:
+        meet(server, connection)
+    if connection.pipe.silence_s > _STALE_AFTER_S or health.is_full:
+        _read(server, connection)
+        if vote.must_wait or (health.silent and not connect_s and not vote.round.insists):
             return
-    ballot.post(link)
+    vote.post(connection)
 
 
-def _read(channel: ThreadChannel, link: Link) -> None:
+def _read(server: ThreadServerTransport, connection: Connection) -> None:
     """Read what has come, be it the end, and wait for nothing."""
-    channel.hear(link.pipe.mailbox(), 0.0)
-    if channel.standing.owed:  # else it is silent because it was asked for nothing
-        channel.leave_if_silent(link)
+    server.hear(connection.pipe.mailbox(), 0.0)
+    if server.health.owed:  # else it is silent because it was asked for nothing
+        server.leave_if_silent(connection)
 
 
-def _wait(ballot: Ballot, slice_s: float, ends_at: float) -> bool:
+def _wait(vote: Vote, slice_s: float, ends_at: float) -> bool:
     """Wait for a vote for `slice_s` at most, inside of its server transport. Returns False if that was in vain."""
-    mailbox: Mailbox | None = ballot.listener
+    mailbox: Mailbox | None = vote.listener
     if mailbox is None:
-        ballot.listener = mailbox = ballot.link.pipe.mailbox()
-        if not ballot.is_open:  # another thread that reads has noted the vote before
+        vote.listener = mailbox = vote.connection.pipe.mailbox()
+        if not vote.is_open:  # another thread that reads has noted the vote before
             return True
     began = clock()
     broken = False
@@ -186,58 +186,58 @@ def _wait(ballot: Ballot, slice_s: float, ends_at: float) -> bool:
         mailbox.wait(max(min(slice_s, ends_at - began), 0.0), soon=True)
     except NoReply:
         pass
-    except Lost:
+    except ConnectionBroken:
         broken = True
-    ballot.standing.note_wait(clock() - began)
-    if broken and ballot.is_open:
-        ballot.listener = None
-        ballot.lose(True, ConnectionError("the connection broke"))
-    return not ballot.is_open
+    vote.health.note_wait(clock() - began)
+    if broken and vote.is_open:
+        vote.listener = None
+        vote.lose(True, ConnectionError("the connection broke"))
+    return not vote.is_open
 
 
-def _connected(channel: ThreadChannel, wait_until: float) -> Link | None:
+def _connected(server: ThreadServerTransport, wait_until: float) -> Connection | None:
     """The server transport's connection. Without one, it is made in the background, and waited for until then."""
-    channel.leave_if_broken()
-    link = channel.link
-    if link is None:
-        opening = _opening(channel)
+    server.leave_if_broken()
+    connection = server.connection
+    if connection is None:
+        opening = _opening(server)
         if opening is not None:
             left_s = wait_until - clock()
             if left_s > 0:
                 opening.join(left_s)
-            link = channel.link
-    return link
+            connection = server.connection
+    return connection
 
 
-def _opening(channel: ThreadChannel) -> threading.Thread | None:
+def _opening(server: ThreadServerTransport) -> threading.Thread | None:
     """The thread that connects; None while a failure is too recent."""
-    standing = channel.standing
-    opening: threading.Thread | None = standing.opening
+    health = server.health
+    opening: threading.Thread | None = health.opening
     if opening is not None and opening.is_alive():
         return opening
-    if standing.backs_off(clock()):
+    if health.backs_off(clock()):
         return None
     # Two at once, after a race, do no harm: the server transport connects once.
-    opening = threading.Thread(target=_open, args=(weakref.ref(channel),), name="redislock_fast-connect", daemon=True)
-    standing.trouble = None
-    standing.opening = opening
+    opening = threading.Thread(target=_open, args=(weakref.ref(server),), name="redislock_fast-connect", daemon=True)
+    health.trouble = None
+    health.opening = opening
     try:
         opening.start()
     except RuntimeError as error:  # no thread can be started while the interpreter ends
-        standing.failed(ConnectionError(str(error)), clock())
+        health.failed(ConnectionError(str(error)), clock())
         return None
     return opening
 
 
-def _open(channel_ref: weakref.ref[ThreadChannel]) -> None:
-    channel = channel_ref()
-    if channel is not None:
+def _open(server_ref: weakref.ref[ThreadServerTransport]) -> None:
+    server = server_ref()
+    if server is not None:
         try:
-            channel.connect(clock() + _CONNECT_LIMIT_S)
+            server.connect(clock() + _CONNECT_LIMIT_S)
         except Exception as error:
-            channel.standing.failed(error, clock())
+            server.health.failed(error, clock())
         else:
-            channel.standing.connected()
+            server.health.connected()
 
 
 class _Lookout:
@@ -250,21 +250,21 @@ class _Lookout:
     reads `_thread`; the thread that ends does so the other way round.
 
     Args:
-        channels: the server transports. They are not kept alive.
+        servers: the server transports. They are not kept alive.
     """
 
-    def __init__(self, channels: Sequence[ThreadChannel]) -> None:
-        self._refs = [weakref.ref(channel) for channel in channels]
+    def __init__(self, servers: Sequence[ThreadServerTransport]) -> None:
+        self._refs = [weakref.ref(server) for server in servers]
         self._until = 0.0
         self._thread: threading.Thread | None = None
 
-    def look(self, channels: Sequence[ThreadChannel]) -> None:
+    def look(self, servers: Sequence[ThreadServerTransport]) -> None:
         """Have a thread look for the replies that are owed after this call has read what has come."""
-        if any(channel.standing.owed for channel in channels):
+        if any(server.health.owed for server in servers):
             self._until = clock() + _LINGER_S
             thread = self._thread
             # After a fork the thread is dead. Starting one takes longer than a whole release.
-            if (thread is None or not thread.is_alive()) and [channel for channel in channels if _owes(channel)]:
+            if (thread is None or not thread.is_alive()) and [server for server in servers if _owes(server)]:
                 self._start()
 
     def _start(self) -> None:
@@ -283,17 +283,17 @@ class _Lookout:
             self._start()
 
 
-def _owes(channel: ThreadChannel | None) -> bool:
+def _owes(server: ThreadServerTransport | None) -> bool:
     """Read what has come, and do again what was lost. Returns whether replies are still owed."""
-    if channel is None or not channel.standing.owed:
+    if server is None or not server.health.owed:
         return False
-    link = channel.link
-    if link is not None:
-        _read(channel, link)
-        channel.leave_if_broken()
-    link = channel.link
-    if link is None:
-        insist(channel, channel.standing.owed)
+    connection = server.connection
+    if connection is not None:
+        _read(server, connection)
+        server.leave_if_broken()
+    connection = server.connection
+    if connection is None:
+        insist(server, server.health.owed)
     else:
-        meet(channel, link)
-    return bool(channel.standing.owed)
+        meet(server, connection)
+    return bool(server.health.owed)

@@ -21,12 +21,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.telling import telling
-from redislock_fast._lease.tenure import Tenure
-from redislock_fast._procedures.renewal import Burst, Loss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import Burst, LeaseLoss, Record, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 1.0  # how long the thread lives on with nothing to do: longer than a thread takes to start
 
 
-def _renew_on_server(transport: ThreadChannel, due: list[Tenure], losses: list[Loss]) -> None:
+def _renew_on_server(transport: ThreadServerTransport, due: list[Lease], losses: list[LeaseLoss]) -> None:
     drive(transport, renewing(due, losses))
 
 
@@ -62,14 +62,14 @@ class Renewer:
         self._schedule = Schedule()
         self._thread: threading.Thread | None = None
 
-    def keep(self, tenure: Tenure) -> None:
+    def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
-        if tenure.record is None:
-            tenure.record = Record(tenure, self._dropped)
+        if lease.record is None:
+            lease.record = Record(lease, self._dropped)
         thread: threading.Thread | None = None
         try:
             with self._turn:
-                self._add(tenure)
+                self._add(lease)
                 if self._thread is None:
                     thread = self._thread = threading.Thread(
                         target=self._work, name="redislock_fast-renewal", daemon=True
@@ -81,16 +81,16 @@ class Renewer:
                 self._thread = None  # the next call tries again
             raise
 
-    def _add(self, tenure: Tenure) -> None:
-        record = tenure.record
+    def _add(self, lease: Lease) -> None:
+        record = lease.record
         if record.is_over:
             return
-        if self._schedule.add(record, due_at(tenure, clock()), (tenure.ttl_ms or 0) / 3000):
+        if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
             self._turn.notify()
 
-    def let_go(self, tenure: Tenure) -> None:
+    def let_go(self, lease: Lease) -> None:
         """Stop the renewal of a lease."""
-        record = tenure.record
+        record = lease.record
         if record is not None:
             record.is_over = True
             with self._turn:
@@ -101,14 +101,14 @@ class Renewer:
             return
         with self._turn:
             self._schedule.remove(record)  # it may be the last reference to other objects
-        self._undo([record.entry])
+        self._clean_up([record.entry])
         record.warn()
 
-    def _undo(self, entries: list[Any]) -> None:
+    def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
         if transport is not None and entries:
             with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
-                transport.undo(entries)
+                transport.clean_up(entries)
 
     def _work(self) -> None:
         while True:
@@ -126,34 +126,34 @@ class Renewer:
             self._renew(due)
             del due  # else it would live until another lease is due
 
-    def _renew(self, due: list[Tenure]) -> None:
+    def _renew(self, due: list[Lease]) -> None:
         transport = self._transport()
         if transport is None:
             return
-        losses: list[Loss] = []
+        losses: list[LeaseLoss] = []
         try:
             self._burst(transport, due, losses)
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
         with self._turn:
-            for tenure in due:
-                self._add(tenure)
-        self._undo(late)
+            for lease in due:
+                self._add(lease)
+        self._clean_up(late)
         tell_in_background(losses)
 
 
-def tell_in_background(losses: list[Loss]) -> None:
+def tell_in_background(losses: list[LeaseLoss]) -> None:
     """Call `on_lost` for each loss, in a thread of its own, without waiting for any of them.
 
     Where no thread can be started, the callback runs in the thread that would have started it.
     """
-    losses = [loss for loss in losses if loss.tenure.terms.on_lost is not None]
+    losses = [loss for loss in losses if loss.lease.options.on_lost is not None]
     if losses and not _is_started(_tell_each, losses):
         _tell_each(losses)
 
 
-def _tell_each(losses: list[Loss]) -> None:
+def _tell_each(losses: list[LeaseLoss]) -> None:
     """Call `on_lost` for the last loss, after starting threads for the others: many take too long for the renewer."""
     waiting = [loss for loss in losses[:-1] if not _is_started(tell, *loss)]
     for loss in [*waiting, losses[-1]]:
@@ -169,14 +169,14 @@ def _is_started(work: Callable[..., None], *args: Any) -> bool:
     return True
 
 
-def tell(tenure: Tenure, reason: LossReason) -> None:
+def tell(lease: Lease, reason: LossReason) -> None:
     """Call `on_lost` for a loss. An exception of the callback is logged."""
-    lock = tenure.lock()
-    on_lost = tenure.terms.on_lost
+    lock = lease.lock()
+    on_lost = lease.options.on_lost
     if on_lost is None or lock is None:
         return
     try:
-        with telling(tenure):
+        with telling(lease):
             on_lost(lock, reason)
     except Exception:
         logger.exception("on_lost failed for a lock that was lost (%s).", reason)

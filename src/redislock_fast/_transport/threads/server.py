@@ -1,15 +1,15 @@
 """The transport of one server for threads: one connection per server and process, shared by all its threads.
 
-A `ThreadChannel` drives operations over its connection. It connects when there is no connection, sends again what was
-lost, gives up when the pool's retry policy or the caller's time is used up, and then cleans up.
+A `ThreadServerTransport` drives operations over its connection. It connects when there is no connection, sends again
+what was lost, gives up when the pool's retry policy or the caller's time is used up, and then cleans up.
 
-Who may touch what: any thread reads `ThreadChannel.link`; it is replaced under `_connecting`, and a stale connection is
-broken and says so. `inside` is used by atomic methods of set alone.
+Who may touch what: any thread reads `ThreadServerTransport.connection`; it is replaced under `_connecting`, and a stale
+connection is broken and says so. `inside` is used by atomic methods of set alone.
 
 A signal handler or a finalizer may run at any point and use a lock of the same client. Its thread is then inside of the
 transport already, perhaps as the one that reads for all threads. So that operation gets a dedicated connection, as does
 an operation whose reply the server delays. A dedicated connection is kept for the next use until the main one is
-replaced: `_spares` is used by atomic methods of list alone.
+replaced: `_dedicated` is used by atomic methods of list alone.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast._pipe.base import Args, Lost, NoReply, OnReply
-from redislock_fast._procedures.waiters import BROKEN, Seat
-from redislock_fast._protocol.commands import Look
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
+from redislock_fast._procedures.waiters import BROKEN, Waiter
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.pipeline import Many
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
 from redislock_fast._transport.base import Encoding
-from redislock_fast._transport.health import Standing
+from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.retries import FOREVER_S, is_settled_by
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
-from redislock_fast._transport.threads.connect import Link, open_link
+from redislock_fast._transport.threads.connect import Connection, open_connection
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["BlockingEncoding", "ThreadChannel"]
+__all__ = ["BlockingEncoding", "ThreadServerTransport"]
 
 
 class BlockingEncoding(Encoding):
@@ -51,7 +51,7 @@ class BlockingEncoding(Encoding):
         return name.encode() if isinstance(name, str) else self.encode(name)
 
 
-class ThreadChannel(BlockingEncoding, ThreadCleanup):
+class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
     """All that this process sends to one server.
 
     Args:
@@ -61,7 +61,7 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self._connecting = threading.RLock()
-        self._spares: list[ThreadChannel] = []
+        self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)
 
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
@@ -83,54 +83,54 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
             RuntimeError: a signal handler has forked meanwhile, and this is the child.
         """
-        loose: list[Link] = []
+        unanswered: list[Connection] = []
         if isinstance(operation, AcquireOwn):
             self.claims.begin(operation)
         try:
-            self.run(operation, limit_s, loose)
+            self.run(operation, limit_s, unanswered)
         except BaseException as error:
-            self.tidy(operation, loose, failed=True)
+            self.tidy(operation, unanswered, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         if operation.unsettled or operation.claim is not None:
-            self.tidy(operation, loose, failed=False)  # an earlier attempt of an acquire may still be under way
+            self.tidy(operation, unanswered, failed=False)  # an earlier attempt of an acquire may still be under way
 
-    def execute_all(self, operations: Sequence[Many], limit_s: float | None = None) -> None:
+    def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one server, until all are finished; here, there is one server."""
         for operation in operations:
             self.execute(operation, limit_s)
 
-    def run(self, operation: Exchange, limit_s: float | None, loose: list[Link]) -> None:
+    def run(self, operation: Exchange, limit_s: float | None, unanswered: list[Connection]) -> None:
         """`execute` without its cleanup and without its translation of errors.
 
-        Every connection on which a request left without an answer is added to `loose`.
+        Every connection on which a request left without an answer is added to `unanswered`.
         """
         thread = get_ident()
         if operation.begun is None and thread in self.inside:  # otherwise it was not when the request left
-            self.run_beside(operation, limit_s, loose)
+            self.run_dedicated(operation, limit_s, unanswered)
             return
         attempts = self._attempts(limit_s)
-        if self._undone:
-            self._undo_before(operation, attempts)
+        if self._pending_cleanup:
+            self._clean_up_before(operation, attempts)
         while True:
-            link = self.link
+            connection = self.connection
             finished = False
             try:
                 self.inside.add(thread)
                 if operation.begun is not None:
-                    (link, *came), operation.begun = operation.begun, None
-                    finished = is_settled_by(operation, link.dialect, came)
-                if link is None:
-                    link = self.connect(attempts.ends_at)
-                call: Any = link.pipe.call_many if operation.many else link.pipe.call
-                call = call if operation.claim is None else partial(self.call_heard, link, operation.claim)
+                    (connection, *came), operation.begun = operation.begun, None
+                    finished = is_settled_by(operation, connection.capabilities, came)
+                if connection is None:
+                    connection = self.connect(attempts.ends_at)
+                call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
+                call = call if operation.claim is None else partial(self.call_heard, connection, operation.claim)
                 while not finished:
                     now = clock()
-                    reply = call(operation.request(link.dialect, now), attempts.timeout_s(now))
-                    finished = operation.feed(reply, link.dialect)
+                    reply = call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
+                    finished = operation.feed(reply, connection.capabilities)
             except BaseException as trouble:
-                if not self._note_trouble(attempts, link, operation, trouble, loose):
+                if not self._note_trouble(attempts, connection, operation, trouble, unanswered):
                     raise
             else:
                 return
@@ -140,15 +140,15 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             if pause_s:
                 time.sleep(pause_s)
 
-    def seat(self, key: bytes, token: bytes) -> Seat | None:
+    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
-        link = self.link
-        room = None if link is None else link.room
-        if link is None or room is None or get_ident() in self.inside:
+        connection = self.connection
+        registry = None if connection is None else connection.registry
+        if connection is None or registry is None or get_ident() in self.inside:
             return None
-        return room.take(key, token, link.pipe.mailbox(), link, self)
+        return registry.take(key, token, connection.pipe.mailbox(), connection, self)
 
-    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Seat | None:
+    def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
         """Listen for messages about a lock. Sends `SUBSCRIBE` or `SSUBSCRIBE`, once per connection or slot.
 
         Returns:
@@ -157,35 +157,35 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         Raises:
             redis.exceptions.ConnectionError: and whatever `execute` raises.
         """
-        seat = self.seat(key, token)
-        if seat is not None:
-            return seat
+        waiter = self.waiter(key, token)
+        if waiter is not None:
+            return waiter
         attempts = self._attempts(limit_s)
         while True:
-            link = self.link
-            if link is None:
+            connection = self.connection
+            if connection is None:
                 with contextlib.suppress(Redirected):
-                    self.run(Look(key), attempts.left_s(), [])  # connects, within the retry policy
+                    self.run(ReadHolder(key), attempts.left_s(), [])  # connects, within the retry policy
                 continue
-            room = link.room
-            if room is None or get_ident() in self.inside:
+            registry = connection.registry
+            if registry is None or get_ident() in self.inside:
                 return None
-            seat = self.seat(key, token)
-            if seat is not None:
-                return seat
-            channel = room.channel_for(key)
-            subscribing = Subscribe(key, room.subscribe, channel)
+            waiter = self.waiter(key, token)
+            if waiter is not None:
+                return waiter
+            server = registry.channel_for(key)
+            subscribing = Subscribe(key, registry.subscribe, server)
             self.run(subscribing, attempts.left_s(), [])
-            if self.link is link:
-                room.note_subscription(channel, subscribing.result)
+            if self.connection is connection:
+                registry.note_subscription(server, subscribing.result)
 
-    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
         thread = get_ident()
         was_inside = thread in self.inside
         try:
             self.inside.add(thread)
-            link.pipe.post(args, on_reply)
+            connection.pipe.post(args, on_reply)
         finally:
             if not was_inside:
                 self.inside.discard(thread)
@@ -203,7 +203,7 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
             return mailbox.wait(min(timeout_s, FOREVER_S))
         except NoReply:
             return None
-        except Lost:
+        except ConnectionBroken:
             return BROKEN
         finally:
             if not was_inside:
@@ -214,15 +214,15 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         """Whether the calling thread is inside already: then this runs in a signal handler or a finalizer."""
         return get_ident() in self.inside
 
-    def apart(self) -> ThreadChannel:
+    def apart(self) -> ThreadServerTransport:
         """A transport with a connection of its own, for a thread that is inside of this one already."""
         return type(self)(self._live_owner())
 
     def close(self) -> None:
         """Close the connection."""
-        self._drop(self.link)
+        self._drop(self.connection)
 
-    def execute_beside(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
+    def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation that sets no key until it is finished, on a dedicated connection.
 
         Args:
@@ -233,28 +233,30 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
         Raises:
             redis.exceptions.ConnectionError: and whatever else `execute` raises.
         """
-        loose: list[Link] = []
+        unanswered: list[Connection] = []
         try:
-            self.run_beside(operation, limit_s, loose, slow_s)
+            self.run_dedicated(operation, limit_s, unanswered, slow_s)
         except (Redirected, Refused) as error:
             raise redis_error(str(error)) from None
 
-    def run_beside(self, operation: Exchange, limit_s: float | None, loose: list[Link], slow_s: float = 0.0) -> None:
+    def run_dedicated(
+        self, operation: Exchange, limit_s: float | None, unanswered: list[Connection], slow_s: float = 0.0
+    ) -> None:
         """`run` on a dedicated connection, which is kept for the next use unless something went wrong on it."""
         try:
-            spare = self._spares.pop()
+            dedicated = self._dedicated.pop()
         except IndexError:
-            spare = self.apart()
-        spare.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
+            dedicated = self.apart()
+        dedicated.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         try:
-            spare.run(operation, limit_s, loose)
+            dedicated.run(operation, limit_s, unanswered)
         except BaseException:
-            if not loose:
-                spare.close()
+            if not unanswered:
+                dedicated.close()
             raise
-        self._spares.append(spare)
+        self._dedicated.append(dedicated)
 
-    def connect(self, ends_at: float | None) -> Link:
+    def connect(self, ends_at: float | None) -> Connection:
         """The connection, made now where there is none, in one try.
 
         Args:
@@ -262,28 +264,28 @@ class ThreadChannel(BlockingEncoding, ThreadCleanup):
                 for another thread that connects and connecting together.
 
         Raises:
-            redis.exceptions.ConnectionError: and whatever `open_link` raises.
+            redis.exceptions.ConnectionError: and whatever `open_connection` raises.
         """
         try:
             if not self._connecting.acquire(timeout=-1 if ends_at is None else max(ends_at - clock(), 0.0)):
                 raise TimeoutError("no connection in time")
-            if self.link is None:
-                link = open_link(self._live_owner(), ends_at)
-                self._post_first(link)
-                self._spares.clear()  # which may lead to a server that is no primary any more
-                self.link = link
-            return self.link
+            if self.connection is None:
+                connection = open_connection(self._live_owner(), ends_at)
+                self._post_first(connection)
+                self._dedicated.clear()  # which may lead to a server that is no primary any more
+                self.connection = connection
+            return self.connection
         finally:
             with contextlib.suppress(RuntimeError):  # not taken: an interrupt may come at the very moment
                 self._connecting.release()
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and unfinished business to the parent."""
-        link, self.link = self.link, None
+        connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
         self._forget_cleanup()
         self.inside.clear()
-        self._spares.clear()  # each of them has a `forget` of its own
-        self.standing = Standing()
-        if link is not None:
-            link.forget()
+        self._dedicated.clear()  # each of them has a `forget` of its own
+        self.health = ServerHealth()
+        if connection is not None:
+            connection.forget()

@@ -13,12 +13,12 @@ from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.waiting import POLL
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, Release, acquire_request, release_request
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.server import ThreadChannel
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import new_token
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.ownership import Holding
+    from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import Left
     from redislock_fast._protocol.operation import Begun
 
@@ -31,70 +31,70 @@ class UncontendedBase(LockBase):
     By steps and a state machine, a pair takes 7 us of CPU more, of 30 in all.
     """
 
-    _transport: ThreadChannel
+    _transport: ThreadServerTransport
 
-    def _acquire_uncontended(self, local: Holding, blocking: bool | None) -> bool:
+    def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
         transport = self._transport
         token, ttl_ms = new_token(), self._ttl_ms
         attempt: Acquire | None = None
         left: Left = []
-        link = transport.link  # nothing that is yet to be undone concerns a new token
-        if link is not None:
-            waits = local.token is None and (self.blocking if blocking is None else blocking)
-            if waits and link.room is not None and link.room.is_contended(self._key, True):
-                del link
+        connection = transport.connection  # nothing that is yet to be undone concerns a new token
+        if connection is not None:
+            waits = owner.token is None and (self.blocking if blocking is None else blocking)
+            if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
+                del connection
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if drive(transport, self._queueing(waiting, local, left), left) is not POLL:
+                if drive(transport, self._queueing(waiting, owner, left), left) is not POLL:
                     return True
-                link = None
-        if link is not None:
-            request, ours = acquire_request(link.dialect, self._key, token, ttl_ms)
+                connection = None
+        if connection is not None:
+            request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun | None = None
             sent_at = clock()
             try:
-                reply = link.pipe.ask(request, transport.timeout_s, transport.inside)
+                reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
                 if reply == ours:
-                    local.lease = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                    local.hold(token)
+                    owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+                    owner.hold(token)
                     return True
                 if reply is not NOT_ASKED:
-                    begun = (link, reply, None)
+                    begun = (connection, reply, None)
             except BaseException as interruption:
-                if local.token == token:  # it came just behind the noting
-                    local.token = None
-                begun = (link, None, interruption)
+                if owner.token == token:  # it came just behind the noting
+                    owner.token = None
+                begun = (connection, None, interruption)
             if begun is not None:
                 attempt = Acquire(self._key, token, ttl_ms)
-                attempt.begin(request, link.dialect, sent_at, begun)
+                attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
-        del link  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), local, None, blocking, None, left, attempt)
+        del connection  # an error keeps this frame, which must keep neither it nor a connection
+        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, left, attempt)
         return bool(drive(self._transport, steps, left))
 
-    def _release_uncontended(self, local: Holding, token: bytes) -> None:
+    def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""
         transport = self._transport
-        link = transport.link
-        if link is None:
-            drive(transport, self._releasing(local))
+        connection = transport.connection
+        if connection is None:
+            drive(transport, self._releasing(owner))
             return
-        request, ours = release_request(link.dialect, self._key, token, local.queued == token)
+        request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
         begun: Begun
         sent_at = clock()
         try:
-            reply = link.pipe.ask(request, transport.timeout_s, transport.inside)
+            reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
             if reply == ours:
-                if reply == HANDED_OVER and link.room is not None:
-                    link.room.note_hand_over(self._key, True)
-                if local.token == token:  # where the token is shared, another thread may have acquired meanwhile
-                    local.token = None
+                if reply == HANDED_OVER and connection.registry is not None:
+                    connection.registry.note_hand_over(self._key, True)
+                if owner.token == token:  # where the token is shared, another thread may have acquired meanwhile
+                    owner.token = None
                 return
-            begun = (link, reply, None)
+            begun = (connection, reply, None)
         except BaseException as interruption:
-            begun = (link, None, interruption)
-        operation: Release = self._release_of(token, local)
+            begun = (connection, None, interruption)
+        operation: Release = self._release_of(token, owner)
         if begun[1] is not NOT_ASKED:
-            operation.begin(request, link.dialect, sent_at, begun)
-        del link, begun
-        drive(transport, self._finishing_release(operation, local))
+            operation.begin(request, connection.capabilities, sent_at, begun)
+        del connection, begun
+        drive(transport, self._finishing_release(operation, owner))

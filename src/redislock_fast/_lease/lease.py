@@ -19,13 +19,13 @@ from typing import Any
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.options import Terms
-from redislock_fast._lease.ownership import Holding
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock, drift_s
 
-__all__ = ["Tenure"]
+__all__ = ["Lease"]
 
 _RENEWED_AT = 2 / 3  # what is left of a lease when it is renewed: two more attempts fit in before it ends
 _JITTER = 0.1
@@ -33,7 +33,7 @@ _RETRY = 0.1  # of the ttl, between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
 
-class Tenure:
+class Lease:
     """One holding of a lock.
 
     Args:
@@ -42,7 +42,7 @@ class Tenure:
         token: its token.
         ttl_ms: its ttl; None: it does not expire.
         expires_at: until when the lease is certainly valid, in the clock's seconds.
-        terms: how it is held.
+        options: how it is held.
 
     Attributes:
         lock: a weak reference.
@@ -50,7 +50,7 @@ class Tenure:
         depth: how often it was entered.
         loss: why it was lost.
         over: whether it is given back, or about to be.
-        queued: whether the lock is known to be marked.
+        contended: whether the lock is known to be marked.
         renewing: whether a renewal is under way.
         busy: how many prolongations by its holder are under way.
         touched: whether its holder has begun to prolong it himself since the last renewal began.
@@ -68,17 +68,17 @@ class Tenure:
         "begun",
         "busy",
         "ceiling",
+        "contended",
         "depth",
         "expires_at",
         "key",
         "lock",
         "loss",
+        "options",
         "over",
-        "queued",
         "record",
         "renewing",
         "task",
-        "terms",
         "token",
         "touched",
         "troubled",
@@ -86,7 +86,7 @@ class Tenure:
     )
 
     def __init__(
-        self, lock: Any, key: bytes, token: bytes, ttl_ms: int | None, expires_at: float | None, terms: Terms
+        self, lock: Any, key: bytes, token: bytes, ttl_ms: int | None, expires_at: float | None, options: Options
     ) -> None:
         self.lock = weakref.ref(lock)
         self.key = key
@@ -94,13 +94,13 @@ class Tenure:
         self.ttl_ms = ttl_ms
         self.expires_at = expires_at
         self._margin_s = drift_s((ttl_ms or 0) / 1000)
-        self.terms = terms
+        self.options = options
         self.begun = clock()
         self.depth = 1
         self.loss: LossReason | None = None
         self.over = False
         self._releasing: object = None
-        self.queued = False
+        self.contended = False
         self.renewing = False
         self.busy = 0
         self.touched = False
@@ -123,12 +123,12 @@ class Tenure:
     @property
     def is_endless(self) -> bool:
         """Whether it is held until its holder gives it back."""
-        return self.terms.auto_renew and self.terms.max_hold_s is None and not self.over and not self.is_lost()
+        return self.options.auto_renew and self.options.max_hold_s is None and not self.over and not self.is_lost()
 
     @property
     def is_watched(self) -> bool:
         """Whether it is to be looked after while it is held."""
-        return self.terms.watches and self.ttl_ms is not None
+        return self.options.watches and self.ttl_ms is not None
 
     def lose(self, reason: LossReason, by_release: bool = False) -> bool:
         """Note that it is lost. Returns whether that is news.
@@ -169,19 +169,19 @@ class Tenure:
 
     def may_be_left(self, reason: LossReason) -> bool:
         """Whether something of it may stand on the server although it was lost, as by a renewal that comes late."""
-        return self.terms.auto_renew and reason in _UNANSWERED
+        return self.options.auto_renew and reason in _UNANSWERED
 
     # ---- renewal ----
 
     def _ends_at(self) -> float:
         """When it is not renewed any more."""
-        return math.inf if self.terms.max_hold_s is None else self.begun + self.terms.max_hold_s
+        return math.inf if self.options.max_hold_s is None else self.begun + self.options.max_hold_s
 
     def renewal_ms(self, now: float) -> int | None:
         """The ttl that a renewal sets now; None where it would prolong nothing."""
-        if not self.terms.auto_renew or self.ttl_ms is None or self.expires_at is None:
+        if not self.options.auto_renew or self.ttl_ms is None or self.expires_at is None:
             return None
-        ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.terms.max_hold_s else self.ttl_ms
+        ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.options.max_hold_s else self.ttl_ms
         return ttl_ms if ttl_ms > 0 and now + ttl_ms / 1000 > self.expires_at else None
 
     def due_at(self, now: float, chance: float) -> float:
@@ -231,14 +231,14 @@ class Tenure:
                 self.expires_at = min(expires_at, self.expires_at)
 
     @contextlib.contextmanager
-    def prolonged_by_hand(self, local: Holding, new_ttl_ms: int | None) -> Iterator[None]:
+    def prolonged_by_hand(self, owner: Owner, new_ttl_ms: int | None) -> Iterator[None]:
         """While its holder extends or reacquires it himself: no renewal begins.
 
         One that is under way, or got no answer, may be executed before or behind it: of both leases, only the shorter
         is certain. So it is of the old lease and the new one, until the holder has his answer.
 
         Args:
-            local: the holding; its lease is taken over in the end.
+            owner: the holding; its lease is taken over in the end.
             new_ttl_ms: the ttl that is set instead of the old one; None: something is added to that.
         """
         begun = False
@@ -249,18 +249,18 @@ class Tenure:
                     self.ceiling = math.inf
                 self.busy += 1
                 self.touched = True
-                if self.busy == 1 and local.lease != (self.token, self.expires_at):  # else theirs tells what they do
-                    local.lease = (self.token, self.expires_at)
+                if self.busy == 1 and owner.expiry != (self.token, self.expires_at):  # else theirs tells what they do
+                    owner.expiry = (self.token, self.expires_at)
                 if new_ttl_ms is not None and self.expires_at is not None:
                     self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
             yield
         except LockNotOwnedError:
-            local.lease = (self.token, self.expires_at)  # the new ttl may have been set, and have ended, before
+            owner.expiry = (self.token, self.expires_at)  # the new ttl may have been set, and have ended, before
             raise
         finally:
             if begun:
                 with mutex.lock:
                     self.busy -= 1
-                    token, expires_at = local.lease
+                    token, expires_at = owner.expiry
                     if self.loss is None and token == self.token and expires_at is not None:
                         self.expires_at = min(expires_at, self.ceiling)

@@ -2,9 +2,9 @@
 
 `lock.local` is one of these; other projects read and set `lock.local.token`, as on redis-py's.
 
-Who may touch what: a `ThreadHolding` is each thread's own. A `SharedHolding` belongs to whoever has the lock, as
-`thread_local=False` asks for; each attribute is assigned as a whole. A `Trial` is one acquire's own. What tasks hold is
-in `task_owner.py`.
+Who may touch what: a `ThreadOwner` is each thread's own. A `SharedOwner` belongs to whoever has the lock, as
+`thread_local=False` asks for; each attribute is assigned as a whole. A `PendingOwner` is one acquire's own. What tasks
+hold is in `task_owner.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.majority_lease import QuorumLease
-    from redislock_fast._lease.tenure import Tenure
-    from redislock_fast._protocol.majority import Round
+    from redislock_fast._lease.lease import Lease
+    from redislock_fast._lease.majority_lease import MajorityLease
+    from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._util.times import Limit
 
-__all__ = ["Holding", "SharedHolding", "ThreadHolding", "Trial", "current_task", "twin_of"]
+__all__ = ["Owner", "PendingOwner", "SharedOwner", "ThreadOwner", "current_task", "twin_of"]
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -36,21 +36,21 @@ def current_task() -> asyncio.Task[Any] | None:
         return None
 
 
-class Holding:
+class Owner:
     """What one owner holds: the defaults below until it acquires.
 
     Attributes:
         token: the lock's, None where it is not held.
-        lease: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
+        expiry: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
         attempt: the last acquire; by no means the asker's own where the holding is shared.
         brought: the token that the caller of an overridden `do_acquire` has brought himself.
         releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
-        queued: the token of a lock behind which somebody waited when it was granted.
+        contended: the token of a lock behind which somebody waited when it was granted.
         retries: how often the last acquire polled again.
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: the lease as they have left it.
         fence: the number of what is held, where it was asked for.
-        tenure: what is known of what is held on terms.
+        lease: what is known of what is held on terms.
         quorum: what a Redlock holds under the token.
         round: a Redlock's last operation.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
@@ -61,24 +61,24 @@ class Holding:
         __slots__ = ()  # 16 bytes less in each ThreadHolding
 
     token: bytes | None = None
-    lease: tuple[bytes | None, float | None] = (None, None)
+    expiry: tuple[bytes | None, float | None] = (None, None)
     attempt: commands.Acquire | None = None
     releasing: bytes | None = None
-    queued: bytes | None = None
+    contended: bytes | None = None
     brought: bytes | None = None
     retries = 0
     prolongings: Prolongings | None = None
     booked: tuple[bytes | None, float | None] | None = None
     fence: int | None = None
-    tenure: Tenure | None = None
-    quorum: QuorumLease | None = None
-    round: Round | None = None
+    lease: Lease | None = None
+    quorum: MajorityLease | None = None
+    round: MajorityRound | None = None
     limit: Limit | None = None
     forgotten_by: dict[Any, Any] | None = None
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""
-        owner, expires_at = self.lease
+        owner, expires_at = self.expiry
         return expires_at if owner == token else None
 
     def hold(self, token: bytes | None) -> None:
@@ -96,7 +96,7 @@ class Holding:
             book = self.prolongings
             if book is None or book.token != token or not book.under_way:
                 book = self.prolongings = Prolongings(token, self.expires_at(token))
-            elif self.lease is not self.booked:  # acquired again with the same token, or renewed
+            elif self.expiry is not self.booked:  # acquired again with the same token, or renewed
                 self._book_others(book)
             one = book.begin(clock(), None if ttl_ms is None else ttl_ms / 1000, added_ms / 1000)
             self._note_lease(book)
@@ -108,7 +108,7 @@ class Holding:
             book = self.prolongings
             if book is None or one not in book.under_way:  # of another token by now
                 return
-            if self.lease is not self.booked:
+            if self.expiry is not self.booked:
                 self._book_others(book)
             book.under_way.remove(one)
             if one.ttl_s is not None:
@@ -127,9 +127,9 @@ class Holding:
     def _note_lease(self, book: Prolongings) -> None:
         lease = book.token, book.ends_at
         # Of another token by now, or not known: then nothing is noted.
-        if book.token == self.token and book.ends_at is not None and lease != self.lease:
-            self.lease = lease
-        self.booked = self.lease
+        if book.token == self.token and book.ends_at is not None and lease != self.expiry:
+            self.expiry = lease
+        self.booked = self.expiry
 
     def note_release(self, operation: commands.Release) -> None:
         """A release has failed, and may have been executed."""
@@ -143,46 +143,46 @@ class Holding:
             self.releasing = None
         return operation.result or was_sent
 
-    def mine(self) -> Holding:
+    def mine(self) -> Owner:
         """The holding of whoever asks."""
         return self
 
-    def held(self) -> Holding:
+    def held(self) -> Owner:
         """The holding that whoever asks may release."""
         return self
 
 
-class ThreadHolding(Holding, threading.local):
+class ThreadOwner(Owner, threading.local):
     """What each thread holds."""
 
     if not TYPE_CHECKING:
         __slots__ = ()
 
 
-class SharedHolding(Holding, SimpleNamespace):
+class SharedOwner(Owner, SimpleNamespace):
     """What everybody who has the lock object holds together."""
 
     __repr__ = object.__repr__  # a SimpleNamespace shows its attributes: the token
 
 
-class Trial(Holding):
+class PendingOwner(Owner):
     """What an acquire under way has got: nobody else may release it, or take it for his own, before it is complete.
 
     Args:
-        local: whose acquire it is.
+        owner: whose acquire it is.
     """
 
-    def __init__(self, local: Holding) -> None:
-        self.token = local.token
-        self.tenure = local.tenure
+    def __init__(self, owner: Owner) -> None:
+        self.token = owner.token
+        self.lease = owner.lease
 
-    def publish(self, local: Holding) -> None:
+    def publish(self, owner: Owner) -> None:
         """It is complete."""
-        local.lease = self.lease
-        local.queued = self.queued
-        local.fence = self.fence
-        local.tenure = self.tenure
-        local.hold(self.token)
+        owner.expiry = self.expiry
+        owner.contended = self.contended
+        owner.fence = self.fence
+        owner.lease = self.lease
+        owner.hold(self.token)
 
 
 def twin_of(lock: Any) -> Any:
