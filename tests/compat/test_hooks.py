@@ -1,6 +1,6 @@
-"""One suite on redis-py's Lock and on ours: the methods and scripts that other projects override, call and stub.
+"""One suite on redis-py's Locks and on ours: the methods and scripts that other projects override, call and stub.
 
-Rules: each test passes on both classes and on every kind of server.
+Rules: each test passes on both classes, in threads and in each kind of loop, and on every kind of server.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
+from tests.support.async_helpers import ASYNC_MODULES
 from tests.support.helpers import MODULES, LockClass, run_script
+from tests.support.worlds import World, waited
+
+pytestmark = pytest.mark.usefixtures("world")
 
 SCRIPTS = ("lua_release", "lua_extend", "lua_reacquire")
 
@@ -24,12 +28,14 @@ def fresh_class(lock_class: LockClass, monkeypatch: pytest.MonkeyPatch) -> LockC
     return lock_class
 
 
-def test_scripts_are_none_until_the_first_instance(lock_class_id: str) -> None:
+def test_scripts_are_none_until_the_first_instance(world: World, lock_class_id: str) -> None:
+    module = (MODULES if world.in_threads else ASYNC_MODULES)[lock_class_id].__name__
+    client = "redis" if world.in_threads else "redis.asyncio"
     script = f"""
-import redis
-from {MODULES[lock_class_id].__name__} import Lock
+import {client}
+from {module} import Lock
 print([getattr(Lock, name) for name in {SCRIPTS}])
-Lock(redis.Redis(), "name")
+Lock({client}.Redis(), "name")
 print([getattr(Lock, name) is None for name in {SCRIPTS}])
 """
     finished = run_script(script)
@@ -47,18 +53,22 @@ def test_class_has_script_texts(lock_class: LockClass) -> None:
         assert "KEYS[1]" in text
 
 
-def test_registered_scripts_can_be_called(fresh_class: LockClass, client: redis.Redis) -> None:
+def test_registered_scripts_can_be_called(world: World, fresh_class: LockClass, client: redis.Redis) -> None:
     lock: Any = fresh_class(client, "name", timeout=10)
     lock.acquire()
     token = lock.local.token
-    assert 0 == lock.lua_extend(keys=["name"], args=["other", 1000, "0"], client=client)
-    assert 1 == lock.lua_extend(keys=["name"], args=[token, 10_000, "0"], client=client)
+
+    def call(script: Any, *args: Any) -> Any:
+        return waited(script(keys=["name"], args=args, client=world.client(client)))
+
+    assert 0 == call(lock.lua_extend, "other", 1000, "0")
+    assert 1 == call(lock.lua_extend, token, 10_000, "0")
     assert 10_000 < client.pttl("name") <= 20_000
-    assert 0 == lock.lua_reacquire(keys=["name"], args=["other", 1000], client=client)
-    assert 1 == lock.lua_reacquire(keys=["name"], args=[token, 5_000], client=client)
+    assert 0 == call(lock.lua_reacquire, "other", 1000)
+    assert 1 == call(lock.lua_reacquire, token, 5_000)
     assert 0 < client.pttl("name") <= 5_000
-    assert 0 == lock.lua_release(keys=["name"], args=["other"], client=client)
-    assert 1 == lock.lua_release(keys=["name"], args=[token], client=client)
+    assert 0 == call(lock.lua_release, "other")
+    assert 1 == call(lock.lua_release, token)
     assert not client.exists("name")
 
 
@@ -86,6 +96,7 @@ def test_token_put_into_local_makes_the_lock_its_owner(lock_class: LockClass, cl
     assert heir.owned()
     assert heir.extend(10)
     heir.release()
+    assert heir.local.token is None
     with pytest.raises(LockNotOwnedError):
         holder.release()
 
@@ -116,11 +127,20 @@ def test_do_acquire_of_a_subclass_is_used(lock_class: LockClass, client: redis.R
     assert not client.exists("name")
 
 
+def test_do_acquire_of_a_subclass_is_used_when_waiting_is_limited(lock_class: LockClass, client: redis.Redis) -> None:
+    class Never(lock_class):  # type: ignore[valid-type, misc]
+        def do_acquire(self, token: Any) -> bool:
+            return False
+
+    assert Never(client, "name", sleep=0.001).acquire(blocking_timeout=0.005) is False
+    assert not client.exists("name")
+
+
 def test_do_acquire_of_a_subclass_can_call_the_original(lock_class: LockClass, client: redis.Redis) -> None:
     class Noting(lock_class):  # type: ignore[valid-type, misc]
         def do_acquire(self, token: Any) -> bool:
-            self.redis.set("noted", token)
-            return bool(super().do_acquire(token))
+            client.set("noted", token)
+            return bool(waited(super().do_acquire(token)))
 
     with Noting(client, "name") as lock:
         assert client.get("noted") == client.get("name") == lock.local.token
@@ -139,6 +159,20 @@ def test_do_release_of_a_subclass_is_used(lock_class: LockClass, client: redis.R
     assert [token] == released
     assert token == client.get("name")
     assert lock.local.token is None
+
+
+def test_do_release_of_a_subclass_can_call_the_original(lock_class: LockClass, client: redis.Redis) -> None:
+    released: list[bytes] = []
+
+    class Noting(lock_class):  # type: ignore[valid-type, misc]
+        def do_release(self, expected_token: Any) -> None:
+            waited(super().do_release(expected_token))
+            released.append(expected_token)
+
+    with Noting(client, "name") as lock:
+        token = lock.local.token
+    assert [token] == released
+    assert not client.exists("name")
 
 
 def test_do_release_that_raises_lock_error_reaches_the_caller(lock_class: LockClass, client: redis.Redis) -> None:
@@ -265,9 +299,11 @@ def test_scripts_of_a_subclass_leave_the_base_class_alone(lock_class: LockClass,
     assert not client.exists("name")
 
 
-def test_registered_script_replaced_on_a_subclass_is_used(lock_class: LockClass, client: redis.Redis) -> None:
+def test_registered_script_replaced_on_a_subclass_is_used(
+    world: World, lock_class: LockClass, client: redis.Redis
+) -> None:
     class Scripted(lock_class):  # type: ignore[valid-type, misc]
-        lua_release = client.register_script("redis.call('set', 'note', ARGV[1]) return 1")
+        lua_release = world.client(client).register_script("redis.call('set', 'note', ARGV[1]) return 1")
 
     lock = Scripted(client, "name")
     lock.acquire()
@@ -276,13 +312,13 @@ def test_registered_script_replaced_on_a_subclass_is_used(lock_class: LockClass,
     assert token == client.get("note") == client.get("name")
 
 
-def test_subclass_with_a_constructor_of_its_own(lock_class: LockClass, client: redis.Redis) -> None:
+def test_subclass_with_a_constructor_of_its_own(world: World, lock_class: LockClass, client: redis.Redis) -> None:
     class Prefixed(lock_class):  # type: ignore[valid-type, misc]
         def __init__(self, redis: Any, name: str, **options: Any) -> None:
             super().__init__(redis, f"lock:{name}", **options)
             self.extra = "kept"
 
-    lock = client.lock("name", timeout=10, lock_class=Prefixed)
+    lock = world.client(client).lock("name", timeout=10, lock_class=Prefixed)
     with lock:
         assert [b"lock:name"] == client.keys()
         assert "kept" == lock.extra

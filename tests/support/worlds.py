@@ -4,6 +4,10 @@ A module with `pytestmark = pytest.mark.usefixtures("world")` runs each of its t
 kind of loop. In a loop, `lock_class` makes asyncio locks whose methods block: the test is a greenlet of the task, which
 awaits for it. So all that a test does is done by one task, and the test's other clients stay synchronous.
 
+A test may subclass `lock_class` and override `do_*` hooks, or assign methods to a lock: it writes plain methods, which
+become coroutine functions in a loop. What such a method calls on `self` or `super()` is an asyncio lock's, so it goes
+through `waited`.
+
 Rules: conftest.py imports the fixtures and the hook. What a test does in other threads must not use an asyncio lock.
 """
 
@@ -42,20 +46,35 @@ def waited(answer: Any) -> Any:
     return task.switch(answer)
 
 
-async def _drive(test: Callable[[], object], clients: Clients) -> None:
-    """Run the test as a greenlet of this task, which awaits what the test waits for."""
+async def _blocking(work: Callable[[], Any]) -> Any:
+    """Run the work as a greenlet of this task, which awaits what the work waits for. Returns what the work returns."""
     import greenlet
 
-    running = greenlet.greenlet(test)
+    running = greenlet.greenlet(work)
+    asked = running.switch()
+    while not running.dead:
+        try:
+            answer = await asked
+        except BaseException as error:
+            asked = running.throw(error)
+        else:
+            asked = running.switch(answer)
+    return asked
+
+
+def awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The coroutine function that does what the method does, which may block."""
+
+    async def call(*args: Any, **settings: Any) -> Any:
+        return await _blocking(lambda: method(*args, **settings))
+
+    return call
+
+
+async def _drive(test: Callable[[], object], clients: Clients) -> None:
+    """Run the test, and close its clients."""
     try:
-        asked = running.switch()
-        while not running.dead:
-            try:
-                answer = await asked
-            except BaseException as error:
-                asked = running.throw(error)
-            else:
-                asked = running.switch(answer)
+        await _blocking(test)
     finally:
         await clients.aclose()
 
@@ -66,8 +85,10 @@ class Clients:
     def __init__(self) -> None:
         self._pairs: list[tuple[redis.Redis, redis.asyncio.Redis]] = []
 
-    def beside(self, client: redis.Redis) -> redis.asyncio.Redis:
-        """The asyncio client for this one."""
+    def beside(self, client: redis.Redis | redis.asyncio.Redis) -> redis.asyncio.Redis:
+        """The asyncio client for this one, which may be that client itself."""
+        if isinstance(client, redis.asyncio.Redis):
+            return client
         for known, beside in self._pairs:
             if known is client:
                 return beside
@@ -99,12 +120,22 @@ class Blocking:
         attribute = getattr(self._lock, name)
         if name == "redis":
             return self._clients.of(attribute)
-        if not inspect.ismethod(attribute):
+        if not inspect.isroutine(attribute):
             return attribute
         return lambda *args, **settings: waited(attribute(*args, **settings))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._lock, name, self._clients.beside(value) if name == "redis" else value)
+        if name == "redis":
+            value = self._clients.beside(value)
+        elif inspect.isroutine(value):
+            value = awaitable(value)
+        setattr(self._lock, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blocking) and bool(self._lock == other._lock)
+
+    def __hash__(self) -> int:
+        return hash(self._lock)
 
     def __enter__(self) -> Blocking:
         waited(self._lock.__aenter__())
@@ -120,6 +151,25 @@ class Blocking:
 
     def __repr__(self) -> str:
         return repr(self._lock)
+
+
+class BlockingClass(type):
+    """A class of asyncio locks whose methods block, for a loop's clients; hooks that its subclasses override may block.
+
+    Attributes:
+        clients: of the test.
+    """
+
+    clients: Clients
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> BlockingClass:
+        """Make the hooks coroutine functions."""
+        hooks = {key: awaitable(value) for key, value in namespace.items() if key.startswith("do_")}
+        return super().__new__(cls, name, bases, namespace | hooks)
+
+    def __call__(cls, client: Any, *args: Any, **settings: Any) -> Blocking:
+        """A lock whose methods block."""
+        return Blocking(super().__call__(cls.clients.beside(client), *args, **settings), cls.clients)
 
 
 class World:
@@ -142,9 +192,7 @@ class World:
         """The class of locks of this world: "redis-py" or "ours"."""
         if self.in_threads:
             return CLASSES[lock_class_id]
-        return lambda client, *args, **settings: Blocking(
-            ASYNC_CLASSES[lock_class_id](self._clients.beside(client), *args, **settings), self._clients
-        )
+        return BlockingClass("Lock", (ASYNC_CLASSES[lock_class_id],), {"clients": self._clients})
 
     @property
     def ours(self) -> ModuleType:
