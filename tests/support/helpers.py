@@ -6,6 +6,7 @@ with a limit that only a failing test reaches.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -83,6 +84,16 @@ class FakeTime:
         self.now_s += seconds
 
 
+def pause(seconds: float = 0.002) -> None:
+    """Let others run: other threads, and other tasks where the caller is a greenlet of a task (see worlds)."""
+    greenlet = sys.modules.get("greenlet")
+    task = greenlet and greenlet.getcurrent().parent
+    if task:
+        task.switch(asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Return once the condition is true.
 
@@ -93,7 +104,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         if time.monotonic() > give_up:
             raise AssertionError(f"did not happen: {what}")
-        time.sleep(0.002)
+        pause()
 
 
 def capabilities_of(server: Server) -> Capabilities:

@@ -1,4 +1,4 @@
-"""What the tests of Redlock share: the clients of five servers, and a look at the servers from outside.
+"""What the tests of Redlock share: locks on clients of five servers, and a look at the servers from outside.
 
 Rules: as in helpers.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import redis
 
-from redislock_fast import Redlock
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
+from tests.support.worlds import World
 
 LIMIT_S = 60.0
 """Longer than a test lasts: who waits for a silent server for so long, fails."""
@@ -28,9 +28,24 @@ def clients_of(fleet: Iterable[Server], **options: Any) -> list[redis.Redis]:
     return [redis.Redis(port=server.port, **options) for server in fleet]
 
 
-def make(fleet: Iterable[Server], **settings: Any) -> Redlock:
-    """A lock on clients of its own, as another process has it."""
-    return Redlock(clients_of(fleet), "name", **{"timeout": 30, "limit": LIMIT_S, **settings})
+class Make:
+    """Makes Redlocks on some servers, for a test's world: `make(timeout=10)`."""
+
+    def __init__(self, world: World, fleet: Iterable[Server]) -> None:
+        self._world = world
+        self._ports = [server.port for server in fleet]
+
+    def clients(self, **options: Any) -> list[Any]:
+        """A client of each server."""
+        return [self._world.connect(port, **options) for port in self._ports]
+
+    def on(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
+        """A lock on these clients."""
+        return self._world.redlock(clients, name, **{"timeout": 30, "limit": LIMIT_S, **settings})
+
+    def __call__(self, name: str = "name", **settings: Any) -> Any:
+        """A lock on clients of its own, as another process has it."""
+        return self.on(self.clients(), name, **settings)
 
 
 def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:

@@ -8,11 +8,13 @@ A test may subclass `lock_class` and override `do_*` hooks, or assign methods to
 become coroutine functions in a loop. What such a method calls on `self` or `super()` is an asyncio lock's, so it goes
 through `waited`.
 
-Rules: conftest.py imports the fixtures and the hook. What a test does in other threads must not use an asyncio lock.
+Rules: conftest.py imports the fixtures and the hook. A test waits by `wait_until`, which lets the loop run. Another
+thread must not use an asyncio lock: `World.start` runs work in another thread or task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 
 import redislock_fast.asyncio
 from tests.support.async_helpers import ASYNC_CLASSES, LOOP_KINDS, run_in_loop
-from tests.support.helpers import CLASSES
+from tests.support.helpers import CLASSES, PATIENCE_S, start
 
 THREADS = "threads"
 IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
@@ -84,6 +86,7 @@ class Clients:
 
     def __init__(self) -> None:
         self._pairs: list[tuple[redis.Redis, redis.asyncio.Redis]] = []
+        self._made: list[redis.asyncio.Redis] = []
 
     def beside(self, client: redis.Redis | redis.asyncio.Redis) -> redis.asyncio.Redis:
         """The asyncio client for this one, which may be that client itself."""
@@ -100,13 +103,18 @@ class Clients:
         self._pairs.append((client, beside))
         return beside
 
+    def make(self, port: int, **options: Any) -> redis.asyncio.Redis:
+        """An asyncio client of the server on this port."""
+        self._made.append(redis.asyncio.Redis(port=port, **options))
+        return self._made[-1]
+
     def of(self, beside: redis.asyncio.Redis) -> redis.Redis:
         """The synchronous client for this one."""
         return next(client for client, known in self._pairs if known is beside)
 
     async def aclose(self) -> None:
         """Close the asyncio clients."""
-        for _, client in self._pairs:
+        for client in (*(beside for _, beside in self._pairs), *self._made):
             await client.aclose()
 
 
@@ -172,6 +180,21 @@ class BlockingClass(type):
         return Blocking(super().__call__(cls.clients.beside(client), *args, **settings), cls.clients)
 
 
+class Running:
+    """What a task does beside the test, with the methods of a `concurrent.futures.Future`."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._task = asyncio.get_running_loop().create_task(_blocking(work))
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._task.done()
+
+    def result(self, timeout_s: float = PATIENCE_S) -> Any:
+        """What the work returns or raises."""
+        return waited(asyncio.wait_for(asyncio.shield(self._task), timeout_s))
+
+
 class World:
     """Where a test runs.
 
@@ -202,6 +225,23 @@ class World:
     def client(self, client: redis.Redis) -> Any:
         """The client for this world that has the settings of this one."""
         return client if self.in_threads else self._clients.beside(client)
+
+    def connect(self, port: int, **options: Any) -> Any:
+        """A client for this world of the server on this port."""
+        return redis.Redis(port=port, **options) if self.in_threads else self._clients.make(port, **options)
+
+    def redlock(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
+        """A Redlock on clients for this world."""
+        lock = self.ours.Redlock(clients, name, **settings)
+        return lock if self.in_threads else Blocking(lock, self._clients)
+
+    def start(self, work: Callable[[], Any]) -> Any:
+        """Do this in another thread or task; a future of what it returns or raises."""
+        return start(work) if self.in_threads else Running(work)
+
+    def beside(self, work: Callable[[], Any]) -> Any:
+        """What the work returns or raises in another thread or task."""
+        return self.start(work).result(PATIENCE_S)
 
     def run(self, test: Callable[[], object]) -> None:
         """Run the test in a loop of this kind."""

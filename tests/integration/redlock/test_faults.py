@@ -1,7 +1,6 @@
-"""What a Redlock does while some of its servers are frozen, dead or out of reach.
+"""What a Redlock does while some of its servers are frozen, dead or out of reach, for threads and for tasks.
 
-Rules: faults are real. That a server is not waited for is shown by a limit that is longer than the test may last. Must
-not know: how the servers are asked.
+Rules: faults are real. That a server is not waited for is shown by a limit that is longer than the test may last.
 """
 
 from __future__ import annotations
@@ -13,32 +12,35 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 from redis.exceptions import AuthenticationError, ResponseError
 
-from redislock_fast import Redlock
 from redislock_fast.server import Server
-from tests.conftest import Connect, MakeUser
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_thread, start, wait_until
+from tests.conftest import MakeUser
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, start, wait_until
+from tests.support.holding import until_passed
 from tests.support.proxy import Proxy
 from tests.support.redlock import (
-    LIMIT_S,
     SHORT_S,
+    Make,
     clients_of,
     freezing,
-    make,
     take,
     values,
     wait_until_free,
     wait_until_held,
 )
+from tests.support.worlds import IN_THREADS, World
+
+pytestmark = pytest.mark.usefixtures("world")
 
 Fleet = list[Server]
 
 
-def _use(lock: Redlock) -> None:
+def _use(lock: Any) -> None:
     """All that a lock can do."""
     assert lock.acquire(blocking=False) is True
     assert lock.extend(10) is True
@@ -47,7 +49,7 @@ def _use(lock: Redlock) -> None:
     lock.release()
 
 
-def _takes_part(server: Server, lock: Redlock) -> bool:
+def _takes_part(server: Server, lock: Any) -> bool:
     """Whether the server holds the lock when it is held."""
     with lock:
         return values([server]) != [None]
@@ -68,50 +70,50 @@ def _dead(*servers: Server) -> Iterator[None]:
 # A minority
 
 
-def test_frozen_minority_is_not_waited_for(fleet: Fleet) -> None:
-    lock = make(fleet, thread_local=False)
+def test_frozen_minority_is_not_waited_for(world: World, fleet: Fleet, make: Make) -> None:
+    lock = make(thread_local=False)
     with lock:
         wait_until_held(fleet)
     wait_until_free(fleet)
     with freezing(*fleet[:2]):
         for _ in range(20):
-            in_thread(lambda: _use(lock))
+            world.beside(lambda: _use(lock))
     wait_until_free(fleet)
 
 
 @pytest.mark.slow
-def test_minority_frozen_from_the_start_is_waited_for_once(fleet: Fleet) -> None:
+def test_minority_frozen_from_the_start_is_waited_for_once(world: World, fleet: Fleet, make: Make) -> None:
     with freezing(*fleet[:2]):
-        clients = clients_of(fleet)
-        _use(Redlock(clients, "name", timeout=30, limit=SHORT_S))
+        clients = make.clients()
+        _use(make.on(clients, limit=SHORT_S))
         for _ in range(3):
-            in_thread(lambda: _use(Redlock(clients, "name", timeout=30, limit=LIMIT_S)))
+            world.beside(lambda: _use(make.on(clients)))
     wait_until_free(fleet)
 
 
-def test_dead_minority_is_no_failure(fleet: Fleet) -> None:
-    lock = make(fleet, thread_local=False)
+def test_dead_minority_is_no_failure_and_is_asked_again(world: World, fleet: Fleet, make: Make) -> None:
+    lock = make(thread_local=False)
     _use(lock)
     with _dead(*fleet[:2]):
         for _ in range(3):
-            in_thread(lambda: _use(lock))
-        in_thread(lambda: _use(make(fleet)))
+            world.beside(lambda: _use(lock))
+        world.beside(lambda: _use(make()))
     wait_until(lambda: _takes_part(fleet[0], lock), "it is asked again")
 
 
 @pytest.mark.slow
-def test_minority_out_of_reach_is_waited_for_once(fleet: Fleet) -> None:
+def test_minority_out_of_reach_is_waited_for_once(world: World, make: Make) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        clients = [*clients_of(fleet[:4]), redis.Redis(port=silent.getsockname()[1])]
-        _use(Redlock(clients, "name", timeout=30, limit=SHORT_S))
+        clients = [*make.clients()[:4], world.connect(silent.getsockname()[1])]
+        _use(make.on(clients, limit=SHORT_S))
         for _ in range(3):
-            in_thread(lambda: _use(Redlock(clients, "name", timeout=30, limit=LIMIT_S)))
+            world.beside(lambda: _use(make.on(clients)))
 
 
-def test_frozen_server_is_asked_again_when_it_is_back(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_frozen_server_is_asked_again_when_it_is_back(fleet: Fleet, make: Make) -> None:
+    lock = make()
     _use(lock)
     with freezing(fleet[0]):
         for _ in range(20):
@@ -120,8 +122,8 @@ def test_frozen_server_is_asked_again_when_it_is_back(fleet: Fleet) -> None:
     wait_until(lambda: _takes_part(fleet[0], lock), "it is asked again")
 
 
-def test_frozen_server_is_not_owed_ever_more(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_frozen_server_is_not_owed_ever_more(fleet: Fleet, make: Make) -> None:
+    lock = make()
     _use(lock)
     with redis.Redis(port=fleet[0].port) as client:
         client.config_resetstat()
@@ -133,8 +135,8 @@ def test_frozen_server_is_not_owed_ever_more(fleet: Fleet) -> None:
         assert client.info("commandstats")["cmdstat_set"]["calls"] < 100
 
 
-def test_release_goes_behind_the_set_on_a_frozen_server(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_release_goes_behind_the_set_on_a_frozen_server(fleet: Fleet, make: Make) -> None:
+    lock = make()
     _use(lock)
     wait_until_free(fleet)
     with redis.Redis(port=fleet[0].port) as client, client.monitor() as monitor:
@@ -147,9 +149,9 @@ def test_release_goes_behind_the_set_on_a_frozen_server(fleet: Fleet) -> None:
     wait_until_free(fleet)
 
 
-def test_late_votes_are_noted(fleet: Fleet) -> None:
-    clients = clients_of(fleet)
-    lock, other = (Redlock(clients, name, timeout=30, limit=LIMIT_S) for name in ("name", "other"))
+def test_late_votes_are_noted(fleet: Fleet, make: Make) -> None:
+    clients = make.clients()
+    lock, other = (make.on(clients, name) for name in ("name", "other"))
     _use(other)
     with freezing(fleet[0]):
         assert lock.acquire()
@@ -166,19 +168,19 @@ def test_late_votes_are_noted(fleet: Fleet) -> None:
 # A majority
 
 
-def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S)
     _use(lock)
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError, match="servers have voted"):
             lock.acquire(blocking=False)
         assert (lock.valid, lock.verdicts[:3]) == (False, (None, None, None))
     wait_until_free(fleet)
-    _use(make(fleet))
+    _use(make())
 
 
-def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S)
     _use(lock)
     with _dead(*fleet[:3]):
         with pytest.raises(redis.ConnectionError):
@@ -192,8 +194,9 @@ def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet) -> N
     lock.release()
 
 
-def test_no_thread_to_connect_with_is_a_connection_error(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = make(fleet, limit=SHORT_S)
+@IN_THREADS
+def test_no_thread_to_connect_with_is_a_connection_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = make(limit=SHORT_S)
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -206,10 +209,10 @@ def test_no_thread_to_connect_with_is_a_connection_error(fleet: Fleet, monkeypat
     lock.release()
 
 
-def test_waiter_outlives_a_majority_that_comes_back_in_time(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S, sleep=0.01, thread_local=False)
+def test_waiter_outlives_a_majority_that_comes_back_in_time(world: World, fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S, sleep=0.01, thread_local=False)
     with freezing(*fleet[:3]):
-        answer = start(lambda: lock.acquire(blocking_timeout=PATIENCE_S))
+        answer = world.start(lambda: lock.acquire(blocking_timeout=PATIENCE_S))
         wait_until(lambda: lock.verdicts[3:] == (True, True), "it tries")
         assert not answer.done()
     assert answer.result(PATIENCE_S) is True
@@ -218,8 +221,8 @@ def test_waiter_outlives_a_majority_that_comes_back_in_time(fleet: Fleet) -> Non
 
 
 @pytest.mark.parametrize("verb", ["extend", "reacquire"])
-def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, verb: str) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, make: Make, verb: str) -> None:
+    lock = make(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     before = lock.remaining()
@@ -230,8 +233,8 @@ def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, verb: s
     lock.release()
 
 
-def test_shorter_lease_without_answers_is_believed(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_shorter_lease_without_answers_is_believed(fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with freezing(*fleet[:3]), pytest.raises(redis.TimeoutError):
@@ -241,8 +244,8 @@ def test_shorter_lease_without_answers_is_believed(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_release_without_answers_can_be_called_again(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with freezing(*fleet[:3]):
@@ -256,8 +259,8 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_release_while_a_majority_is_dead_can_be_called_again(fleet: Fleet) -> None:
-    lock = make(fleet, limit=SHORT_S)
+def test_release_while_a_majority_is_dead_can_be_called_again(fleet: Fleet, make: Make) -> None:
+    lock = make(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with _dead(*fleet[:3]), pytest.raises(redis.ConnectionError):
@@ -266,16 +269,16 @@ def test_release_while_a_majority_is_dead_can_be_called_again(fleet: Fleet) -> N
     wait_until_free(fleet)
 
 
-def _released(lock: Redlock) -> bool:
+def _released(lock: Any) -> bool:
     with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
         lock.release()
         return True
     return False
 
 
-def test_release_with_a_dead_minority_is_a_success(fleet: Fleet) -> None:
+def test_release_with_a_dead_minority_is_a_success(fleet: Fleet, make: Make) -> None:
     take(fleet[3:])
-    lock = make(fleet, limit=SHORT_S)
+    lock = make(limit=SHORT_S)
     lock.acquire()
     with _dead(fleet[0]):
         lock.release()
@@ -284,8 +287,8 @@ def test_release_with_a_dead_minority_is_a_success(fleet: Fleet) -> None:
 # Connections and servers' errors
 
 
-def test_connections_killed_between_two_operations(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_connections_killed_between_two_operations(fleet: Fleet, make: Make) -> None:
+    lock = make()
     for use in (lock.acquire, lambda: lock.extend(10), lock.reacquire, lock.owned, lock.release):
         for client in clients_of(fleet):
             client.client_kill_filter(_type="normal", skipme=True)
@@ -293,10 +296,9 @@ def test_connections_killed_between_two_operations(fleet: Fleet) -> None:
     wait_until_free(fleet)
 
 
-def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(fleet: Fleet) -> None:
+def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(fleet: Fleet, make: Make) -> None:
     name = f"pause-{uuid.uuid4().hex}"  # what other tests have left may connect again at any time
-    clients = clients_of(fleet, socket_timeout=SHORT_S, client_name=name)
-    lock = Redlock(clients, "name", timeout=30, limit=LIMIT_S)
+    lock = make.on(make.clients(socket_timeout=SHORT_S, client_name=name))
     _use(lock)
     wait_until_free(fleet)
     admins = [redis.Redis(port=server.port) for server in fleet]
@@ -306,26 +308,22 @@ def test_connections_outlast_a_pause_that_is_longer_than_the_socket_timeout(flee
 
     before = connected()
     assert [len(ids) for ids in before] == [1] * len(fleet)
-    connections = [channel.connection for channel in lock._quorum._transports]
-    wait_until(
-        lambda: all(connection is not None and connection.pipe.silence_s > SHORT_S for connection in connections),
-        "a pause",
-    )
+    until_passed(admins[0], 1.1 * SHORT_S)
     _use(lock)
     _use(lock)
     assert connected() == before
 
 
-def test_servers_restarted_between_two_operations(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_servers_restarted_between_two_operations(fleet: Fleet, make: Make) -> None:
+    lock = make()
     _use(lock)
     with _dead(*fleet):
         pass
     _use(lock)
 
 
-def test_scripts_flushed_between_two_operations(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_scripts_flushed_between_two_operations(fleet: Fleet, make: Make) -> None:
+    lock = make()
     for use in (lock.acquire, lambda: lock.extend(10), lock.reacquire, lock.release):
         for client in clients_of(fleet):
             client.script_flush()
@@ -334,10 +332,10 @@ def test_scripts_flushed_between_two_operations(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
-def test_set_or_its_reply_lost_on_the_way(fleet: Fleet, fault: str) -> None:
+def test_set_or_its_reply_lost_on_the_way(world: World, fleet: Fleet, make: Make, fault: str) -> None:
     with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(server.port)) for server in fleet]
-        lock = Redlock([redis.Redis(port=proxy.port) for proxy in proxies], "name", timeout=30, limit=SHORT_S)
+        lock = make.on([world.connect(proxy.port) for proxy in proxies], limit=SHORT_S)
         _use(lock)
         wait_until_free(fleet)
         for proxy in proxies[:3]:
@@ -348,9 +346,9 @@ def test_set_or_its_reply_lost_on_the_way(fleet: Fleet, fault: str) -> None:
         wait_until_free(fleet)
 
 
-def test_release_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
+def test_release_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, make: Make) -> None:
     with Proxy(fleet[4].port) as proxy:
-        lock = Redlock([*clients_of(fleet[:4]), redis.Redis(port=proxy.port)], "name", timeout=30, limit=LIMIT_S)
+        lock = make.on([*make.clients()[:4], world.connect(proxy.port)])
         lock.acquire()
         wait_until_held(fleet)
         proxy.stall()
@@ -361,11 +359,12 @@ def test_release_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fleet: Fleet) -> None:
+@IN_THREADS
+def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fleet: Fleet, make: Make) -> None:
     def somebody_looks() -> bool:
         return any(thread.name == "redislock_fast-look" for thread in threading.enumerate())
 
-    lock = make(fleet)
+    lock = make()
     _use(lock)
     with freezing(fleet[0]):
         _use(lock)
@@ -379,9 +378,10 @@ def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fle
         wait_until(lambda: not somebody_looks(), "the clients are gone")
 
 
-def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(fleet: Fleet) -> None:
+@IN_THREADS
+def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, make: Make) -> None:
     with Proxy(fleet[4].port) as proxy:
-        lock = Redlock([*clients_of(fleet[:4]), redis.Redis(port=proxy.port)], "name", timeout=30, limit=LIMIT_S)
+        lock = make.on([*make.clients()[:4], world.connect(proxy.port)])
         lock.acquire()
         wait_until_held(fleet)
         proxy.drop_request(*RELEASE_COMMANDS)
@@ -394,33 +394,31 @@ def test_release_by_a_signal_handler_that_is_lost_unread_is_done_again(fleet: Fl
         wait_until_free(fleet)
 
 
-def test_errors_of_a_minority_are_no_failure(fleet: Fleet) -> None:
+def test_errors_of_a_minority_are_no_failure(fleet: Fleet, make: Make) -> None:
     for client in clients_of(fleet[:2]):
         client.lpush("name", "no string")
-    lock = make(fleet)
+    lock = make()
     assert lock.acquire(blocking=False) is True
     lock.release()
 
 
-def test_errors_of_a_majority_are_raised_at_once(fleet: Fleet) -> None:
+def test_errors_of_a_majority_are_raised_at_once(fleet: Fleet, make: Make) -> None:
     for client in clients_of(fleet[:3]):
         client.lpush("name", "no string")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        make(fleet).acquire()
+        make().acquire()
     wait_until_free(fleet[3:])
 
 
-def test_wrong_password_is_raised_at_once(fleet: Fleet) -> None:
-    clients = clients_of(fleet, username="nobody", password="wrong")
+def test_wrong_password_is_raised_at_once(make: Make) -> None:
     with pytest.raises(AuthenticationError):
-        Redlock(clients, "name", timeout=30, limit=LIMIT_S).acquire()
+        make.on(make.clients(username="nobody", password="wrong")).acquire()
 
 
-def test_user_who_may_not_use_scripts(fleet: Fleet, acl_user: MakeUser, connect: Connect) -> None:
+def test_user_who_may_not_use_scripts(world: World, fleet: Fleet, make: Make, acl_user: MakeUser) -> None:
     if any(server.kind != "valkey" for server in fleet):
         pytest.skip("they need scripts")
-    clients = [connect(server.port, **acl_user(server, "-@scripting").options()) for server in fleet]
-    _use(Redlock(clients, "name", timeout=30, limit=LIMIT_S))
+    _use(make.on([world.connect(server.port, **acl_user(server, "-@scripting").options()) for server in fleet]))
     wait_until_free(fleet)
 
 
@@ -431,8 +429,9 @@ class _Interrupt(BaseException):
     pass
 
 
-def test_interrupted_acquire_leaves_nothing(fleet: Fleet) -> None:
-    lock = make(fleet)
+@IN_THREADS
+def test_interrupted_acquire_leaves_nothing(fleet: Fleet, make: Make) -> None:
+    lock = make()
     _use(lock)
     wait_until_free(fleet)
 

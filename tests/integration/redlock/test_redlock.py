@@ -1,4 +1,4 @@
-"""What a Redlock does while all its servers are well.
+"""What a Redlock does while all its servers are well, for threads and for tasks.
 
 Rules: five real servers, of one kind and of several.
 """
@@ -9,23 +9,24 @@ import copy
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
-from redis.sentinel import Sentinel
 
-import redislock_fast
 from redislock_fast import Redlock
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast.server import Server
-from tests.support.helpers import in_fork, in_thread, start, wait_until
-from tests.support.redlock import clients_of, make, take, values, wait_until_free, wait_until_held
+from tests.support.helpers import in_fork, pause, start, wait_until
+from tests.support.redlock import Make, clients_of, delete, take, values, wait_until_free, wait_until_held
 from tests.support.times import drift_s
+from tests.support.worlds import IN_THREADS, World
+
+pytestmark = pytest.mark.usefixtures("world")
 
 Fleet = list[Server]
 
@@ -37,8 +38,8 @@ def _ttls_ms(fleet: Fleet) -> list[int]:
 # Acquire and release
 
 
-def test_acquire_sets_one_token_everywhere_and_release_takes_it_away(fleet: Fleet) -> None:
-    lock = make(fleet, timeout=10)
+def test_acquire_sets_one_token_everywhere_and_release_takes_it_away(fleet: Fleet, make: Make) -> None:
+    lock = make(timeout=10)
     assert lock.acquire() is True
     wait_until_held(fleet)
     assert len(set(values(fleet))) == 1
@@ -47,22 +48,22 @@ def test_acquire_sets_one_token_everywhere_and_release_takes_it_away(fleet: Flee
     wait_until_free(fleet)
 
 
-def test_what_is_held_cannot_be_had_and_is_not_touched(fleet: Fleet) -> None:
-    holder, other = make(fleet), make(fleet)
+def test_what_is_held_cannot_be_had_and_is_not_touched(fleet: Fleet, make: Make) -> None:
+    holder, other = make(), make(sleep=0.01)
     assert holder.acquire()
     wait_until_held(fleet)
     before = values(fleet)
     assert other.acquire(blocking=False) is False
-    assert other.acquire(blocking_timeout=0.05, sleep=0.01) is False
+    assert other.acquire(blocking_timeout=0.05) is False
     assert values(fleet) == before
     holder.release()
     assert other.acquire(blocking=False) is True
 
 
-def test_waiter_gets_it_after_the_release(fleet: Fleet) -> None:
-    holder, waiter = make(fleet), make(fleet, sleep=0.01, thread_local=False)
+def test_waiter_gets_it_after_the_release(world: World, make: Make) -> None:
+    holder, waiter = make(), make(sleep=0.01, thread_local=False)
     holder.acquire()
-    answer = start(waiter.acquire)
+    answer = world.start(waiter.acquire)
     wait_until(lambda: False in waiter.verdicts, "the waiter has tried")
     assert not answer.done()
     holder.release()
@@ -70,9 +71,9 @@ def test_waiter_gets_it_after_the_release(fleet: Fleet) -> None:
     assert waiter.owned()
 
 
-def test_a_majority_is_enough(fleet: Fleet) -> None:
+def test_a_majority_is_enough(fleet: Fleet, make: Make) -> None:
     take(fleet[3:])
-    lock = make(fleet)
+    lock = make()
     assert lock.acquire(blocking=False) is True
     assert lock.verdicts[:3] == (True, True, True)
     lock.release()
@@ -80,9 +81,9 @@ def test_a_majority_is_enough(fleet: Fleet) -> None:
     assert values(fleet[3:]) == [b"another's"] * 2
 
 
-def test_a_minority_is_given_back(fleet: Fleet) -> None:
+def test_a_minority_is_given_back(fleet: Fleet, make: Make) -> None:
     take(fleet[:3])
-    lock = make(fleet)
+    lock = make()
     assert lock.acquire(blocking=False) is False
     assert lock.verdicts[:3] == (False, False, False)
     assert lock.remaining() == 0.0
@@ -90,8 +91,8 @@ def test_a_minority_is_given_back(fleet: Fleet) -> None:
     assert values(fleet[:3]) == [b"another's"] * 3
 
 
-def test_votes_tell_who_agreed(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_votes_tell_who_agreed(fleet: Fleet, make: Make) -> None:
+    lock = make()
     assert lock.verdicts == (None,) * 5
     take(fleet[1:2])
     lock.acquire()
@@ -101,25 +102,24 @@ def test_votes_tell_who_agreed(fleet: Fleet) -> None:
     assert lock.verdicts.count(True) >= 3
 
 
-def test_with_acquires_and_releases(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_with_acquires_and_releases(fleet: Fleet, make: Make) -> None:
+    lock = make()
     with lock as entered:
         assert entered is lock
         assert lock.owned() is True
     wait_until_free(fleet)
 
 
-def test_with_raises_where_it_is_not_to_be_had(fleet: Fleet) -> None:
+def test_with_raises_where_it_is_not_to_be_had(fleet: Fleet, make: Make) -> None:
     take(fleet)
-    with pytest.raises(LockError, match="within the time specified"), make(fleet, blocking=False):
+    with pytest.raises(LockError, match="within the time specified"), make(blocking=False):
         pass
 
 
-def test_with_keeps_the_exception_of_its_body(fleet: Fleet) -> None:
+def test_with_keeps_the_exception_of_its_body(fleet: Fleet, make: Make) -> None:
     def body() -> None:
-        with make(fleet):
-            for client in clients_of(fleet):
-                client.delete("name")
+        with make():
+            delete(fleet)
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -127,12 +127,11 @@ def test_with_keeps_the_exception_of_its_body(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_leaving_a_lost_lock_raises_or_logs(fleet: Fleet, raises: bool) -> None:
-    lock = make(fleet, raise_on_release_error=raises)
+def test_leaving_a_lost_lock_raises_or_logs(fleet: Fleet, make: Make, raises: bool) -> None:
+    lock = make(raise_on_release_error=raises)
     lock.acquire()
     wait_until_held(fleet)
-    for client in clients_of(fleet):
-        client.delete("name")
+    delete(fleet)
     if raises:
         with pytest.raises(LockNotOwnedError):
             lock.__exit__(None, None, None)
@@ -141,12 +140,11 @@ def test_leaving_a_lost_lock_raises_or_logs(fleet: Fleet, raises: bool) -> None:
 
 
 @pytest.mark.parametrize("lost", [2, 3])
-def test_release_of_what_a_minority_has_lost_is_a_success(fleet: Fleet, lost: int) -> None:
-    lock = make(fleet)
+def test_release_of_what_a_minority_has_lost_is_a_success(fleet: Fleet, make: Make, lost: int) -> None:
+    lock = make()
     lock.acquire()
     wait_until_held(fleet)
-    for client in clients_of(fleet[:lost]):
-        client.delete("name")
+    delete(fleet[:lost])
     if lost == 2:
         lock.release()
     else:
@@ -157,8 +155,8 @@ def test_release_of_what_a_minority_has_lost_is_a_success(fleet: Fleet, lost: in
     wait_until_free(fleet)
 
 
-def test_locked_and_owned_go_by_the_majority(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_locked_and_owned_go_by_the_majority(fleet: Fleet, make: Make) -> None:
+    lock = make()
     assert (lock.locked(), lock.owned()) == (False, False)
     take(fleet[:2])
     assert lock.locked() is False
@@ -172,8 +170,8 @@ def test_locked_and_owned_go_by_the_majority(fleet: Fleet) -> None:
 # Leases
 
 
-def test_remaining_is_the_ttl_less_what_clocks_may_drift(fleet: Fleet) -> None:
-    lock = make(fleet, timeout=10)
+def test_remaining_is_the_ttl_less_what_clocks_may_drift(make: Make) -> None:
+    lock = make(timeout=10)
     assert (lock.valid, lock.remaining()) == (False, 0.0)
     lock.acquire()
     assert lock.valid is True
@@ -182,8 +180,8 @@ def test_remaining_is_the_ttl_less_what_clocks_may_drift(fleet: Fleet) -> None:
     assert (lock.valid, lock.remaining()) == (False, 0.0)
 
 
-def test_a_lease_that_has_ended_is_not_valid(fleet: Fleet) -> None:
-    lock = make(fleet, timeout=0.8)
+def test_a_lease_that_has_ended_is_not_valid(fleet: Fleet, make: Make) -> None:
+    lock = make(timeout=0.8)
     lock.acquire()
     wait_until(lambda: not lock.valid, "the lease ends")
     with pytest.raises(LockNotOwnedError):
@@ -204,8 +202,10 @@ def test_a_lease_that_has_ended_is_not_valid(fleet: Fleet) -> None:
     ],
     ids=["extend", "longer", "shorter", "nothing", "reacquire"],
 )
-def test_prolonged_lease(fleet: Fleet, prolong: Callable[[Redlock], bool], least_s: float, most_s: float) -> None:
-    lock = make(fleet, timeout=10)
+def test_prolonged_lease(
+    fleet: Fleet, make: Make, prolong: Callable[[Redlock], bool], least_s: float, most_s: float
+) -> None:
+    lock = make(timeout=10)
     lock.acquire()
     wait_until_held(fleet)
     assert prolong(lock) is True
@@ -215,8 +215,8 @@ def test_prolonged_lease(fleet: Fleet, prolong: Callable[[Redlock], bool], least
     )
 
 
-def test_extend_reaches_servers_that_missed_an_earlier_one(fleet: Fleet) -> None:
-    lock = make(fleet, timeout=10)
+def test_extend_reaches_servers_that_missed_an_earlier_one(fleet: Fleet, make: Make) -> None:
+    lock = make(timeout=10)
     lock.acquire()
     wait_until_held(fleet)
     for client in clients_of(fleet[:2]):
@@ -226,12 +226,11 @@ def test_extend_reaches_servers_that_missed_an_earlier_one(fleet: Fleet) -> None
 
 
 @pytest.mark.parametrize("verb", ["extend", "reacquire"])
-def test_lost_lock_is_not_prolonged_and_its_rest_is_given_back(fleet: Fleet, verb: str) -> None:
-    lock = make(fleet)
+def test_lost_lock_is_not_prolonged_and_its_rest_is_given_back(fleet: Fleet, make: Make, verb: str) -> None:
+    lock = make()
     lock.acquire()
     wait_until_held(fleet)
-    for client in clients_of(fleet[:3]):
-        client.delete("name")
+    delete(fleet[:3])
     with pytest.raises(LockNotOwnedError, match=f"Cannot {verb}"):
         lock.extend(10) if verb == "extend" else lock.reacquire()
     assert lock.remaining() == 0.0
@@ -239,34 +238,37 @@ def test_lost_lock_is_not_prolonged_and_its_rest_is_given_back(fleet: Fleet, ver
 
 
 @pytest.mark.parametrize("use", ["extend", "reacquire", "release"])
-def test_who_holds_nothing_is_told_so(fleet: Fleet, use: str) -> None:
-    lock = make(fleet)
-    with pytest.raises(LockError):
-        lock.extend(1) if use == "extend" else getattr(lock, use)()
+def test_lock_that_is_not_held_is_an_error(world: World, make: Make, use: str) -> None:
+    lock = make()
+    call = partial(lock.extend, 1) if use == "extend" else getattr(lock, use)
+    for work in (call, lambda: world.beside(call)):
+        with pytest.raises(LockError):
+            work()
 
 
 # Whose it is
 
 
-def test_token_belongs_to_the_thread(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_token_belongs_to_the_thread_or_task(world: World, make: Make) -> None:
+    lock = make()
     lock.acquire()
     with pytest.raises(LockError):
-        in_thread(lock.release)
-    assert in_thread(lock.owned) is False
+        world.beside(lock.release)
+    assert world.beside(lambda: (lock.owned(), lock.locked(), lock.remaining())) == (False, True, 0.0)
     lock.release()
 
 
-def test_token_may_be_shared_by_threads(fleet: Fleet) -> None:
-    lock = make(fleet, thread_local=False)
+def test_token_may_be_shared(world: World, make: Make) -> None:
+    lock = make(thread_local=False)
     lock.acquire()
-    assert in_thread(lock.owned) is True
-    in_thread(lock.release)
+    assert world.beside(lock.owned) is True
+    world.beside(lock.release)
     assert lock.remaining() == 0.0
 
 
-def test_forked_child_holds_nothing(fleet: Fleet) -> None:
-    lock = make(fleet)
+@IN_THREADS
+def test_forked_child_holds_nothing(fleet: Fleet, make: Make) -> None:
+    lock = make()
     lock.acquire()
     wait_until_held(fleet)
 
@@ -283,20 +285,19 @@ def test_forked_child_holds_nothing(fleet: Fleet) -> None:
     wait_until_free(fleet)
 
 
-def test_token_is_shown_nowhere(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_token_is_shown_nowhere(fleet: Fleet, make: Make) -> None:
+    lock = make()
     lock.acquire()
     token = next(filter(None, values(fleet))).decode()
     assert token not in repr(lock) + repr(vars(lock)) + repr(lock.verdicts)
-    for client in clients_of(fleet):
-        client.delete("name")
+    delete(fleet)
     with pytest.raises(LockNotOwnedError) as caught:
         lock.release()
     assert token not in str(caught.value)
 
 
-def test_copy_shares_the_clients_and_the_ownership(fleet: Fleet) -> None:
-    lock = make(fleet)
+def test_copy_shares_the_clients_and_the_ownership(fleet: Fleet, make: Make) -> None:
+    lock = make()
     lock.acquire()
     wait_until_held(fleet)
     twin = copy.copy(lock)
@@ -307,59 +308,52 @@ def test_copy_shares_the_clients_and_the_ownership(fleet: Fleet) -> None:
     assert lock.remaining() == 0.0
 
 
-def test_lock_cannot_be_pickled(fleet: Fleet) -> None:
+def test_lock_cannot_be_pickled(make: Make) -> None:
     with pytest.raises(TypeError, match="'name' cannot be pickled: make it anew"):
-        pickle.dumps(make(fleet))
+        pickle.dumps(make())
 
 
 # Several at once
 
 
-@pytest.mark.slow
-def test_contenders_never_hold_it_together(fleet: Fleet) -> None:
+def test_contenders_never_hold_it_together(world: World, fleet: Fleet, make: Make) -> None:
     holders: list[int] = []
-    turns = 0
-    deadline = time.monotonic() + 2
 
-    def contend(number: int) -> int:
-        nonlocal turns
-        lock = make(fleet, sleep=0.01)
-        own = 0
-        while time.monotonic() < deadline:
-            if lock.acquire(blocking_timeout=5):
+    def contend(number: int) -> None:
+        lock = make(sleep=0.01)
+        for _ in range(10):
+            with lock:
                 holders.append(number)
+                pause(0)
                 assert holders == [number]
-                turns += 1
                 holders.remove(number)
-                lock.release()
-                own += 1
-        return own
 
-    answers = [start(lambda number=number: contend(number)) for number in range(4)]  # type: ignore[misc]
-    assert sum(answer.result(30) for answer in answers) == turns > 0
+    for answer in [world.start(partial(contend, number)) for number in range(4)]:
+        answer.result(30)
     wait_until_free(fleet)
 
 
-def test_threads_share_the_connections(fleet: Fleet) -> None:
-    clients = clients_of(fleet)
-    with Redlock(clients, "warm-up", timeout=30):
+def test_callers_share_the_connections(world: World, fleet: Fleet, make: Make) -> None:
+    clients, admins = make.clients(), clients_of(fleet)
+    with make.on(clients, "warm-up"):
         pass
 
     def connections() -> list[int]:
-        return [client.info("clients")["connected_clients"] for client in clients]
+        return [admin.info("clients")["connected_clients"] for admin in admins]
 
     before = connections()
 
     def work(number: int) -> None:
         for _ in range(20):
-            with Redlock(clients, f"name-{number}", timeout=30, limit=60):
+            with make.on(clients, f"name-{number}"):
                 pass
 
-    for answer in [start(lambda number=number: work(number)) for number in range(8)]:  # type: ignore[misc]
+    for answer in [world.start(partial(work, number)) for number in range(8)]:
         answer.result(30)
     assert all(after <= count for after, count in zip(connections(), before, strict=True))
 
 
+@IN_THREADS
 def test_signal_handler_uses_the_same_clients(fleet: Fleet) -> None:
     clients = clients_of(fleet)
     inner, outer = (Redlock(clients, name, timeout=30, limit=5) for name in ("inner", "outer"))
@@ -388,119 +382,10 @@ def test_signal_handler_uses_the_same_clients(fleet: Fleet) -> None:
     assert handled == [True] * 30
 
 
-# What cannot be one
+# Which servers are asked, and which first
 
 
-@pytest.mark.parametrize(
-    ("count", "why"), [(0, "3 servers at least"), (1, "3 servers"), (2, "3 servers"), (4, "odd number")]
-)
-def test_number_of_servers_without_a_use(count: int, why: str) -> None:
-    clients = [redis.Redis(port=port) for port in range(1, count + 1)]
-    with pytest.raises(ValueError, match=why):
-        Redlock(clients, "name", timeout=10)
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        lambda client: client,
-        lambda _: redis.Redis(port=1),
-        lambda _: redis.Redis(port=1, db=3),
-        lambda _: redis.Redis(host="127.0.0.1", port=1),
-        lambda client: redis.Redis(connection_pool=client.connection_pool),
-    ],
-    ids=["client", "address", "database", "host", "pool"],
-)
-def test_server_that_is_given_twice(again: Callable[[redis.Redis], redis.Redis]) -> None:
-    first = redis.Redis(port=1)
-    with pytest.raises(ValueError, match="more than once"):
-        Redlock([first, redis.Redis(port=2), again(first)], "name", timeout=10)
-
-
-def test_unix_socket_that_is_given_twice() -> None:
-    clients = [redis.Redis(unix_socket_path=path) for path in ("/a", "/b", "/a")]
-    with pytest.raises(ValueError, match="more than once"):
-        Redlock(clients, "name", timeout=10)
-
-
-@pytest.mark.parametrize(("sentinels", "is_one"), [((1, 2, 3), False), ((1, 2, 1), True)])
-def test_service_of_one_name_at_other_sentinels_is_another_server(sentinels: tuple[int, ...], is_one: bool) -> None:
-    clients = [Sentinel([("127.0.0.1", port)]).master_for("service") for port in sentinels]  # type: ignore[no-untyped-call]
-    if is_one:
-        with pytest.raises(ValueError, match="more than once"):
-            Redlock(clients, "name", timeout=10)
-    else:
-        assert Redlock(clients, "name", timeout=10).servers == tuple(clients)
-
-
-@pytest.mark.parametrize(
-    "odd_one",
-    [redis.asyncio.Redis(), redis.Redis().pipeline(), object(), redislock_fast.Lock],
-    ids=["asyncio", "pipeline", "object", "class"],
-)
-def test_what_is_no_server(odd_one: Any) -> None:
-    with pytest.raises(TypeError):
-        Redlock([redis.Redis(port=1), redis.Redis(port=2), odd_one], "name", timeout=10)
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 0.002])
-def test_timeout_that_leaves_nothing(timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout"):
-        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=timeout)
-
-
-@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
-def test_limit_that_is_none(limit: float) -> None:
-    with pytest.raises(ValueError, match="limit"):
-        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, limit=limit)
-
-
-@pytest.mark.parametrize("name", ["timeout", "limit"])
-def test_time_that_is_no_number(name: str) -> None:
-    times: dict[str, Any] = {"timeout": 10, name: None}
-    with pytest.raises(TypeError, match=name):
-        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", **times)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"sleep": -1}, {"sleep": float("nan")}, {"blocking_timeout": float("nan")}], ids=str
-)
-def test_bad_times_of_acquire_send_nothing(fleet: Fleet, arguments: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        make(fleet).acquire(**arguments)  # type: ignore[arg-type]
-    assert values(fleet) == [None] * 5
-
-
-@pytest.mark.parametrize(("added", "replaces"), [(-1, False), (float("nan"), False), (0, True)])
-def test_bad_times_of_extend_change_nothing(fleet: Fleet, added: float, replaces: bool) -> None:
-    lock = make(fleet)
-    lock.acquire()
-    with pytest.raises(ValueError, match="additional_time"):
-        lock.extend(added, replaces)
-    assert lock.owned() is True
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "why"),
-    [
-        ({"max_hold": 60}, ValueError, "needs auto_renew"),
-        ({"max_hold": 5, "auto_renew": True}, ValueError, "shorter than the timeout"),
-        ({"max_hold": float("nan"), "auto_renew": True}, ValueError, "max_hold"),
-        ({"max_hold": "60", "auto_renew": True}, TypeError, "max_hold"),
-        ({"on_lost": 5}, TypeError, "not callable"),
-        ({"cancel_on_lost": True}, ValueError, "not an asyncio lock"),
-        ({"fencing": True}, TypeError, "fencing"),
-    ],
-    ids=str,
-)
-def test_terms_that_cannot_be(options: dict[str, Any], error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        Redlock([redis.Redis(port=port) for port in (1, 2, 3)], "name", timeout=10, **options)
-
-
-# Who is asked, and who first
-
-
+@IN_THREADS
 def test_server_that_is_away_for_long_is_still_tried_once_a_second() -> None:
     health = ServerHealth()
     for _ in range(1100):
@@ -508,7 +393,8 @@ def test_server_that_is_away_for_long_is_still_tried_once_a_second() -> None:
     assert health.retry_at == 61.0
 
 
-def test_who_has_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
+@IN_THREADS
+def test_server_that_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
     slow, soon = ServerHealth(), ServerHealth()
     slow.note_wait(0.001)
     soon.note_wait(0.0004)
@@ -520,8 +406,9 @@ def test_who_has_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
     assert 100 < rounds < 1000
 
 
-def test_it_is_noted_that_a_vote_was_not_needed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = make(fleet)
+@IN_THREADS
+def test_it_is_noted_that_a_vote_was_not_needed(fleet: Fleet, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = make()
     with lock:
         wait_until_held(fleet)
     slow = lock._quorum._transports[0].health
