@@ -119,7 +119,7 @@ class Clients:
 
 
 class Blocking:
-    """An asyncio lock whose methods block."""
+    """An asyncio lock, Locker or batch whose methods block."""
 
     def __init__(self, lock: Any, clients: Clients) -> None:
         vars(self).update(_lock=lock, _clients=clients)
@@ -130,7 +130,12 @@ class Blocking:
             return self._clients.of(attribute)
         if not inspect.isroutine(attribute):
             return attribute
-        return lambda *args, **settings: waited(attribute(*args, **settings))
+        return lambda *args, **settings: self._finished(attribute(*args, **settings))
+
+    def _finished(self, answer: Any) -> Any:
+        answer = waited(answer)
+        is_made = isinstance(answer, (redislock_fast.asyncio.Batch, redislock_fast.asyncio.Lock))
+        return Blocking(answer, self._clients) if is_made else answer
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "redis":
@@ -205,6 +210,7 @@ class World:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._clients = Clients()
+        self._connected: list[redis.Redis] = []  # a lock does not keep its client alive
 
     @property
     def in_threads(self) -> bool:
@@ -227,13 +233,21 @@ class World:
         return client if self.in_threads else self._clients.beside(client)
 
     def connect(self, port: int, **options: Any) -> Any:
-        """A client for this world of the server on this port."""
-        return redis.Redis(port=port, **options) if self.in_threads else self._clients.make(port, **options)
+        """A client for this world of the server on this port, which lives as long as the test."""
+        if not self.in_threads:
+            return self._clients.make(port, **options)
+        self._connected.append(redis.Redis(host="127.0.0.1", port=port, **options))
+        return self._connected[-1]
 
     def redlock(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
         """A Redlock on clients for this world."""
         lock = self.ours.Redlock(clients, name, **settings)
         return lock if self.in_threads else Blocking(lock, self._clients)
+
+    def locker(self, client: Any) -> Any:
+        """A Locker on a client for this world."""
+        locker = self.ours.Locker(client)
+        return locker if self.in_threads else Blocking(locker, self._clients)
 
     def start(self, work: Callable[[], Any]) -> Any:
         """Do this in another thread or task; a future of what it returns or raises."""

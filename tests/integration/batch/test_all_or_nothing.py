@@ -1,6 +1,6 @@
 """Batches that take all of their locks or none: what is undone, in which order they wait, what becomes of their leases.
 
-Rules: as in test_batch: real servers, one test for both kinds of Locker.
+Rules: as in test_batch: real servers, for threads and for tasks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,20 +21,15 @@ from redis.exceptions import LockError
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.integration.batch.test_batch import LOCKERS, MakeLocker, make_lockers
-from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.integration.batch.conftest import MakeLocker
+from tests.support.helpers import PATIENCE_S, pause, start, wait_until
+from tests.support.worlds import IN_THREADS, World
+
+pytestmark = pytest.mark.usefixtures("world")
 
 
-@pytest.fixture(params=LOCKERS)
-def make_locker(request: pytest.FixtureRequest, connect: Connect) -> Iterator[MakeLocker]:
-    """Makes Lockers for threads and for asyncio, in turn."""
-    yield from make_lockers(request.param, connect)
-
-
-@pytest.fixture
-def locker(make_locker: MakeLocker, server: Server) -> Any:
-    """A Locker on each kind of server in turn."""
-    return make_locker(server.port)
+def take_and_release(locker: Any, names: list[str]) -> Any:
+    return take_all(locker, names).release()
 
 
 def take_all(locker: Any, names: list[str], timeout: float | None = 60, wait_s: float | None = 60) -> Any:
@@ -97,9 +93,9 @@ def test_a_thousand_names_and_one_taken(locker: Any, client: redis.Redis) -> Non
 # Waiting
 
 
-def test_while_it_waits_it_holds_only_what_comes_before(locker: Any, client: redis.Redis) -> None:
+def test_while_it_waits_it_holds_only_what_comes_before(world: World, locker: Any, client: redis.Redis) -> None:
     client.mset({"c": "other", "e": "other"})
-    waiting = start(lambda: take_all(locker, ["f", "e", "d", "c", "b", "a"]))
+    waiting = world.start(lambda: take_all(locker, ["f", "e", "d", "c", "b", "a"]))
     wait_until(lambda: {b"a", b"b", b"c", b"e"} == set(client.keys()), "it holds what precedes c")
     client.delete("c")
     wait_until(lambda: {b"a", b"b", b"c", b"d", b"e"} == set(client.keys()), "it holds what precedes e")
@@ -111,9 +107,9 @@ def test_while_it_waits_it_holds_only_what_comes_before(locker: Any, client: red
     assert 0 == client.dbsize()
 
 
-def test_the_order_is_that_of_the_keys_whatever_their_names(locker: Any, client: redis.Redis) -> None:
+def test_the_order_is_that_of_the_keys_whatever_their_names(world: World, locker: Any, client: redis.Redis) -> None:
     client.set(b"\xff", "other")
-    waiting = start(lambda: take_all(locker, [b"\xff", "é", b"z"]))  # type: ignore[list-item]
+    waiting = world.start(lambda: take_all(locker, [b"\xff", "é", b"z"]))  # type: ignore[list-item]
     wait_until(lambda: 3 == client.dbsize(), "é, which is c3 a9, comes before ff")
     client.delete(b"\xff")
     assert dict.fromkeys([b"\xff", "é", b"z"], True) == waiting.result(PATIENCE_S).release()
@@ -129,9 +125,9 @@ def test_leases_are_prolonged_while_it_waits(make_locker: MakeLocker, valkey: Se
     assert dict.fromkeys("abcd", True) == batch.release()
 
 
-def test_what_is_lost_while_it_waits_is_taken_again(locker: Any, client: redis.Redis) -> None:
+def test_what_is_lost_while_it_waits_is_taken_again(world: World, locker: Any, client: redis.Redis) -> None:
     client.set("c", "other")
-    waiting = start(lambda: take_all(locker, ["a", "b", "c"], 0.4))
+    waiting = world.start(lambda: take_all(locker, ["a", "b", "c"], 0.4))
     wait_until(lambda: client.exists("a", "b") == 2, "it holds what precedes c")
     client.set("a", "thief")
     wait_until(lambda: not client.exists("b"), "it has seen that a is lost, and waits for it")
@@ -141,16 +137,18 @@ def test_what_is_lost_while_it_waits_is_taken_again(locker: Any, client: redis.R
     assert 0 == client.dbsize()
 
 
-def test_two_batches_that_want_the_same_in_other_orders_both_finish(locker: Any, client: redis.Redis) -> None:
+def test_two_batches_that_want_the_same_in_other_orders_both_finish(
+    world: World, locker: Any, client: redis.Redis
+) -> None:
     orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "a", "c"]]
     for _ in range(5):
-        tasks = [start(lambda names=names: take_all(locker, names).release()) for names in orders]  # type: ignore[misc]
+        tasks = [world.start(partial(take_and_release, locker, names)) for names in orders]
         assert [dict.fromkeys(names, True) for names in orders] == [task.result(PATIENCE_S) for task in tasks]
     assert 0 == client.dbsize()
 
 
 class Holders:
-    """Who is inside of which lock, as far as this process sees."""
+    """Which locks are entered, as far as this process sees."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -158,20 +156,20 @@ class Holders:
         self.trespasses: list[str | bytes] = []
 
     def enter(self, names: list[str] | list[str | bytes]) -> None:
-        """Note who comes where somebody is."""
+        """Note the locks that are entered already."""
         with self._mutex:
             self.trespasses += [name for name in names if name in self._inside]
             self._inside.update(names)
 
     def leave(self, names: list[str] | list[str | bytes]) -> None:
-        """Make room."""
+        """Note that the locks are left."""
         with self._mutex:
             self._inside.difference_update(names)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one client", "a client each"])
-def test_threads_with_overlapping_batches_exclude_each_other_and_all_finish(
-    make_locker: MakeLocker, server: Server, shared: bool
+def test_callers_with_overlapping_batches_exclude_each_other_and_all_finish(
+    world: World, make_locker: MakeLocker, server: Server, shared: bool
 ) -> None:
     holders = Holders()
     one = make_locker(server.port)
@@ -183,10 +181,11 @@ def test_threads_with_overlapping_batches_exclude_each_other_and_all_finish(
             names = dice.sample("abcdefgh", dice.randint(1, 5))
             with take_all(locker, names, dice.choice((None, 60)), None):
                 holders.enter(names)
+                pause(0)
                 holders.leave(names)
         return seed
 
-    workers = [start(lambda seed=seed: work(seed)) for seed in range(8)]  # type: ignore[misc]
+    workers = [world.start(partial(work, seed)) for seed in range(8)]
     assert list(range(8)) == [worker.result(30) for worker in workers]
     assert [] == holders.trespasses
 
@@ -212,6 +211,7 @@ print(trespasses)
 
 
 @pytest.mark.slow
+@IN_THREADS
 def test_processes_with_overlapping_batches_exclude_each_other_and_all_finish(valkey: Server) -> None:
     processes = [
         subprocess.Popen(
@@ -226,6 +226,7 @@ def test_processes_with_overlapping_batches_exclude_each_other_and_all_finish(va
             process.kill()
 
 
+@IN_THREADS
 @pytest.mark.usefixtures("unhurried")
 def test_single_locks_and_batches_of_both_kinds_exclude_each_other(server: Server, connect: Connect) -> None:
     holders = Holders()

@@ -1,130 +1,31 @@
-"""Batches of locks, one suite on the Locker for threads and on that for asyncio: who gets what, leases, leaving.
+"""Batches of locks, for threads and for tasks: which locks a batch gets, leases, leaving.
 
-What failing networks and servers make of them stands in `test_faults.py`. Rules: real servers; a batch for
-asyncio is driven from outside of its loop, by `Blocking`, so one test serves both.
+What failing networks and servers make of them stands in `test_faults.py`. Rules: real servers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import math
-import threading
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-import redis.asyncio
 import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
-import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.async_helpers import async_few
-from tests.support.helpers import few, in_fork, start, wait_until
+from tests.integration.batch.conftest import MakeLocker
+from tests.support.helpers import in_fork, wait_until
 from tests.support.proxy import Proxy
+from tests.support.worlds import IN_THREADS, World
 
-LOCKERS = ("threads", "asyncio")
+pytestmark = pytest.mark.usefixtures("world")
 
-
-class LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, awaitable: Any) -> Any:
-        """What the awaitable gives or raises in the loop."""
-
-        async def run() -> Any:
-            return await awaitable
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
-
-    def close(self) -> None:
-        """End the loop and its thread."""
-        self.run(self.loop.shutdown_asyncgens())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
-class Blocking:
-    """An object for asyncio, whose methods block: what they return is awaited in its loop."""
-
-    def __init__(self, thread: LoopThread, target: Any) -> None:
-        self._thread = thread
-        self._target = target
-
-    def _settle(self, answer: Any) -> Any:
-        if inspect.isawaitable(answer):
-            answer = self._thread.run(answer)
-        if isinstance(answer, (redislock_fast.asyncio.Batch, redislock_fast.asyncio.Lock)):
-            return Blocking(self._thread, answer)
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._target, name)
-        if not callable(attribute):
-            return attribute
-        return lambda *args, **settings: self._settle(attribute(*args, **settings))
-
-    def __enter__(self) -> Any:
-        return self._settle(self._target.__aenter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._thread.run(self._target.__aexit__(kind, error, traceback))
-
-
-MakeLocker = Callable[..., Any]
-
-
-def make_lockers(kind: str, connect: Connect) -> Iterator[MakeLocker]:
-    """For a fixture: makes Lockers of this kind: `make_locker(port, **options_of_the_client)`. They soon give up."""
-    if kind == "threads":
-        yield lambda port, **options: redislock_fast.Locker(connect(port, retry=few(), **options))
-        return
-    thread = LoopThread()
-    clients: list[redis.asyncio.Redis] = []
-
-    def make(port: int, **options: Any) -> Blocking:
-        clients.append(redis.asyncio.Redis(port=port, retry=async_few(), **options))
-        return Blocking(thread, redislock_fast.asyncio.Locker(clients[-1]))
-
-    yield make
-    for client in clients:
-        thread.run(client.aclose())
-    thread.close()
-
-
-@pytest.fixture(params=LOCKERS)
-def make_locker(request: pytest.FixtureRequest, connect: Connect) -> Iterator[MakeLocker]:
-    """Makes Lockers for threads and for asyncio, in turn."""
-    yield from make_lockers(request.param, connect)
-
-
-@pytest.fixture
-def locker(make_locker: MakeLocker, server: Server) -> Any:
-    """A Locker on each kind of server in turn."""
-    return make_locker(server.port)
-
-
-@pytest.fixture
-def valkey_locker(make_locker: MakeLocker, valkey: Server) -> Any:
-    """A Locker on Valkey."""
-    return make_locker(valkey.port)
-
-
-# Who gets what
+# Which locks it gets
 
 
 def test_what_is_free_is_acquired_in_the_order_given(locker: Any, client: redis.Redis) -> None:
@@ -366,9 +267,9 @@ def test_the_bodys_exception_goes_before_what_was_lost(
 # Waiting
 
 
-def test_a_batch_waits_for_what_is_missed(locker: Any, client: redis.Redis) -> None:
+def test_a_batch_waits_for_what_is_missed(world: World, locker: Any, client: redis.Redis) -> None:
     holder = locker.acquire_many(["b"])
-    waiting = start(lambda: locker.acquire_many(["a", "b", "c"], 10, 60, sleep=0.01))
+    waiting = world.start(lambda: locker.acquire_many(["a", "b", "c"], 10, 60, sleep=0.01))
     wait_until(lambda: client.exists("a", "c") == 2, "the waiter holds what is free")
     assert not waiting.done()
     holder.release()
@@ -395,9 +296,9 @@ def test_leases_stay_fresh_while_a_batch_waits(valkey_locker: Any, valkey_client
     assert dict.fromkeys("abc", True) == batch.release()
 
 
-def test_what_is_lost_while_waiting_is_taken_again_or_missed(locker: Any, client: redis.Redis) -> None:
+def test_what_is_lost_while_waiting_is_taken_again_or_missed(world: World, locker: Any, client: redis.Redis) -> None:
     client.set("b", "other")
-    waiting = start(lambda: locker.acquire_many(["a", "b", "c"], 0.4, None, sleep=0.01))
+    waiting = world.start(lambda: locker.acquire_many(["a", "b", "c"], 0.4, None, sleep=0.01))
     wait_until(lambda: client.exists("a", "c") == 2, "the waiter holds what is free")
     client.delete("a")
     wait_until(lambda: client.exists("a"), "the waiter has seen that it lost one")
@@ -409,6 +310,7 @@ def test_what_is_lost_while_waiting_is_taken_again_or_missed(locker: Any, client
 # Forks
 
 
+@IN_THREADS
 def test_a_forked_child_holds_nothing(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
     batch = redislock_fast.Locker(client).acquire_many(["a", "b"], 10)

@@ -29,11 +29,11 @@ from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads.driver import transport_of
 from tests.integration.batch.test_all_or_nothing import Holders
 from tests.integration.batch.test_asyncio import cancelled_after
-from tests.integration.batch.test_faults import interrupt_when, interrupted_at
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import async_once, eventually
 from tests.support.clusters import Cluster, connect
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, once, signals_handled_by, start, wait_until
+from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, Tasks, Threads, connections
 

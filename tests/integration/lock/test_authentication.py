@@ -14,13 +14,13 @@ import redis
 
 import redislock_fast
 from redislock_fast.server import KINDS, Server, find_binary
-from tests.conftest import Connect, absent
-from tests.integration.batch.test_batch import LOCKERS, make_lockers
+from tests.conftest import absent
 from tests.support.clusters import SOON, Cluster, Place
 from tests.support.clusters import connect as connect_to_cluster
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.waiting import Callers, Contender, Threads, until_queued
+from tests.support.worlds import World
 
 NOAUTH = b"-NOAUTH Authentication required.\r\n"
 SECRET = "canary-password"
@@ -102,21 +102,17 @@ def test_waiter_whose_connection_loses_its_authentication_is_granted_the_lock(
     assert admin.keys() == []
 
 
-@pytest.mark.parametrize("kind", LOCKERS)
-def test_batch_outlives_the_loss_of_authentication(
-    kind: str, connect: Connect, proxy: Proxy, admin: redis.Redis
-) -> None:
-    for make_locker in make_lockers(kind, connect):
-        locker = make_locker(proxy.port, password=SECRET)
-        names = ["a", "b", "c"]
-        with locker.acquire_many(["first"], 60):
-            proxy.forget()
-        batch = locker.acquire_many(names, 60)
-        assert batch.acquired == names
+def test_batch_outlives_the_loss_of_authentication(world: World, proxy: Proxy, admin: redis.Redis) -> None:
+    locker = world.locker(world.connect(proxy.port, password=SECRET))
+    names = ["a", "b", "c"]
+    with locker.acquire_many(["first"], 60):
         proxy.forget()
-        assert batch.extend(30) == dict.fromkeys(names, True)
-        proxy.forget()
-        assert batch.release() == dict.fromkeys(names, True)
+    batch = locker.acquire_many(names, 60)
+    assert batch.acquired == names
+    proxy.forget()
+    assert batch.extend(30) == dict.fromkeys(names, True)
+    proxy.forget()
+    assert batch.release() == dict.fromkeys(names, True)
     assert admin.keys() == []
 
 

@@ -19,8 +19,8 @@ from redis.exceptions import LockError
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.integration.lock.test_process import interrupt_when
 from tests.support.helpers import PATIENCE_S, once
+from tests.support.interrupts import interrupt_when
 from tests.support.waiting import FAR_S, LATE, Callers, Contender, Tasks, connections, queue_up, until_queued
 
 OPEN, HALF_OPEN, CLOSED = pybreaker.STATE_OPEN, pybreaker.STATE_HALF_OPEN, pybreaker.STATE_CLOSED

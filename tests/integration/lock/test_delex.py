@@ -1,8 +1,7 @@
 """The native commands of Redis 8.4 and later on a key that became no string.
 
 Rules: by threads and by tasks. No server with DELEX can be installed with the tests, so the proxy gives one of its
-replies, as real servers gave it; where the redis-server on the PATH has DELEX, the other modules use it for real. Must
-not know: how replies are read.
+replies, as real servers gave it; where the redis-server on the PATH has DELEX, the other modules use it for real.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import redis
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast.server import Server
-from tests.conftest import Connect
-from tests.integration.batch.test_batch import LOCKERS, make_lockers
 from tests.support.proxy import Proxy
 from tests.support.waiting import Callers
+from tests.support.worlds import World
 
 KNOWS_DELEX = b"*3\r\n$-1\r\n*1\r\n+delex\r\n*1\r\n+lmpop\r\n"
 """The reply to COMMAND INFO DELIFEQ DELEX LMPOP."""
@@ -46,14 +44,12 @@ def test_release_of_a_key_that_became_no_string_is_of_a_lock_not_owned(
     assert redis8.requests["DELEX"] == 1
 
 
-@pytest.mark.parametrize("kind", LOCKERS)
 def test_batch_does_not_count_a_key_that_became_no_string_as_released(
-    kind: str, connect: Connect, redis8: Proxy, valkey_client: redis.Redis
+    world: World, redis8: Proxy, valkey_client: redis.Redis
 ) -> None:
-    for make_locker in make_lockers(kind, connect):
-        batch = make_locker(redis8.port).acquire_many(["a", "b"], 60)
-        for name in ("a", "b"):
-            valkey_client.delete(name)
-            valkey_client.hset(name, "field", "value")
-        assert batch.release() == {"a": False, "b": False}
+    batch = world.locker(world.connect(redis8.port)).acquire_many(["a", "b"], 60)
+    for name in ("a", "b"):
+        valkey_client.delete(name)
+        valkey_client.hset(name, "field", "value")
+    assert batch.release() == {"a": False, "b": False}
     assert redis8.requests["DELEX"] == 2

@@ -29,9 +29,9 @@ from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
-from tests.integration.batch.test_faults import interrupted_at, line_of
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.interrupts import interrupted_at, line_of
 from tests.support.redlock import values, wait_until_free
 
 FACADE = (

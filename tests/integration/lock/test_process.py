@@ -31,19 +31,8 @@ from tests.support.helpers import (
     start,
     wait_until,
 )
+from tests.support.interrupts import interrupt_when
 from tests.support.proxy import Proxy
-
-
-def interrupt_when(condition: Callable[[], object]) -> None:
-    """Send the main thread a real SIGINT once the condition is true."""
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def wait_and_send() -> None:
-        condition()
-        signal.pthread_kill(main, signal.SIGINT)
-
-    start(wait_and_send)
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from redislock_fast._protocol.replicas import Replicate
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.lock.test_asyncio_cancel import cancelled_at
-from tests.integration.lock.test_process import interrupt_when
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S, in_fork, wait_until
+from tests.support.interrupts import interrupt_when
 from tests.support.waiting import FAR_S, LATE, Callers, connections, queue_up
 
 SOON: dict[str, Any] = {"wait_replicas": 2, "wait_timeout": 0.1, "timeout": FAR_S}

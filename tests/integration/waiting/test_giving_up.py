@@ -23,8 +23,8 @@ import redis
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.integration.lock.test_process import interrupt_when
 from tests.support.helpers import PATIENCE_S, in_fork, signals_handled_by, start, wait_until
+from tests.support.interrupts import interrupt_when
 from tests.support.proxy import Proxy
 from tests.support.times import clock
 from tests.support.waiting import FAR_S, Contender, Guard, Tasks, Threads, connections, queued, sent_by, until_queued

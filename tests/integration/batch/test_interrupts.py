@@ -1,0 +1,128 @@
+"""Batches of locks that Ctrl-C interrupts, in threads; and what is cleaned up meanwhile.
+
+Rules: as in test_faults; an interrupt before a given line is raised by a trace function.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+import redislock_fast
+from redislock_fast._protocol.pipeline import AcquirePipeline
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.integration.batch.test_faults import MANY, nothing_left
+from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.interrupts import interrupt_when, interrupted_at
+from tests.support.proxy import Proxy
+
+
+@pytest.mark.parametrize("all_or_nothing", [False, True])
+def test_interrupted_acquire_leaves_nothing(
+    spare_server: Callable[..., Server], connect: Connect, all_or_nothing: bool
+) -> None:
+    server = spare_server()
+    with Proxy(server.port) as proxy:
+        client = connect(proxy.port, socket_timeout=60)
+        locker = redislock_fast.Locker(client)
+        locker.acquire_many(["warm-up"]).release()
+        server.signal(signal.SIGSTOP)
+        interrupt_when(lambda: proxy.wait_for_request("SET", 1001))
+        with pytest.raises(KeyboardInterrupt):
+            locker.acquire_many(MANY, all_or_nothing=all_or_nothing)
+        server.signal(signal.SIGCONT)
+        nothing_left(client)
+        assert locker.acquire_many(MANY).missed == []
+
+
+def test_interrupted_wait_leaves_nothing(valkey: Server, connect: Connect) -> None:
+    admin = connect(valkey.port)
+    admin.set("b", "other")
+    locker = redislock_fast.Locker(connect(valkey.port))
+    interrupt_when(lambda: wait_until(lambda: admin.exists("a", "c") == 2, "the waiter holds what is free"))
+    with pytest.raises(KeyboardInterrupt):
+        locker.acquire_many(["a", "b", "c"], None, None, sleep=60)
+    nothing_left(admin, b"b")
+
+
+def test_interrupted_release_goes_on(spare_server: Callable[..., Server], connect: Connect) -> None:
+    server = spare_server()
+    with Proxy(server.port) as proxy:
+        batch = redislock_fast.Locker(connect(proxy.port, socket_timeout=60)).acquire_many(MANY, 60)
+        server.signal(signal.SIGSTOP)
+        interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
+        with pytest.raises(KeyboardInterrupt):
+            batch.release()
+        server.signal(signal.SIGCONT)
+        nothing_left(connect(server.port))
+
+
+def test_interrupted_release_that_is_repeated_is_a_success(
+    spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    with Proxy(server.port) as proxy:
+        batch = redislock_fast.Locker(connect(proxy.port, socket_timeout=60)).acquire_many(MANY, 60)
+        server.signal(signal.SIGSTOP)
+        interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
+        with pytest.raises(KeyboardInterrupt):
+            batch.release()
+        server.signal(signal.SIGCONT)
+        assert dict.fromkeys(MANY, True) == batch.release()
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is set")
+@pytest.mark.parametrize("all_or_nothing", [False, True])
+def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect: Connect, all_or_nothing: bool) -> None:
+    client, admin = connect(valkey.port), connect(valkey.port)
+    locker = redislock_fast.Locker(client)
+    channel: Any = transport_of(client)
+    locker.acquire_many(["warm-up"]).release()
+    leaks: list[str] = []
+    number = 0
+    while True:
+        number += 1
+        admin.set("b", "other", px=3)
+        place = interrupted_at(
+            number, lambda: locker.acquire_many(list("abc"), 60, None, sleep=0.005, all_or_nothing=all_or_nothing)
+        )
+        if not place:
+            break
+        wait_until(lambda: channel.idle, "what is known of is undone")
+        left = [name for name in "abc" if admin.get(name) not in (None, b"other")]
+        if left or " raises " in place:
+            leaks.append(f"{place}: {left}")
+        admin.flushall()
+    assert number > 50
+    assert leaks == []
+
+
+# Cleanup
+
+
+def test_what_an_earlier_round_left_to_undo_spares_what_a_later_round_took(valkey: Server, connect: Connect) -> None:
+    channel = transport_of(connect(valkey.port))
+    assert isinstance(channel, ThreadServerTransport)
+    channel._start_cleanup = lambda: None  # type: ignore[method-assign]  # the server cannot be asked just now
+    channel.clean_up([(b"a", b"token"), (b"b", b"other")])  # of a first round, whose reply was lost and which missed a
+    channel.execute(AcquirePipeline([b"a"], b"token", None))  # the batch's next round
+    assert channel.clean_up_some()
+    with redis.Redis(port=valkey.port) as admin:
+        assert b"token" == admin.get("a")
+
+
+def test_an_undoer_that_comes_second_finds_nothing_and_sends_nothing(valkey: Server, connect: Connect) -> None:
+    client = connect(valkey.port, socket_timeout=None)
+    channel = transport_of(client)
+    assert isinstance(channel, ThreadServerTransport)
+    redislock_fast.Locker(client).acquire_many(["a"])
+    channel.clean_up_some()  # as one of two threads does, when the other has undone everything meanwhile
+    assert {"b": True} == start(redislock_fast.Locker(client).acquire_many(["b"]).release).result(PATIENCE_S)

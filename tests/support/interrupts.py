@@ -1,0 +1,86 @@
+"""Interrupts of the main thread: by a signal when something has happened, or before a given line.
+
+Rules: nothing here asserts what a lock should do.
+"""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redislock_fast
+from tests.support.helpers import start
+
+
+def interrupt_when(condition: Callable[[], object]) -> None:
+    """Send the main thread a real SIGINT once the condition has returned."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def wait_and_send() -> None:
+        condition()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    start(wait_and_send)
+
+
+PACKAGE = Path(redislock_fast.__file__).parent
+_TRACED = ("locker.py", "_procedures/acquiring.py", "_procedures/batch.py", "_protocol/pipeline.py")
+
+
+def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
+    """Interrupt the work before the n-th line of a batch's own files, or of these as well.
+
+    Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
+    since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
+    Nor before a `try`, which is no instruction, and belongs to no handler.
+
+    Returns which line that is; "" when there are fewer.
+    """
+    traced = {str(PACKAGE / name) for name in (*_TRACED, *files)}
+    count, place = 0, ""
+
+    def on_call(frame: Any, event: str, argument: object) -> Any:
+        reached = 0
+
+        def on_line(frame: Any, event: str, argument: object) -> Any:
+            nonlocal count, place, reached
+            if event != "line":
+                return on_line
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            leaves = frame.f_lineno < reached and line.lstrip().startswith("with ")
+            is_safe = leaves or line.strip() == "try:"
+            reached = frame.f_lineno
+            count += not is_safe
+            if count == number and not is_safe:
+                file = Path(frame.f_code.co_filename).relative_to(PACKAGE)
+                place = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+                sys.settrace(None)
+                frame.f_trace = None
+                raise KeyboardInterrupt
+            return on_line
+
+        return on_line if frame.f_code.co_filename in traced else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        place += f" raises {error!r}"
+    finally:
+        sys.settrace(before)
+    return place
+
+
+def line_of(place: str) -> str:
+    """The text of the line that `interrupted_at` has returned."""
+    name, _, number = place.partition(" ")[0].partition(":")
+    return linecache.getline(str(PACKAGE / name), int(number or 0)).strip()
