@@ -15,6 +15,7 @@ thread must not use an asyncio lock: `World.start` runs work in another thread o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import inspect
 from collections.abc import Callable
@@ -53,6 +54,7 @@ async def _blocking(work: Callable[[], Any]) -> Any:
     import greenlet
 
     running = greenlet.greenlet(work)
+    running.gr_context = contextvars.copy_context()
     asked = running.switch()
     while not running.dead:
         try:
@@ -238,6 +240,17 @@ class World:
             return self._clients.make(port, **options)
         self._connected.append(redis.Redis(host="127.0.0.1", port=port, **options))
         return self._connected[-1]
+
+    def lock(self, client: Any, name: str | bytes = "name", **settings: Any) -> Any:
+        """A lock of ours on a client for this world."""
+        lock = self.ours.Lock(client, name, **settings)
+        return lock if self.in_threads else Blocking(lock, self._clients)
+
+    def callback(self, work: Callable[..., object]) -> Callable[..., object]:
+        """An `on_lost` for this world that does the work with the lock, which may block."""
+        if self.in_threads:
+            return work
+        return awaitable(lambda lock, reason: work(Blocking(lock, self._clients), reason))
 
     def redlock(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
         """A Redlock on clients for this world."""

@@ -1,7 +1,6 @@
-"""Callbacks for losses: none waits for another, and what a lock does when its callback calls it.
+"""Callbacks for losses, for threads and for tasks: none waits for another, and what a lock does in its callback.
 
-Rules: real servers; threads and tasks alike where both have it. A lock is lost by DEL, and its renewal or a call of its
-holder finds that out.
+Rules: real servers. A lock is lost by DEL, and its renewal or a call of its owner finds that out.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,20 +19,21 @@ import redis.asyncio
 from redis.exceptions import LockError
 
 import redislock_fast.asyncio
-from redislock_fast import Lock, LockLostError, LossReason, Redlock
+from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._transport.threads.renewer import tell_in_background
 from redislock_fast.server import Server
-from tests.conftest import Connect
-from tests.support.async_helpers import AsyncClients, eventually, in_loop
+from tests.conftest import Connect, Servers
+from tests.support.async_helpers import eventually, in_loop
 from tests.support.helpers import PATIENCE_S, in_thread, start, wait_until
 from tests.support.holding import BRIEF_S, RENEWED
-from tests.support.redlock import clients_of, delete, wait_until_held
+from tests.support.redlock import Make, delete, wait_until_held
 from tests.support.waiting import FAR_S
+from tests.support.worlds import World
 
 MANY = 100
 WATCHED: dict[str, Any] = {"timeout": FAR_S, "auto_renew": True}
-"""Settings of a lock whose loss only its holder finds out in time."""
+"""Settings of a lock whose loss only its owner finds out in time."""
 
 SHARED = pytest.mark.parametrize("thread_local", [True, False], ids=["own", "shared"])
 VERBS = pytest.mark.parametrize(
@@ -61,53 +61,49 @@ class Callback:
         except BaseException as error:
             self.outcome.set_exception(error)
 
-    async def in_task(self, lock: Any, _reason: LossReason) -> None:
-        """As a lock for tasks calls it; the work is a coroutine function."""
-        try:
-            self.outcome.set_result(await self._work(lock))
-        except BaseException as error:
-            self.outcome.set_exception(error)
+    def result(self) -> Any:
+        """The outcome, once the callback has ended."""
+        wait_until(self.outcome.done, "the callback ends")
+        return self.outcome.result()
 
 
-def lose(lock: Any, finder: str, delete_keys: Callable[[], object]) -> None:
-    """Lose a lock, and let it be found out by its renewal or by a call of its holder."""
-    delete_keys()
-    if finder != "renewal":
-        with pytest.raises(LockLostError):
-            lock.extend(FAR_S) if finder == "extend" else lock.release()
+class Losable:
+    """Locks of one kind in a test's world, whose keys can be deleted."""
 
+    def __init__(self, world: World, servers: list[Server], kind: str) -> None:
+        self._make = Make(world, servers)
+        self._clients = self._make.clients()
+        self._servers = servers
+        self._lock: Callable[..., Any] = world.lock if kind == "Lock" else self._make.on
+        self._on = self._clients[0] if kind == "Lock" else self._clients
+        self._world = world
 
-def delete_everywhere(fleet: list[Server]) -> None:
-    """Delete the lock's key once all servers have it: a majority is enough for an acquire."""
-    wait_until_held(fleet)
-    delete(fleet)
+    def __call__(self, on_lost: Callable[..., object], **settings: Any) -> Any:
+        """A lock."""
+        return self._lock(self._on, "name", on_lost=self._world.callback(on_lost), **settings)
+
+    def lose(self, lock: Any = None, finder: str = "renewal") -> None:
+        """Delete the lock's key, and let its renewal or a call of its owner find that out."""
+        wait_until_held(self._servers)  # a majority is enough for an acquire
+        delete(self._servers)
+        if finder != "renewal":
+            with pytest.raises(LockLostError):
+                lock.extend(FAR_S) if finder == "extend" else lock.release()
 
 
 def settings_for(finder: str) -> dict[str, Any]:
     return RENEWED if finder == "renewal" else WATCHED
 
 
-@pytest.fixture
-def make_lock(
-    kind: str, request: pytest.FixtureRequest, valkey: Server, connect: Connect
-) -> Iterator[tuple[MakeLock, Callable[[], object]]]:
-    """Makes locks of a kind for threads; and what deletes them."""
-    if kind == "Lock":
-        client = connect(valkey.port)
-        yield (lambda **settings: Lock(client, "name", **settings)), (lambda: client.delete("name"))
-        return
-    fleet: list[Server] = [request.getfixturevalue("servers").get("valkey", number) for number in range(1, 4)]
-    with contextlib.ExitStack() as closing:
-        clients = [closing.enter_context(client) for client in clients_of(fleet)]
-        for client in clients:
-            client.flushall()
-        yield (
-            (lambda **settings: Redlock(clients, "name", limit=PATIENCE_S, **settings)),
-            (lambda: delete_everywhere(fleet)),
-        )
-
-
-KINDS = pytest.mark.parametrize("kind", ["Lock", "Redlock"])
+@pytest.fixture(params=["Lock", "Redlock"])
+def losable(request: pytest.FixtureRequest, world: World, servers: Servers) -> Losable:
+    """Locks on one server, and on a majority of three."""
+    numbers = range(1) if request.param == "Lock" else range(1, 4)
+    fleet = [servers.get("valkey", number) for number in numbers]
+    for server in fleet:
+        with redis.Redis(port=server.port) as admin:
+            admin.flushall()
+    return Losable(world, fleet, request.param)
 
 
 # No callback waits for another
@@ -124,7 +120,7 @@ def test_no_callback_waits_for_another(valkey: Server, connect: Connect) -> None
     client.flushall()
     all_told.wait(PATIENCE_S)
     for callback in callbacks:
-        callback.outcome.result(PATIENCE_S)
+        callback.result()
 
 
 @in_loop
@@ -186,46 +182,35 @@ def test_where_one_callback_gets_no_thread_the_others_do_not_wait(
 
     monkeypatch.setattr(threading.Thread, "start", fail_once)
     tell_in_background(losses)
-    assert free[0].outcome.result(PATIENCE_S)
+    assert free[0].result()
     over.set()
-    assert (blocked.outcome.result(PATIENCE_S), free[1].outcome.result(PATIENCE_S)) == (True, True)
+    assert (blocked.result(), free[1].result()) == (True, True)
     for lock in locks:
         lock.release()
 
 
-# What the lock does in the callback, for threads
+# What the lock does in the callback
 
 
-@KINDS
 @SHARED
 @VERBS
 @pytest.mark.parametrize("finder", FINDERS)
 def test_in_the_callback_the_lock_is_lost(
-    make_lock: tuple[MakeLock, Callable[[], object]],
-    thread_local: bool,
-    verb: str,
-    arguments: tuple[Any, ...],
-    finder: str,
+    losable: Losable, thread_local: bool, verb: str, arguments: tuple[Any, ...], finder: str
 ) -> None:
-    make, delete_keys = make_lock
     callback = Callback(lambda lock: getattr(lock, verb)(*arguments))
-    lock = make(on_lost=callback, thread_local=thread_local, **settings_for(finder))
+    lock = losable(callback, thread_local=thread_local, **settings_for(finder))
     assert lock.acquire()
-    lose(lock, finder, delete_keys)
+    losable.lose(lock, finder)
     with pytest.raises(LockLostError, match="was lost: deleted") as caught:
-        callback.outcome.result(PATIENCE_S)
+        callback.result()
     assert caught.value.reason == LossReason.DELETED
 
 
-@KINDS
 @SHARED
 @pytest.mark.parametrize("releases", [False, True], ids=["acquires", "releases and acquires"])
 @pytest.mark.parametrize("finder", FINDERS)
-def test_callback_acquires_anew(
-    make_lock: tuple[MakeLock, Callable[[], object]], thread_local: bool, finder: str, releases: bool
-) -> None:
-    make, delete_keys = make_lock
-
+def test_callback_acquires_anew(losable: Losable, thread_local: bool, finder: str, releases: bool) -> None:
     def work(lock: Any) -> tuple[object, ...]:
         if releases:
             with pytest.raises(LockLostError):
@@ -235,10 +220,10 @@ def test_callback_acquires_anew(
         return (*outcome, lock.locked())
 
     callback = Callback(work)
-    lock = make(on_lost=callback, thread_local=thread_local, **settings_for(finder))
+    lock = losable(callback, thread_local=thread_local, **settings_for(finder))
     assert lock.acquire()
-    lose(lock, finder, delete_keys)
-    assert (True, True, True, True, False) == callback.outcome.result(PATIENCE_S)
+    losable.lose(lock, finder)
+    assert (True, True, True, True, False) == callback.result()
 
 
 def test_loss_in_the_callback_leaves_the_holder_its_own(valkey: Server, connect: Connect) -> None:
@@ -252,7 +237,7 @@ def test_loss_in_the_callback_leaves_the_holder_its_own(valkey: Server, connect:
     lock = Lock(client, "name", on_lost=callback, **RENEWED)
     assert lock.acquire()
     client.delete("name")
-    callback.outcome.result(PATIENCE_S)
+    callback.result()
     assert lock.lost
     with pytest.raises(LockLostError):
         lock.release()
@@ -266,49 +251,42 @@ def test_what_a_callback_does_not_release_ends_with_its_thread(valkey: Server, c
         lock = Lock(client, "name", on_lost=callback, **RENEWED)
         assert lock.acquire()
         client.delete("name")
-        assert (True, 1) == callback.outcome.result(PATIENCE_S)
+        assert (True, 1) == callback.result()
         wait_until(lambda: not client.exists("name"), "it is released")
         wait_until(lambda: caught, "it is warned of")
     assert ["lock 'name' was dropped without a release"] == [str(warning.message) for warning in caught]
 
 
-@KINDS
 @SHARED
 def test_callback_for_what_was_held_before_does_not_release_what_is_held_now(
-    make_lock: tuple[MakeLock, Callable[[], object]], thread_local: bool
+    losable: Losable, thread_local: bool
 ) -> None:
-    make, delete_keys = make_lock
     callback = Callback(lambda lock: lock.release())
-    lock = make(on_lost=callback, thread_local=thread_local, **WATCHED)
+    lock = losable(callback, thread_local=thread_local, **WATCHED)
     assert lock.acquire()
-    delete_keys()
+    losable.lose()
     assert lock.acquire(blocking_timeout=PATIENCE_S)
     with pytest.raises(LockLostError):
-        callback.outcome.result(PATIENCE_S)
+        callback.result()
     assert (lock.valid, lock.owned()) == (True, True)
     lock.release()
 
 
-@KINDS
-def test_callback_for_what_was_held_before_waits_for_what_is_held_now(
-    make_lock: tuple[MakeLock, Callable[[], object]],
-) -> None:
-    make, delete_keys = make_lock
-
+def test_callback_for_what_was_held_before_waits_for_what_is_held_now(world: World, losable: Losable) -> None:
     def work(lock: Any) -> bool:
         acquired: bool = lock.acquire(blocking_timeout=PATIENCE_S)
         lock.release()
         return acquired
 
     callback = Callback(work)
-    lock = make(on_lost=callback, **WATCHED)
+    lock = losable(callback, **WATCHED)
     assert lock.acquire()
-    delete_keys()
-    assert start(lambda: lock.acquire(blocking_timeout=PATIENCE_S) and lock.release() is None).result(PATIENCE_S)
-    # Another thread has its own holding: only the first one's own acquire finds its loss out.
+    losable.lose()
+    assert world.beside(lambda: lock.acquire(blocking_timeout=PATIENCE_S) and lock.release() is None)
+    # Each thread and task has an owner of its own: only the first one's acquire finds its loss out.
     assert lock.acquire(blocking_timeout=PATIENCE_S)
     lock.release()
-    assert callback.outcome.result(PATIENCE_S)
+    assert callback.result()
 
 
 def test_reentered_lock_is_lost_as_a_whole_in_the_callback(valkey: Server, connect: Connect) -> None:
@@ -325,7 +303,7 @@ def test_reentered_lock_is_lost_as_a_whole_in_the_callback(valkey: Server, conne
     client.delete("name")
     with pytest.raises(LockLostError):
         lock.extend(FAR_S)
-    assert (True, True) == (callback.outcome.result(PATIENCE_S), lock.owned())
+    assert (True, True) == (callback.result(), lock.owned())
     lock.release()
     with pytest.raises(LockError):
         lock.release()
@@ -345,7 +323,7 @@ def test_callback_of_one_lock_uses_another(valkey: Server, connect: Connect) -> 
     lock = Lock(client, "name", on_lost=callback, **RENEWED)
     assert lock.acquire()
     client.delete("name")
-    assert callback.outcome.result(PATIENCE_S)
+    assert callback.result()
 
 
 def test_no_other_thread_is_refused_while_a_callback_runs(valkey: Server, connect: Connect) -> None:
@@ -361,109 +339,5 @@ def test_no_other_thread_is_refused_while_a_callback_runs(valkey: Server, connec
     over.set()
     with pytest.raises(LockLostError):
         losing.result(PATIENCE_S)
-    assert callback.outcome.result(PATIENCE_S)
+    assert callback.result()
     lock.release()
-
-
-# What the lock does in the callback, for tasks
-
-
-async def lose_in_loop(lock: Any, finder: str, delete_keys: Callable[[], object]) -> None:
-    await asyncio.to_thread(delete_keys)  # it waits for the keys, which the loop sends
-    if finder != "renewal":
-        with pytest.raises(LockLostError):
-            await (lock.extend(FAR_S) if finder == "extend" else lock.release())
-
-
-@pytest.fixture
-def make_async_lock(
-    kind: str, request: pytest.FixtureRequest, valkey: Server, valkey_client: redis.Redis, async_connect: AsyncClients
-) -> tuple[MakeLock, Callable[[], object]]:
-    """Makes locks of a kind for tasks; and what deletes them."""
-    if kind == "Lock":
-        client = async_connect(valkey.port)
-        return (lambda **settings: redislock_fast.asyncio.Lock(client, "name", **settings)), (
-            lambda: valkey_client.delete("name")
-        )
-    fleet: list[Server] = [request.getfixturevalue("servers").get("valkey", number) for number in range(1, 4)]
-    for server in fleet:
-        with redis.Redis(port=server.port) as admin:
-            admin.flushall()
-    clients = [async_connect(server.port) for server in fleet]
-    return (lambda **settings: redislock_fast.asyncio.Redlock(clients, "name", limit=PATIENCE_S, **settings)), (
-        lambda: delete_everywhere(fleet)
-    )
-
-
-@KINDS
-@SHARED
-@VERBS
-@pytest.mark.parametrize("finder", FINDERS)
-@in_loop
-async def test_in_the_callback_of_a_task_the_lock_is_lost(
-    make_async_lock: tuple[MakeLock, Callable[[], object]],
-    thread_local: bool,
-    verb: str,
-    arguments: tuple[Any, ...],
-    finder: str,
-) -> None:
-    make, delete_keys = make_async_lock
-
-    async def work(lock: Any) -> None:
-        await getattr(lock, verb)(*arguments)
-
-    callback = Callback(work)
-    lock = make(on_lost=callback.in_task, thread_local=thread_local, **settings_for(finder))
-    assert await lock.acquire()
-    await lose_in_loop(lock, finder, delete_keys)
-    with pytest.raises(LockLostError, match="was lost: deleted"):
-        await asyncio.wait_for(asyncio.wrap_future(callback.outcome), PATIENCE_S)
-
-
-@KINDS
-@SHARED
-@pytest.mark.parametrize("releases", [False, True], ids=["acquires", "releases and acquires"])
-@pytest.mark.parametrize("finder", FINDERS)
-@in_loop
-async def test_callback_in_a_task_acquires_anew(
-    make_async_lock: tuple[MakeLock, Callable[[], object]], thread_local: bool, finder: str, releases: bool
-) -> None:
-    make, delete_keys = make_async_lock
-
-    async def work(lock: Any) -> tuple[object, ...]:
-        if releases:
-            with pytest.raises(LockLostError):
-                await lock.release()
-        acquired = await lock.acquire(blocking_timeout=PATIENCE_S)
-        outcome = (acquired, lock.valid, await lock.owned(), await lock.extend(FAR_S))
-        await lock.release()
-        return (*outcome, await lock.locked())
-
-    callback = Callback(work)
-    lock = make(on_lost=callback.in_task, thread_local=thread_local, **settings_for(finder))
-    assert await lock.acquire()
-    await lose_in_loop(lock, finder, delete_keys)
-    outcome = await asyncio.wait_for(asyncio.wrap_future(callback.outcome), PATIENCE_S)
-    assert (True, True, True, True, False) == outcome
-
-
-@KINDS
-@SHARED
-@in_loop
-async def test_callback_for_what_a_task_held_before_does_not_release_what_it_holds_now(
-    make_async_lock: tuple[MakeLock, Callable[[], object]], thread_local: bool
-) -> None:
-    make, delete_keys = make_async_lock
-
-    async def work(lock: Any) -> None:
-        await lock.release()
-
-    callback = Callback(work)
-    lock = make(on_lost=callback.in_task, thread_local=thread_local, **WATCHED)
-    assert await lock.acquire()
-    await asyncio.to_thread(delete_keys)
-    assert await lock.acquire(blocking_timeout=PATIENCE_S)
-    with pytest.raises(LockLostError):
-        await asyncio.wait_for(asyncio.wrap_future(callback.outcome), PATIENCE_S)
-    assert (lock.valid, await lock.owned()) == (True, True)
-    await lock.release()
