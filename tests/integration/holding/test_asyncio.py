@@ -1,7 +1,6 @@
 """Holding a lock in tasks: the task that is cancelled for a loss, callbacks that are awaited, loops that end.
 
-Rules: as in test_holding, which has what threads and tasks share; each test runs on both kinds of event loop. Must not
-know: who renews, and when.
+Rules: as in test_holding, which has what threads and tasks share; each test runs on both kinds of event loop.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ import redis
 import redis.asyncio
 
 from redislock_fast import LockLostError, LossReason
-from redislock_fast.asyncio import Lock
+from redislock_fast.asyncio import Lock, Redlock
 from redislock_fast.server import Server
+from tests.conftest import Servers
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, in_task, run_in_loop
 from tests.support.helpers import PATIENCE_S, start
 from tests.support.holding import BRIEF_S, LONG_S, RENEWED, SLOW_S, Losses, hold_the_gil, passing
 from tests.support.proxy import Proxy
+from tests.support.redlock import LIMIT_S, delete, values
 from tests.support.waiting import FAR_S
 
 CANCELLING: dict[str, Any] = {"timeout": BRIEF_S, "cancel_on_lost": True}
@@ -55,25 +56,142 @@ async def cancelled_by(task: asyncio.Task[Any]) -> asyncio.CancelledError:
     return caught.value
 
 
-# The holding task
+# On one server, and on a majority of several
 
 
+class Kept:
+    """Locks of one kind, whose keys can be deleted: `make(timeout=10)`."""
+
+    def __init__(self, connect: AsyncClients, servers: list[Server], kind: str) -> None:
+        self._connect = connect
+        self._servers = servers
+        self._kind = kind
+
+    def __call__(self, name: str = "name", **settings: Any) -> Any:
+        """A lock on clients of its own."""
+        return self.on([self._connect(server.port) for server in self._servers], name, **settings)
+
+    def on(self, clients: list[redis.asyncio.Redis], name: str, **settings: Any) -> Any:
+        """A lock on these clients."""
+        if self._kind == "Lock":
+            return Lock(clients[0], name, **settings)
+        return Redlock(clients, name, limit=LIMIT_S, **settings)
+
+    def new_clients(self) -> list[redis.asyncio.Redis]:
+        """Clients that the test closes."""
+        return [redis.asyncio.Redis(port=server.port) for server in self._servers]
+
+    async def delete(self) -> None:
+        """Delete the key, once all servers have it."""
+        await eventually(lambda: all(values(self._servers)), "it is held everywhere")
+        delete(self._servers)
+
+
+@pytest.fixture(params=["Lock", "Redlock"])
+def make(request: pytest.FixtureRequest, servers: Servers, async_connect: AsyncClients) -> Kept:
+    """Locks on one server, and on a majority of three."""
+    numbers = range(1) if request.param == "Lock" else range(1, 4)
+    chosen = [servers.get("valkey", number) for number in numbers]
+    for server in chosen:
+        with redis.Redis(port=server.port) as admin:
+            admin.flushall()
+    return Kept(async_connect, chosen, request.param)
+
+
+@pytest.mark.parametrize("reason", [LossReason.EXPIRED, LossReason.DELETED])
 @in_loop
-async def test_holding_task_is_cancelled_for_a_loss(async_valkey_client: redis.asyncio.Redis) -> None:
-    causes: list[BaseException | None] = []
+async def test_holding_task_is_cancelled_for_a_loss(make: Kept, reason: LossReason) -> None:
+    causes: list[Any] = []
+    held = asyncio.Event()
+    settings = CANCELLING if reason is LossReason.EXPIRED else {**RENEWED, "cancel_on_lost": True}
 
     async def work() -> None:
         try:
-            await hold(Lock(async_valkey_client, "name", **CANCELLING))
+            async with make(**settings):
+                held.set()
+                await forever()
         except asyncio.CancelledError as error:
             causes.append(error.__cause__)
             raise
 
     task = asyncio.create_task(work())
-    await asyncio.wait([task], timeout=PATIENCE_S)
-    assert task.cancelled()
-    assert [(type(cause), getattr(cause, "reason", None)) for cause in causes] == [(LockLostError, LossReason.EXPIRED)]
-    assert getattr(causes[0], "lock_name", None) == "name"
+    await asyncio.wait_for(held.wait(), PATIENCE_S)
+    if reason is LossReason.DELETED:
+        await make.delete()
+    await cancelled_by(task)
+    assert [(type(cause), cause.reason, cause.lock_name) for cause in causes] == [(LockLostError, reason, "name")]
+
+
+@in_loop
+async def test_task_that_awaits_by_a_helper_is_the_one_that_holds(make: Kept) -> None:
+    lock = make(**CANCELLING)
+
+    async def work() -> None:
+        await asyncio.wait_for(lock.acquire(), PATIENCE_S)
+        await forever()
+
+    await cancelled_by(asyncio.create_task(work()))
+
+
+@in_loop
+async def test_task_that_released_in_time_is_not_cancelled(make: Kept, valkey_client: redis.Redis) -> None:
+    async with make(**CANCELLING):
+        pass
+    await eventually(passing(valkey_client, 2 * BRIEF_S), "the ttl passes")
+
+
+@pytest.mark.parametrize("verb", ["release", "extend"])
+@in_loop
+async def test_task_that_finds_the_loss_itself_is_not_cancelled_as_well(make: Kept, verb: str) -> None:
+    lock = make(timeout=FAR_S, auto_renew=True, cancel_on_lost=True)
+
+    async def work() -> str:
+        await lock.acquire()
+        await make.delete()
+        with pytest.raises(LockLostError):
+            await (lock.release() if verb == "release" else lock.extend(1))
+        await asyncio.sleep(0)
+        return "not cancelled"
+
+    assert await in_task(work) == "not cancelled"
+
+
+@in_loop
+async def test_callback_may_be_a_coroutine(make: Kept) -> None:
+    told: asyncio.Queue[tuple[Any, LossReason]] = asyncio.Queue()
+
+    async def on_lost(lock: Any, reason: LossReason) -> None:
+        await asyncio.sleep(0)
+        await told.put((lock, reason))
+
+    lock = make(timeout=BRIEF_S, on_lost=on_lost)
+    await lock.acquire()
+    assert await asyncio.wait_for(told.get(), PATIENCE_S) == (lock, LossReason.EXPIRED)
+
+
+@in_loop
+async def test_blocked_loop_loses_the_lock_and_is_told(make: Kept, losses: Losses) -> None:
+    lock = make(timeout=BRIEF_S, auto_renew=True, on_lost=losses)
+    await lock.acquire()
+    hold_the_gil(2 * BRIEF_S)
+    assert not lock.valid
+    await eventually(lambda: losses.reasons, "the loss is told")
+    assert losses.reasons == [LossReason.EXPIRED]
+
+
+@pytest.mark.slow
+def test_two_loops_hold_side_by_side(make: Kept, valkey_client: redis.Redis, loop_kind: str) -> None:
+    async def scenario(name: str) -> tuple[list[LossReason], bool]:
+        losses = Losses()
+        async with make.on(make.new_clients(), name, on_lost=losses, **RENEWED) as lock:
+            await eventually(passing(valkey_client, LONG_S), "the ttl passes")
+            return losses.reasons, lock.valid
+
+    running = [start(partial(run_in_loop, loop_kind, scenario(name))) for name in ("name-1", "name-2")]
+    assert [future.result(PATIENCE_S) for future in running] == [([], True), ([], True)]
+
+
+# The holding task
 
 
 @in_loop
@@ -158,33 +276,6 @@ async def test_task_that_has_ended_is_cancelled_no_more(
 
 
 @in_loop
-async def test_task_that_released_in_time_is_not_cancelled(
-    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
-) -> None:
-    async with Lock(async_valkey_client, "name", **CANCELLING):
-        pass
-    await eventually(passing(valkey_client, 2 * BRIEF_S), "the ttl passes")
-
-
-@pytest.mark.parametrize("verb", ["release", "extend"])
-@in_loop
-async def test_task_that_finds_the_loss_itself_is_not_cancelled_as_well(
-    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis, verb: str
-) -> None:
-    lock = Lock(async_valkey_client, "name", timeout=FAR_S, auto_renew=True, cancel_on_lost=True)
-
-    async def work() -> str:
-        await lock.acquire()
-        valkey_client.delete("name")
-        with pytest.raises(LockLostError):
-            await (lock.release() if verb == "release" else lock.extend(1))
-        await asyncio.sleep(0)
-        return "not cancelled"
-
-    assert await in_task(work) == "not cancelled"
-
-
-@in_loop
 async def test_task_that_has_a_helper_release_is_not_cancelled(
     async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
 ) -> None:
@@ -212,19 +303,6 @@ async def test_task_is_cancelled_where_another_finds_the_loss(
     with pytest.raises(LockLostError):
         await lock.extend(1)
     await cancelled_by(task)
-
-
-@in_loop
-async def test_task_that_awaits_by_a_helper_is_the_one_that_holds(
-    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
-) -> None:
-    lock = Lock(async_valkey_client, "name", **CANCELLING)
-
-    async def work() -> None:
-        await asyncio.wait_for(lock.acquire(), PATIENCE_S)
-        await forever()
-
-    await cancelled_by(asyncio.create_task(work()))
 
 
 @in_loop
@@ -267,19 +345,6 @@ async def test_body_that_succeeds_after_a_loss_does_not_pass_for_success(
 
 
 @in_loop
-async def test_callback_may_be_a_coroutine(async_valkey_client: redis.asyncio.Redis) -> None:
-    told: asyncio.Queue[tuple[Any, LossReason]] = asyncio.Queue()
-
-    async def on_lost(lock: Any, reason: LossReason) -> None:
-        await asyncio.sleep(0)
-        await told.put((lock, reason))
-
-    lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, on_lost=on_lost)
-    await lock.acquire()
-    assert await asyncio.wait_for(told.get(), PATIENCE_S) == (lock, LossReason.EXPIRED)
-
-
-@in_loop
 async def test_callback_that_fails_later_is_logged(
     async_valkey_client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,18 +358,6 @@ async def test_callback_that_fails_later_is_logged(
 
 
 # Loops
-
-
-@in_loop
-async def test_blocked_loop_loses_the_lock_and_is_told(
-    async_valkey_client: redis.asyncio.Redis, losses: Losses
-) -> None:
-    lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, auto_renew=True, on_lost=losses)
-    await lock.acquire()
-    hold_the_gil(2 * BRIEF_S)
-    assert not lock.valid
-    await eventually(lambda: losses.reasons, "the loss is told")
-    assert losses.reasons == [LossReason.EXPIRED]
 
 
 @in_loop
@@ -410,17 +463,3 @@ def test_lock_that_is_acquired_outside_of_a_task(valkey: Server, valkey_client: 
     assert lock.valid
     run_in_loop(loop_kind, lock.release())
     assert not valkey_client.exists("name")
-
-
-@pytest.mark.slow
-def test_two_loops_hold_side_by_side(valkey: Server, valkey_client: redis.Redis, loop_kind: str) -> None:
-    async def scenario(name: str) -> tuple[list[LossReason], bool]:
-        losses = Losses()
-        client = redis.asyncio.Redis(port=valkey.port)
-        async with client, Lock(client, name, on_lost=losses, **RENEWED) as lock:
-            await eventually(passing(valkey_client, LONG_S), "the ttl passes")
-            return losses.reasons, lock.valid
-
-    running = [start(partial(run_in_loop, loop_kind, scenario(name))) for name in ("name-1", "name-2")]
-    assert [future.result(PATIENCE_S) for future in running] == [([], True), ([], True)]
-    assert valkey_client.exists("name-1", "name-2") == 0
