@@ -35,7 +35,10 @@ THREADS = "threads"
 IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
 """For a test that is about threads alone."""
 
-_COPIED = ("host", "port", "db", "encoding", "encoding_errors", "decode_responses")
+_COPIED = (
+    *("host", "port", "db", "username", "password", "protocol", "client_name", "socket_timeout"),
+    *("encoding", "encoding_errors", "decode_responses"),
+)
 
 
 def waited(answer: Any) -> Any:

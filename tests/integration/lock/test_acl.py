@@ -1,4 +1,4 @@
-"""What a lock does for users who may not do everything: scripts, native commands, handshakes, reads.
+"""What a lock does for a user with few rights, for threads and for tasks: scripts, native commands, handshakes, reads.
 
 Rules: users are made on the running servers. "Native" are the commands that replace scripts (Valkey has them, Redis up
 to 7 has not).
@@ -6,25 +6,28 @@ to 7 has not).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from redis.exceptions import LockNotOwnedError, NoPermissionError
 
-import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.support.helpers import LockClass, capabilities_of
+
+pytestmark = pytest.mark.usefixtures("world")
 
 NO_SCRIPTS = ("-eval", "-evalsha", "-script")
 NO_COMMAND = ("-command",)
 
 
-def exercise(client: redis.Redis) -> None:
+def exercise(our_lock: Any, client: redis.Redis) -> None:
     """Every operation of our Lock once."""
-    lock = redislock_fast.Lock(client, "name", timeout=10)
+    lock = our_lock(client, "name", timeout=10)
     for _ in range(2):
         assert lock.acquire(blocking=False)
-        assert not redislock_fast.Lock(client, "name").acquire(blocking=False)
+        assert not our_lock(client, "name").acquire(blocking=False)
         assert lock.extend(10)
         assert 10_000 < client.pttl("name") <= 20_000
         assert lock.extend(5, replace_ttl=True)
@@ -44,10 +47,10 @@ def exercise(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_native_commands_do_without_scripts(
-    native: Server, connect: Connect, acl_user: MakeUser, protocol: int
+    our_lock: Any, native: Server, connect: Connect, acl_user: MakeUser, protocol: int
 ) -> None:
     user = acl_user(native, *NO_SCRIPTS)
-    exercise(connect(native.port, protocol=protocol, **user.options()))
+    exercise(our_lock, connect(native.port, protocol=protocol, **user.options()))
 
 
 def no_release(server: Server) -> str:
@@ -58,29 +61,29 @@ def no_release(server: Server) -> str:
 
 @pytest.mark.parametrize("forbidden", ["release", "release and command", "command"])
 def test_scripts_do_without_native_commands(
-    native: Server, connect: Connect, acl_user: MakeUser, forbidden: str
+    our_lock: Any, native: Server, connect: Connect, acl_user: MakeUser, forbidden: str
 ) -> None:
     rules = {"release": [no_release(native)], "command": NO_COMMAND}
     user = acl_user(native, *(rule for kind in forbidden.split(" and ") for rule in rules[kind]))
-    exercise(connect(native.port, **user.options()))
+    exercise(our_lock, connect(native.port, **user.options()))
 
 
 @pytest.mark.parametrize("rules", [NO_COMMAND, ("-client",), ("-script",), ("-eval", "+evalsha", "+script")], ids=str)
 def test_every_server_does_without_a_command(
-    server: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+    our_lock: Any, server: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
 ) -> None:
     user = acl_user(server, *rules)
     if rules[0] == "-eval":
-        # A user who may only run scripts that are loaded already.
-        exercise(connect(server.port))
-    exercise(connect(server.port, **user.options()))
+        # The user may only run scripts that are loaded already.
+        exercise(our_lock, connect(server.port))
+    exercise(our_lock, connect(server.port, **user.options()))
 
 
 @pytest.mark.parametrize("rules", [("-hello",), ("-hello", *NO_COMMAND)], ids=str)
 def test_every_server_does_without_hello(
-    server: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
+    our_lock: Any, server: Server, connect: Connect, acl_user: MakeUser, rules: tuple[str, ...]
 ) -> None:
-    exercise(connect(server.port, protocol=2, **acl_user(server, *rules).options()))
+    exercise(our_lock, connect(server.port, protocol=2, **acl_user(server, *rules).options()))
 
 
 def test_release_without_any_means_raises_no_permission(
@@ -96,10 +99,10 @@ def test_release_without_any_means_raises_no_permission(
 
 
 def test_release_refused_by_the_server_keeps_the_token(
-    scripts_only: Server, connect: Connect, acl_user: MakeUser
+    our_lock: Any, scripts_only: Server, connect: Connect, acl_user: MakeUser
 ) -> None:
     user = acl_user(scripts_only, *NO_SCRIPTS)
-    lock = redislock_fast.Lock(connect(scripts_only.port, **user.options()), "name", timeout=10)
+    lock = our_lock(connect(scripts_only.port, **user.options()), "name", timeout=10)
     lock.acquire()
     with pytest.raises(NoPermissionError):
         lock.release()
@@ -141,11 +144,11 @@ def test_acquire_does_without_get(lock_class: LockClass, server: Server, connect
             fails()
 
 
-def test_permission_taken_away_while_held(server: Server, connect: Connect, acl_user: MakeUser) -> None:
+def test_permission_taken_away_while_held(our_lock: Any, server: Server, connect: Connect, acl_user: MakeUser) -> None:
     user = acl_user(server)
     client = connect(server.port, **user.options())
-    exercise(client)
-    lock = redislock_fast.Lock(client, "name", timeout=10)
+    exercise(our_lock, client)
+    lock = our_lock(client, "name", timeout=10)
     lock.acquire()
     with redis.Redis(port=server.port) as admin:
         admin.execute_command("ACL", "SETUSER", user.username, no_release(server))

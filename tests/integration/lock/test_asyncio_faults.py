@@ -14,15 +14,12 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
-from redis.exceptions import LockNotOwnedError, NoPermissionError
 
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.support.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop, settle
-from tests.support.helpers import EXTEND_COMMANDS, PATIENCE_S, RELEASE_COMMANDS
+from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.relay import Relay
 
@@ -92,35 +89,6 @@ async def test_connection_that_ends_as_soon_as_it_is_made_is_made_again(
     await lock.release()
     assert len(made) == 2
     await pool.disconnect()
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("fault", ["drop_request", "drop_reply", "cut", "idle"])
-@in_loop
-async def test_lost_connection_is_found_and_the_request_repeated(
-    client: redis.Redis, proxy: Proxy, async_connect: AsyncClients, use: str, fault: str
-) -> None:
-    proxied = async_connect(proxy.port, client_name="locks")
-    await warm_up(proxied)
-    lock = Lock(proxied, "name", timeout=10)
-    if use != "acquire":
-        await lock.acquire()
-    if fault == "cut":
-        proxy.cut()
-    elif fault == "idle":
-        client.client_kill_filter(_type="normal", skipme=True)
-        await eventually(lambda: not connections(client), "the connection is closed")
-    else:
-        getattr(proxy, fault)("GET", *RELEASE_COMMANDS, *EXTEND_COMMANDS)
-    assert await USES[use](lock) in (True, None)
-    assert proxy.dropped.is_set() == fault.startswith("drop")
-    if use == "release":
-        assert not client.exists("name")
-    else:
-        assert lock.local.token == client.get("name")
-        low_ms, high_ms = (12_000, 20_000) if use == "extend" else (5_000, 10_000)
-        assert low_ms < client.pttl("name") <= high_ms
-    assert len(connections(client)) == 1
 
 
 @in_loop
@@ -258,24 +226,6 @@ async def test_reply_that_nobody_asked_for_is_nobodys(
 
 
 @in_loop
-async def test_server_restarted_between_operations(mortal_server: Server, async_connect: AsyncClients) -> None:
-    lock = Lock(async_connect(mortal_server.port), "name", timeout=10)
-    await lock.acquire()
-    for use in ("extend", "reacquire", "owned", "locked", "release"):
-        mortal_server.kill()
-        mortal_server.start()
-        for _ in range(3):
-            await asyncio.sleep(0)  # the loop hears of the closed connection
-        if use in ("owned", "locked"):
-            assert await USES[use](lock) is False
-        else:
-            with pytest.raises(LockNotOwnedError):
-                await USES[use](lock)
-    assert await lock.acquire(blocking=False) is True
-    await lock.release()
-
-
-@in_loop
 async def test_server_killed_while_waiting_and_started_again(
     mortal_server: Server, connect: Connect, async_connect: AsyncClients
 ) -> None:
@@ -295,25 +245,6 @@ async def test_server_killed_while_waiting_and_started_again(
     for task in others:
         task.cancel()
     assert all(isinstance(end, asyncio.CancelledError) for end in await all_of(*others))
-
-
-@in_loop
-async def test_server_that_is_down_at_first_and_comes_up_later(
-    mortal_server: Server, async_connect: AsyncClients
-) -> None:
-    mortal_server.kill()
-    locks = async_connect(mortal_server.port, retry=async_once())
-    for use in USES.values():
-        lock = Lock(locks, "name", timeout=10)
-        lock.local.token = b"mine"
-        with pytest.raises(redis.ConnectionError):
-            await use(lock)
-    patient = async_connect(mortal_server.port, retry=Retry(ConstantBackoff(0.01), -1))
-    tasks = [asyncio.create_task(Lock(patient, f"name-{number}").acquire()) for number in range(10)]
-    await asyncio.sleep(0.02)
-    mortal_server.start()
-    assert [True] * 10 == await all_of(*tasks)
-    assert await Lock(locks, "other").acquire()
 
 
 @pytest.mark.slow
@@ -374,42 +305,6 @@ async def test_answers_that_say_later_are_asked_again(server: Server, async_conn
         await async_connect.aclose()
 
 
-async def _run_away(client: Any) -> None:
-    await client.eval("while true do end", 0)
-
-
-@in_loop
-async def test_busy_and_readonly_servers_raise_in_the_end(
-    spare_server: StartServer, connect: Connect, async_connect: AsyncClients
-) -> None:
-    server = spare_server("redis", {"lua-time-limit": "20"})
-    client = connect(server.port)
-    locks = async_connect(server.port, retry=async_few())
-    lock = Lock(locks, "name", timeout=60)
-    await lock.acquire()
-    runaway = asyncio.create_task(_run_away(async_connect(server.port, socket_timeout=60)))
-
-    async def is_busy() -> bool:
-        try:
-            await Lock(locks, "name").locked()
-        except redis.ResponseError as error:
-            return str(error).startswith("BUSY")
-        return False
-
-    await eventually(is_busy, "the script runs too long")
-    with pytest.raises(redis.ResponseError, match="BUSY"):
-        await Lock(locks, "other").acquire(blocking=False)
-    client.script_kill()
-    assert isinstance((await all_of(runaway))[0], redis.ResponseError)
-    client.replicaof("127.0.0.1", 1)
-    with pytest.raises(redis.ReadOnlyError):
-        await Lock(locks, "other").acquire(blocking=False)
-    client.replicaof("NO", "ONE")
-    assert await lock.owned()
-    await lock.release()
-    assert [] == client.keys()
-
-
 @pytest.mark.parametrize("use", ["extend", "reacquire", "release"])
 @in_loop
 async def test_flushed_scripts_are_sent_again(
@@ -429,44 +324,6 @@ async def test_flushed_scripts_are_sent_again(
 # Rights
 
 NO_SCRIPTS = ("-eval", "-evalsha", "-script")
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [NO_SCRIPTS, ("-delifeq",), ("-delifeq", "-command"), ("-command",), ("-client",), ("-hello",)],
-    ids=str,
-)
-@in_loop
-async def test_forbidden_commands_are_done_without(
-    valkey: Server, connect: Connect, async_connect: AsyncClients, acl_user: MakeUser, rules: tuple[str, ...]
-) -> None:
-    client = connect(valkey.port)
-    options: dict[str, Any] = {"protocol": 2} if "-hello" in rules else {}
-    locks = async_connect(valkey.port, **acl_user(valkey, *rules).options(), **options)
-    lock = Lock(locks, "name", timeout=10)
-    for _ in range(2):
-        assert await lock.acquire(blocking=False)
-        assert not await Lock(locks, "name").acquire(blocking=False)
-        assert await lock.extend(10)
-        assert 10_000 < client.pttl("name") <= 20_000
-        assert await lock.reacquire()
-        assert 5_000 < client.pttl("name") <= 10_000
-        await lock.release()
-        assert not client.exists("name")
-
-
-@in_loop
-async def test_forbidden_reads_are_done_without(
-    valkey: Server, async_connect: AsyncClients, acl_user: MakeUser
-) -> None:
-    locks = async_connect(valkey.port, **acl_user(valkey, "-get").options())
-    lock = Lock(locks, "name", timeout=10)
-    assert await lock.acquire(blocking=False)
-    assert not await Lock(locks, "name").acquire(blocking=False)
-    for use in ("owned", "locked"):
-        with pytest.raises(NoPermissionError):
-            await USES[use](lock)
-    await lock.release()
 
 
 @pytest.mark.parametrize("rules", [("-delifeq",), NO_SCRIPTS], ids=str)
