@@ -69,6 +69,13 @@ def wait_until_held(fleet: Iterable[Server]) -> None:
     wait_until(lambda: all(values(servers)), "the key is there everywhere")
 
 
+def believes_no_more_than_is_true(lock: Any, fleet: Iterable[Server]) -> bool:
+    """Whether a majority has the lock for as long as the lock believes, at least."""
+    believed_s: float = lock.remaining()
+    left_s: list[float] = sorted(client.pttl("name") / 1000 for client in clients_of(fleet))
+    return 0 < believed_s <= left_s[len(left_s) // 2] + SHORT_S  # looking takes its time
+
+
 @contextlib.contextmanager
 def freezing(*servers: Server) -> Iterator[None]:
     """The servers do nothing meanwhile."""

@@ -1,7 +1,8 @@
-"""Holding a lock on terms: how it is renewed, how its loss is told, what its holder knows of it.
+"""Holding a lock on options: how it is renewed, how its loss is told, what its owner knows of it.
 
-Rules: real servers; threads and tasks alike, as in test_waiting; what only one of them has stands at the end or in
-test_asyncio_holding. A lock that is to outlive its ttl is looked at after half as much again, by the server's clock.
+Rules: real servers; threads and tasks alike. A test with `hold` is for one server and for a majority of several; what
+only tasks have is in test_asyncio, what only a majority has in redlock/test_holding. A lock that is to outlive its ttl
+is looked at after half as much again, by a server's clock.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from redis.exceptions import LockError
 from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.integration.holding.conftest import Held
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, run_script, wait_until
 from tests.support.holding import (
     BRIEF_S,
@@ -27,9 +29,11 @@ from tests.support.holding import (
     Holders,
     Losses,
     assert_believes_no_more_than_is_true,
+    assert_lost,
     until_passed,
 )
 from tests.support.proxy import Proxy
+from tests.support.redlock import believes_no_more_than_is_true, delete, take, values, wait_until_free
 from tests.support.waiting import FAR_S, Callers, Threads, until_queued
 
 Operate = Callable[[redis.Redis], object]
@@ -57,13 +61,15 @@ def renewers() -> set[threading.Thread]:
 
 
 @pytest.mark.slow
-def test_renewed_lock_outlives_its_ttl(holders: Holders, server: Server, connect: Connect) -> None:
-    holder = holders.hold(server.port, **RENEWED)
-    until_passed(connect(server.port), LONG_S)
-    assert holder.lock.valid
-    assert holder.call("owned")
+@pytest.mark.parametrize("hold", ["valkey", "redis", "redis-6.2", "mixed"], indirect=True)
+def test_renewed_lock_outlives_its_ttl(hold: Held, valkey_client: redis.Redis) -> None:
+    holder = hold(**RENEWED)
+    until_passed(valkey_client, LONG_S)
+    assert (holder.lock.valid, holder.lock.lost, holder.call("owned")) == (True, False, True)
+    assert all(values(hold.servers))
     holder.release()
-    assert not connect(server.port).exists("name")
+    assert (holder.lock.valid, holder.lock.lost) == (False, False)
+    wait_until_free(hold.servers)
 
 
 @pytest.mark.slow
@@ -108,42 +114,37 @@ def test_no_renewal_follows_a_release(holders: Holders, valkey: Server, valkey_c
 
 
 @pytest.mark.slow
-def test_each_holding_of_a_lock_is_renewed(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
-    holder = holders.hold(valkey.port, **RENEWED)
+def test_each_holding_of_a_lock_is_renewed(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
     holder.release()
     assert holder.call("acquire")
     until_passed(valkey_client, LONG_S)
-    assert holder.call("owned")
+    assert (losses.reasons, holder.call("owned")) == ([], True)
 
 
 @pytest.mark.slow
-def test_lock_is_renewed_until_max_hold(
-    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = holders.hold(valkey.port, max_hold=2 * KEPT_S, on_lost=losses, **RENEWED)
+def test_lock_is_renewed_until_max_hold(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+    holder = hold(max_hold=2 * KEPT_S, on_lost=losses, **RENEWED)
     until_passed(valkey_client, LONG_S)
     assert holder.lock.valid
     assert losses.until() == [LossReason.EXPIRED]
-    until_passed(valkey_client, KEPT_S / 2)
-    assert not valkey_client.exists("name")
+    wait_until_free(hold.servers)
 
 
 @pytest.mark.slow
-def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
-    holders: Holders, valkey: Server, valkey_client: redis.Redis
-) -> None:
-    holder = holders.hold(valkey.port, **RENEWED)
+def test_lock_that_was_extended_is_not_shortened_by_a_renewal(hold: Held, valkey_client: redis.Redis) -> None:
+    holder = hold(**RENEWED)
     assert holder.call("extend", FAR_S)
     until_passed(valkey_client, KEPT_S)
-    assert valkey_client.pttl("name") > 1000 * FAR_S / 2
     assert holder.lock.remaining() > FAR_S / 2
+    assert holder.call("extend", FAR_S)
+    assert holder.lock.remaining() > 1.9 * FAR_S
+    assert believes_no_more_than_is_true(holder.lock, hold.servers)
 
 
 @pytest.mark.slow
-def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
-    holders: Holders, valkey: Server, valkey_client: redis.Redis
-) -> None:
-    holder = holders.hold(valkey.port, timeout=5 * KEPT_S, auto_renew=True)
+def test_lock_whose_ttl_was_shortened_is_renewed_in_time(hold: Held, valkey_client: redis.Redis) -> None:
+    holder = hold(timeout=5 * KEPT_S, auto_renew=True)
     assert holder.call("extend", KEPT_S, True)
     until_passed(valkey_client, LONG_S)
     assert (holder.lock.valid, holder.call("owned")) == (True, True)
@@ -230,10 +231,10 @@ def drop(holders: Holders, condition: Callable[[], object], what: str) -> None:
     wait_until(lambda: gc.collect() >= 0 and condition(), what)  # an event loop has cycles of its own
 
 
-def test_dropped_lock_is_released_with_a_warning(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
-    holders.hold(valkey.port, timeout=FAR_S, auto_renew=True)
+def test_dropped_lock_is_released_with_a_warning(hold: Held, holders: Holders) -> None:
+    hold(timeout=FAR_S, auto_renew=True)
     with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
-        drop(holders, lambda: not valkey_client.exists("name"), "the lock is released")
+        drop(holders, lambda: not any(values(hold.servers)), "the lock is released")
 
 
 @pytest.mark.slow
@@ -286,9 +287,9 @@ def test_dropped_lock_that_is_not_held_any_more_is_no_matter(
 
 
 def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(
-    holders: Holders, valkey: Server, losses: Losses, valkey_client: redis.Redis
+    hold: Held, losses: Losses, valkey_client: redis.Redis
 ) -> None:
-    holder = holders.hold(valkey.port, timeout=BRIEF_S, on_lost=losses)
+    holder = hold(everywhere=False, timeout=BRIEF_S, on_lost=losses)
     assert (holder.lock.valid, holder.lock.lost) == (True, False)
     assert losses.until() == [LossReason.EXPIRED]
     assert (holder.lock.valid, holder.lock.lost, holder.lock.remaining()) == (False, True, 0.0)
@@ -334,29 +335,27 @@ def test_lost_lock_is_not_believed_again_when_its_key_is_put_back(
     assert valkey_client.get("name") == token
 
 
-@OPERATIONS
+@pytest.mark.parametrize(
+    ("operate", "reason"), [(delete, LossReason.DELETED), (take, LossReason.TAKEN)], ids=["DEL", "SET"]
+)
 @VERBS
-def test_loss_is_found_by_whoever_asks_first(
-    holders: Holders,
-    valkey: Server,
-    valkey_client: redis.Redis,
+def test_loss_is_found_by_the_first_call(
+    hold: Held,
     losses: Losses,
     verb: str,
     arguments: tuple[Any, ...],
-    operate: Operate,
+    operate: Callable[[list[Server]], None],
     reason: LossReason,
 ) -> None:
-    holder = holders.hold(valkey.port, timeout=FAR_S, auto_renew=True, on_lost=losses)
-    operate(valkey_client)
-    with pytest.raises(LockLostError) as caught:
+    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
+    operate(hold.majority)
+    with pytest.raises(LockLostError, match=f"Cannot {verb}") as caught:
         holder.call(verb, *arguments)
     assert (caught.value.reason, losses.reasons) == (reason, [reason])
+    wait_until_free(hold.minority)
     if verb != "release":
-        assert holder.lock.lost
-        with pytest.raises(LockLostError):
-            holder.release()
-    assert losses.reasons == [reason]
-    assert holder.lock.local.token is None
+        assert_lost(holder, losses, reason)
+    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.lease) == (False, None, None)
 
 
 @VERBS
@@ -371,10 +370,9 @@ def test_loss_is_told_apart_where_nobody_watches(
 
 
 @pytest.mark.slow
-def test_lock_is_acquired_anew_after_a_loss(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
-    losses = Losses()
-    holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)
-    valkey_client.delete("name")
+def test_lock_is_acquired_anew_after_a_loss(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
+    delete(hold.servers)
     losses.until()
     assert holder.call("acquire")
     assert (holder.lock.valid, holder.lock.lost) == (True, False)
@@ -382,6 +380,13 @@ def test_lock_is_acquired_anew_after_a_loss(holders: Holders, valkey: Server, va
     assert holder.call("owned")
     holder.release()
     assert losses.reasons == [LossReason.DELETED]
+
+
+def test_loss_that_was_not_noticed_is_told_by_the_next_acquire(hold: Held, losses: Losses) -> None:
+    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
+    delete(hold.servers)
+    assert holder.call("acquire")
+    assert (losses.reasons, holder.lock.valid) == ([LossReason.DELETED], True)
 
 
 # on_lost

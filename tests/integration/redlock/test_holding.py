@@ -1,7 +1,7 @@
-"""Holding a Redlock on terms: how it is renewed by a majority, and how its loss is told.
+"""Holding a Redlock on options: what a minority and a majority of its servers may do to it.
 
-Rules: as in test_holding, on five servers; threads and tasks alike, but for what only one of them has, at the end.
-`valkey` is none of the five: it tells the time.
+What it has in common with a lock on one server is in holding/test_holding. Rules: as there, on five servers; what only
+threads have is at the end. `valkey` is none of the five: it tells the time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from redis.exceptions import LockError, RedisError
 
 from redislock_fast import LockLostError, LossReason, Redlock
 from redislock_fast.server import Server
-from tests.integration.holding.test_holding import VERBS, drop, renewers
+from tests.integration.holding.conftest import Held
+from tests.integration.holding.test_holding import renewers
 from tests.support.helpers import in_thread, wait_until
 from tests.support.holding import (
-    BRIEF_S,
     KEPT_S,
     LONG_S,
     RENEWED,
@@ -34,6 +34,7 @@ from tests.support.holding import (
 from tests.support.redlock import (
     LIMIT_S,
     SHORT_S,
+    believes_no_more_than_is_true,
     clients_of,
     delete,
     freezing,
@@ -57,25 +58,9 @@ OPERATIONS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def hold(holders: Holders, fleet: Fleet) -> Callable[..., Contender]:
+def hold(holders: Holders, fleet: Fleet) -> Held:
     """Makes a lock that is held at all five servers, on clients of its own."""
-
-    def make(**settings: Any) -> Contender:
-        clients = holders.clients(fleet)
-        for client in clients:
-            holders.on(client).call("locked")  # connects: on a busy machine, that takes longer than a round
-        holder = holders.hold_redlock(clients, **settings)
-        wait_until_held(fleet)
-        return holder
-
-    return make
-
-
-def believes_no_more_than_is_true(lock: Redlock, fleet: Fleet) -> bool:
-    """Whether a majority has the lock for as long as it believes, at least."""
-    believed_s = lock.remaining()
-    left_s = sorted(client.pttl("name") / 1000 for client in clients_of(fleet))
-    return 0 < believed_s <= left_s[len(fleet) // 2] + SHORT_S  # looking takes its time
+    return Held(holders, fleet)
 
 
 @contextlib.contextmanager
@@ -90,20 +75,7 @@ def renewing_in_vain(holder: Contender, fleet: Fleet) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_renewed_lock_outlives_its_ttl(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
-) -> None:
-    holder = hold(**RENEWED)
-    until_passed(valkey_client, LONG_S)
-    assert (holder.lock.valid, holder.lock.lost, holder.call("owned")) == (True, False, True)
-    assert all(values(fleet))
-    holder.release()
-    assert (holder.lock.valid, holder.lock.lost) == (False, False)
-    wait_until_free(fleet)
-
-
-@pytest.mark.slow
-def test_no_renewal_follows_a_release(hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis) -> None:
+def test_no_renewal_follows_a_release(hold: Held, fleet: Fleet, valkey_client: redis.Redis) -> None:
     holder = hold(**RENEWED)
     until_passed(valkey_client, KEPT_S)
     holder.release()
@@ -116,58 +88,11 @@ def test_no_renewal_follows_a_release(hold: Callable[..., Contender], fleet: Fle
 
 
 @pytest.mark.slow
-def test_each_holding_of_a_lock_is_renewed(
-    hold: Callable[..., Contender], valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = hold(on_lost=losses, **RENEWED)
-    holder.release()
-    assert holder.call("acquire")
-    until_passed(valkey_client, LONG_S)
-    assert (losses.reasons, holder.call("owned")) == ([], True)
-
-
-@pytest.mark.slow
-def test_lock_is_renewed_until_max_hold(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = hold(max_hold=2 * KEPT_S, on_lost=losses, **RENEWED)
-    until_passed(valkey_client, LONG_S)
-    assert holder.lock.valid
-    assert losses.until() == [LossReason.EXPIRED]
-    wait_until_free(fleet)
-
-
-@pytest.mark.slow
-def test_lock_that_was_extended_is_not_shortened_by_a_renewal(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
-) -> None:
-    holder = hold(**RENEWED)
-    assert holder.call("extend", FAR_S)
-    until_passed(valkey_client, KEPT_S)
-    assert holder.lock.remaining() > FAR_S / 2
-    assert holder.call("extend", FAR_S)
-    assert holder.lock.remaining() > 1.9 * FAR_S
-    assert believes_no_more_than_is_true(holder.lock, fleet)
-
-
-@pytest.mark.slow
-def test_extend_adds_to_the_lease_that_was_renewed(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis
-) -> None:
+def test_extend_adds_to_the_lease_that_was_renewed(hold: Held, fleet: Fleet, valkey_client: redis.Redis) -> None:
     holder = hold(**RENEWED)
     until_passed(valkey_client, LONG_S)
     assert holder.call("extend", 0) is True
     assert believes_no_more_than_is_true(holder.lock, fleet)
-
-
-@pytest.mark.slow
-def test_lock_whose_ttl_was_shortened_is_renewed_in_time(
-    hold: Callable[..., Contender], valkey_client: redis.Redis
-) -> None:
-    holder = hold(timeout=5 * KEPT_S, auto_renew=True)
-    assert holder.call("extend", KEPT_S, True)
-    until_passed(valkey_client, LONG_S)
-    assert (holder.lock.valid, holder.call("owned")) == (True, True)
 
 
 @pytest.mark.slow
@@ -194,7 +119,7 @@ def test_locks_on_the_same_clients_are_renewed_together_while_a_minority_is_froz
 
 @pytest.mark.slow
 def test_lock_is_kept_while_a_minority_is_frozen_and_another_dead(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+    hold: Held, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = hold(on_lost=losses, **SLOW)
     fleet[1].kill()
@@ -206,7 +131,7 @@ def test_lock_is_kept_while_a_minority_is_frozen_and_another_dead(
 
 @pytest.mark.slow
 def test_lock_is_lost_where_a_majority_is_frozen_until_the_lease_ends(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+    hold: Held, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = hold(on_lost=losses, **RENEWED)
     with freezing(*fleet[:3]):
@@ -219,9 +144,7 @@ def test_lock_is_lost_where_a_majority_is_frozen_until_the_lease_ends(
 
 
 @pytest.mark.slow
-def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(
-    hold: Callable[..., Contender], fleet: Fleet, losses: Losses
-) -> None:
+def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(hold: Held, fleet: Fleet, losses: Losses) -> None:
     holder = hold(on_lost=losses, **RENEWED)
     for server in fleet[:3]:
         server.kill()
@@ -232,7 +155,7 @@ def test_lock_is_lost_where_a_majority_is_dead_until_the_lease_ends(
 
 @pytest.mark.slow
 def test_lock_is_kept_where_a_majority_is_frozen_for_less_than_the_lease(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+    hold: Held, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = hold(on_lost=losses, **SLOW)
     with renewing_in_vain(holder, fleet):
@@ -245,7 +168,7 @@ def test_lock_is_kept_where_a_majority_is_frozen_for_less_than_the_lease(
 @pytest.mark.slow
 @OPERATIONS
 def test_lock_is_kept_where_a_minority_has_lost_it(
-    hold: Callable[..., Contender],
+    hold: Held,
     fleet: Fleet,
     valkey_client: redis.Redis,
     losses: Losses,
@@ -264,7 +187,7 @@ def test_lock_is_kept_where_a_minority_has_lost_it(
 @pytest.mark.slow
 @OPERATIONS
 def test_loss_is_told_once_with_its_reason_and_its_rest_is_given_back(
-    hold: Callable[..., Contender],
+    hold: Held,
     fleet: Fleet,
     valkey_client: redis.Redis,
     losses: Losses,
@@ -282,64 +205,12 @@ def test_loss_is_told_once_with_its_reason_and_its_rest_is_given_back(
     assert values(fleet[:3]) == [None if reason is LossReason.DELETED else b"another's"] * 3
 
 
-@OPERATIONS
-@VERBS
-def test_loss_is_found_by_whoever_asks_first(
-    hold: Callable[..., Contender],
-    fleet: Fleet,
-    losses: Losses,
-    verb: str,
-    arguments: tuple[Any, ...],
-    operate: Callable[[Fleet], None],
-    reason: LossReason,
-) -> None:
-    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
-    operate(fleet[:3])
-    with pytest.raises(LockLostError, match=f"Cannot {verb}") as caught:
-        holder.call(verb, *arguments)
-    assert (caught.value.reason, losses.reasons) == (reason, [reason])
-    wait_until_free(fleet[3:])
-    if verb != "release":
-        assert_lost(holder, losses, reason)
-    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.lease) == (False, None, None)
-
-
-def test_lock_that_is_not_renewed_is_lost_when_its_lease_ends(hold: Callable[..., Contender], losses: Losses) -> None:
-    holder = hold(timeout=BRIEF_S, on_lost=losses)
-    assert (holder.lock.valid, holder.lock.lost) == (True, False)
-    assert_lost(holder, losses, LossReason.EXPIRED)
-
-
-@pytest.mark.slow
-def test_lock_is_acquired_anew_after_a_loss(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = hold(on_lost=losses, **RENEWED)
-    delete(fleet)
-    losses.until()
-    assert holder.call("acquire")
-    assert (holder.lock.valid, holder.lock.lost) == (True, False)
-    until_passed(valkey_client, LONG_S)
-    assert holder.call("owned")
-    holder.release()
-    assert losses.reasons == [LossReason.DELETED]
-
-
-def test_loss_that_nobody_has_noticed_is_told_by_who_takes_the_lock_again(
-    hold: Callable[..., Contender], fleet: Fleet, losses: Losses
-) -> None:
-    holder = hold(timeout=FAR_S, auto_renew=True, on_lost=losses)
-    delete(fleet)
-    assert holder.call("acquire")
-    assert (losses.reasons, holder.lock.valid) == ([LossReason.DELETED], True)
-
-
 # What the holder does while a renewal is under way
 
 
 @pytest.mark.slow
 def test_release_while_a_renewal_is_under_way(
-    hold: Callable[..., Contender], fleet: Fleet, valkey_client: redis.Redis, losses: Losses
+    hold: Held, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = hold(on_lost=losses, **SLOW)
     with renewing_in_vain(holder, fleet):
@@ -357,7 +228,7 @@ def test_release_while_a_renewal_is_under_way(
     ("verb", "arguments"), [("extend", (FAR_S,)), ("extend", (SLOW_S / 2, True)), ("reacquire", ())], ids=str
 )
 def test_prolonging_while_a_renewal_is_under_way(
-    hold: Callable[..., Contender],
+    hold: Held,
     fleet: Fleet,
     valkey_client: redis.Redis,
     losses: Losses,
@@ -377,9 +248,7 @@ def test_prolonging_while_a_renewal_is_under_way(
 
 
 @pytest.mark.parametrize("options", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
-def test_lock_whose_release_failed_is_not_believed(
-    hold: Callable[..., Contender], fleet: Fleet, options: dict[str, Any]
-) -> None:
+def test_lock_whose_release_failed_is_not_believed(hold: Held, fleet: Fleet, options: dict[str, Any]) -> None:
     holder = hold(timeout=FAR_S, limit=SHORT_S, **options)
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError):
@@ -390,15 +259,7 @@ def test_lock_whose_release_failed_is_not_believed(
 # Handles that are dropped
 
 
-def test_dropped_lock_is_released_everywhere_with_a_warning(
-    hold: Callable[..., Contender], holders: Holders, fleet: Fleet
-) -> None:
-    hold(timeout=FAR_S, auto_renew=True)
-    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
-        drop(holders, lambda: not any(values(fleet)), "the lock is released")
-
-
-def test_dropped_lock_that_is_not_held_any_more_is_no_matter(hold: Callable[..., Contender], holders: Holders) -> None:
+def test_dropped_lock_that_is_not_held_any_more_is_no_matter(hold: Held, holders: Holders) -> None:
     hold(timeout=FAR_S, auto_renew=True).release()
     holders.drop()
     gc.collect()
