@@ -71,7 +71,7 @@ def test_keeper_ends_with_a_measurement_that_fails(keeper: tuple[str, str], scen
 @pytest.mark.slow
 def test_figures_are_of_what_was_done(scene: Scene) -> None:
     figures = keeping.measure(KEEPERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
-    assert 0 < figures["least_left_percent"] <= 100
+    assert 0 <= figures["least_left_percent"] <= 100  # on a busy machine a lease may end
     assert 10 / CALM_TTL_S < figures["renewals_per_s"] < 100 / CALM_TTL_S
 
 
