@@ -73,7 +73,7 @@ class _GuardBase:
         self._client = client
         self._key_of = transport.key_of
 
-    def _words(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
+    def _eval_args(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
         if type(fence) is not int:
             raise TypeError(f"fence is the number of a lock that is held, not {type(fence).__name__}")
         if not 0 < fence <= _HIGHEST:
@@ -83,9 +83,9 @@ class _GuardBase:
         first, *others = map(self._key_of, keys)
         return [GUARD + script, len(keys) + 1, first, *others, guard_key(first), *args, fence]
 
-    def _set_words(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
+    def _set_args(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
         ttl_ms = 0 if ttl is None else positive_ms(ttl, "ttl")
-        return self._words(GUARDED_SET, [key], [value, ttl_ms], fence)
+        return self._eval_args(GUARDED_SET, [key], [value, ttl_ms], fence)
 
 
 class Guard(_GuardBase):
@@ -121,7 +121,7 @@ class Guard(_GuardBase):
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
         with _telling_stale(fence):
-            self._client.eval(*self._set_words(key, value, fence, ttl))
+            self._client.eval(*self._set_args(key, value, fence, ttl))
 
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
@@ -144,7 +144,7 @@ class Guard(_GuardBase):
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
         with _telling_stale(fence):
-            return self._client.eval(*self._words(script, keys, args, fence))
+            return self._client.eval(*self._eval_args(script, keys, args, fence))
 
 
 class AsyncGuard(_GuardBase):
@@ -163,9 +163,9 @@ class AsyncGuard(_GuardBase):
     async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
         """Set a key; see `Guard.set`."""
         with _telling_stale(fence):
-            await self._client.eval(*self._set_words(key, value, fence, ttl))
+            await self._client.eval(*self._set_args(key, value, fence, ttl))
 
     async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes; see `Guard.eval`."""
         with _telling_stale(fence):
-            return await self._client.eval(*self._words(script, keys, args, fence))
+            return await self._client.eval(*self._eval_args(script, keys, args, fence))

@@ -17,7 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
-from redislock_fast._procedures.acquisition import Left
+from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.threads.driver import drive, transport_of
@@ -138,9 +138,9 @@ class Lock(UncontendedBase, redis.lock.Lock):
             and self._has_own_hooks()
         ):
             return self._acquire_uncontended(owner, blocking)
-        left: Left = []
-        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, left)
-        return bool(drive(self._transport, steps, left))
+        to_clean_up: CleanupEntries = []
+        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, to_clean_up)
+        return bool(drive(self._transport, steps, to_clean_up))
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""

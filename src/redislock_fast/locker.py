@@ -34,8 +34,8 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: ThreadServerTransport, hold: BatchLease, missed: list[int]) -> None:
-        super().__init__(hold, missed)
+    def __init__(self, transport: ThreadServerTransport, lease: BatchLease, missed: list[int]) -> None:
+        super().__init__(lease, missed)
         self._transport = transport
 
     def release(self) -> dict[Name, bool]:
@@ -58,8 +58,8 @@ class Batch(BatchBase):
         except Exception:
             raise
         except BaseException:  # an interrupt: a release once called runs to its end
-            self._hold.doubt()
-            self._transport.clean_up(self._hold.entries())
+            self._lease.doubt()
+            self._transport.clean_up(self._lease.entries())
             raise
         return results
 
@@ -165,9 +165,9 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        hold = BatchLease(plan)
+        lease = BatchLease(plan)
         try:
-            return Batch(self._transport, hold, drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
         except BaseException:
-            self._transport.clean_up(hold.entries())
+            self._transport.clean_up(lease.entries())
             raise

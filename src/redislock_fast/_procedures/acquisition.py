@@ -6,8 +6,8 @@ A lock is acquired in one of three ways:
 - By polling: an attempt, a pause, and so on. So it is where `wait` says so, and where nothing can wait by push.
 - By an overridden `do_acquire`: polling, by calls of that hook.
 
-What must be undone where an acquire fails goes into the list `left`, which the driver undoes: an interrupt, a cancel or
-the end of a dropped task may come at any step.
+Where an acquire fails, its steps add what must be cleaned up to the list `to_clean_up`, and the driver cleans it up: an
+interrupt, a cancel or the end of a dropped task may come at any step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours
 
-__all__ = ["AcquireBase", "Left"]
+__all__ = ["AcquireBase", "CleanupEntries"]
 
-Left = list[tuple[bytes, bytes]]
+CleanupEntries = list[tuple[bytes, bytes]]
 """Keys and tokens that must be undone when an acquire raises: its steps fill it, and the driver undoes them."""
 
 
@@ -81,7 +81,7 @@ class AcquireBase(LeaseBase):
         sleep: float | None,
         blocking: bool | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         begun: Acquire | None = None,
     ) -> Steps:
         """Acquire before the deadline. Returns whether the lock is held.
@@ -92,7 +92,7 @@ class AcquireBase(LeaseBase):
             sleep: as for `acquire`, and so the next two.
             blocking: as for `acquire`.
             token: as for `acquire`.
-            left: gets what must be undone where this raises.
+            to_clean_up: gets what must be undone where this raises.
             begun: the first attempt, where its request has left already.
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
@@ -110,7 +110,7 @@ class AcquireBase(LeaseBase):
             self._note_failure(call, not contended)
             if self._wait == "push":
                 waiting = self._waiting(call.token, call.brought, sleep_s, limit)
-                outcome = yield from self._queueing(waiting, owner, left)
+                outcome = yield from self._queueing(waiting, owner, to_clean_up)
                 call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
                 if outcome is not POLL:
                     return outcome is not TIME_UP
@@ -123,8 +123,8 @@ class AcquireBase(LeaseBase):
         except Exception:
             raise
         except BaseException:  # an interrupt or a cancel, between the server's reply and the return
-            if self._leaves_unnoticed(call):
-                left.append((self._key, call.token))
+            if self._must_clean_up_interrupted(call):
+                to_clean_up.append((self._key, call.token))
             raise
 
     def _is_contended(self, call: _Call) -> bool:
@@ -246,7 +246,7 @@ class AcquireBase(LeaseBase):
         kind = self._attempt_kind if brought is None else self._own_kind
         return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
 
-    def _queueing(self, waiting: Waiting, owner: Owner, left: Left) -> Steps:
+    def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
 
         Mostly one message grants the lock. Whatever else happens is told to the waiting's own steps.
@@ -271,15 +271,15 @@ class AcquireBase(LeaseBase):
                 owner.attempt = waiting.attempt or owner.attempt
             return outcome  # noqa: TRY300  # an interrupt here is undone, too
         except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if self._leaves(waiting, owner):
-                left.append((self._key, waiting.token))
+            if self._must_clean_up_waiting(waiting, owner):
+                to_clean_up.append((self._key, waiting.token))
             raise
         finally:
             waiter = heard = None  # an error would keep this frame, and this frame the error
 
     # ---- what a failed acquire leaves ----
 
-    def _leaves_unnoticed(self, call: _Call) -> bool:
+    def _must_clean_up_interrupted(self, call: _Call) -> bool:
         """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply."""
         owner, token, attempt = call.owner, call.token, call.attempt
         if token == call.before:
@@ -294,7 +294,7 @@ class AcquireBase(LeaseBase):
         return noted or acquired
 
     @staticmethod
-    def _leaves(waiting: Waiting, owner: Owner) -> bool:
+    def _must_clean_up_waiting(waiting: Waiting, owner: Owner) -> bool:
         """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
 
         Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.

@@ -23,7 +23,7 @@ from redis.exceptions import (
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Breaker, Options
 from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._procedures.acquisition import AcquireBase, Left
+from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder, Release
@@ -72,7 +72,7 @@ class LockBase(AcquireBase):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None = None,
     ) -> Steps:
         """Acquire. Returns whether the lock is held.
@@ -83,15 +83,15 @@ class LockBase(AcquireBase):
             blocking: as for `acquire`.
             blocking_timeout: as for `acquire`.
             token: as for `acquire`.
-            left: gets what must be undone where this raises.
+            to_clean_up: gets what must be undone where this raises.
             task: the task that holds the lock then; None in threads.
         """
         if self._options is None:
             limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, left))
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         return (
             yield from self._acquiring_on_options(
-                self._options, owner, sleep, blocking, blocking_timeout, token, left, task
+                self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task
             )
         )
 
@@ -105,7 +105,7 @@ class LockBase(AcquireBase):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None,
     ) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held."""
@@ -118,14 +118,14 @@ class LockBase(AcquireBase):
         try:
             with self._guarded(options):
                 limit = self._limit(blocking_timeout)
-                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, left)):
+                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, to_clean_up)):
                     return False
                 if not (yield from self._completing(options, pending, limit)):
-                    self._transport.clean_up(self._give_up(owner, pending, before, token))
+                    self._transport.clean_up(self._drop_failed(owner, pending, before, token))
                     return False
                 self._keep(self._begin(options, owner, pending, asked_at, task))
         except BaseException:  # whatever it is: the lock is not held
-            left += self._give_up(owner, pending, before, token)
+            to_clean_up += self._drop_failed(owner, pending, before, token)
             raise
         return True
 
@@ -212,7 +212,7 @@ class LockBase(AcquireBase):
             raise self._lost_at_once()
         owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
 
-    def _give_up(
+    def _drop_failed(
         self, owner: Owner, pending: PendingOwner, before: bytes | None, brought: Any
     ) -> list[tuple[bytes, bytes]]:
         """The acquire failed. Returns what must be undone.

@@ -43,7 +43,7 @@ BROKEN: Final = "broken"
 RECKON: Final = "reckon"
 """The message that the next health check is due sooner than was known."""
 
-CHECK: Final = "look"
+CHECK: Final = "check"
 """The message that something about the lock has changed, so that the waiter asks the server."""
 
 _EXPIRY_S = 0.005
@@ -79,7 +79,7 @@ class Grant(NamedTuple):
 # A grant comes when other processes have had the caches: a call of Python and three slices less are 6 us of 80 then.
 _new_grant: Callable[[tuple[bytes, float, bytes]], Grant] = partial(tuple.__new__, Grant)
 _TOKEN = slice(TOKEN_BYTES)
-_WORD = slice(TOKEN_BYTES + 1)
+_VALUE = slice(TOKEN_BYTES + 1)
 _ARRIVAL = slice(TOKEN_BYTES + 1, None)
 
 _interval_of = attrgetter("interval_s")
@@ -146,9 +146,9 @@ class KeyQueue:
     def dequeue(self, waiter: Waiter) -> None:
         """The waiter is not in the queue any more; another one becomes the poller."""
         with self._mutex:
-            heir = self.succeed(waiter)
-        if heir is not None:
-            heir.mailbox.tell(CHECK)
+            next_poller = self.succeed(waiter)
+        if next_poller is not None:
+            next_poller.mailbox.tell(CHECK)
 
     def succeed(self, waiter: Waiter) -> Waiter | None:
         """Take the waiter from the queue. Returns the new poller, if there is one. Under the mutex."""
@@ -157,8 +157,8 @@ class KeyQueue:
         del self.queue[waiter.token]
         if self.poller is not waiter:
             return None
-        self.poller = heir = min(reversed(self.queue.values()), key=_interval_of, default=None)
-        return heir
+        self.poller = next_poller = min(reversed(self.queue.values()), key=_interval_of, default=None)
+        return next_poller
 
     def contended(self) -> list[Waiter]:
         """The waiters that are in the queue now, in order."""
@@ -389,7 +389,7 @@ class WaiterRegistry(Subscriptions):
         self.capabilities = capabilities
         self.has_left = False
         self._mutex = threading.RLock()
-        self._lines: dict[bytes, KeyQueue] = {}
+        self._key_queues: dict[bytes, KeyQueue] = {}
         self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, which callers have brought, the first
         self._handed_over: set[bytes] = set()  # keys of locks that were handed over last when they were released here
         self._waits: dict[bytes, float] = {}  # by key: the last waiter's `waited_s`
@@ -405,7 +405,7 @@ class WaiterRegistry(Subscriptions):
             key: the lock.
             is_patient: whether the caller has time: without, its time may be up before the script's reply is there.
         """
-        key_queue = self._lines.get(key)
+        key_queue = self._key_queues.get(key)
         if key_queue is not None and key_queue.queue:
             return True
         if is_patient and key in self._handed_over:
@@ -427,9 +427,9 @@ class WaiterRegistry(Subscriptions):
         if channel is None and not self.has_tried(key):
             return None
         with self._mutex:
-            key_queue = self._lines.get(key)
+            key_queue = self._key_queues.get(key)
             if key_queue is None:
-                key_queue = self._lines[key] = KeyQueue(self._mutex, self._waits.get(key, 0.0))
+                key_queue = self._key_queues[key] = KeyQueue(self._mutex, self._waits.get(key, 0.0))
                 _forget_if_many(self._waits)
             waiter = key_queue.waiters[token] = Waiter(self, key_queue, key, token, mailbox, connection, node, channel)
             self._by_token.setdefault(token, waiter)
@@ -438,21 +438,21 @@ class WaiterRegistry(Subscriptions):
     def leave(self, waiter: Waiter) -> None:
         """Remove a waiter."""
         key_queue, token = waiter.key_queue, waiter.token
-        heir = None
+        next_poller = None
         with self._mutex:
             if self._by_token.get(token) is waiter:
                 del self._by_token[token]
             if key_queue.waiters.get(token) is waiter:
                 del key_queue.waiters[token]
-                if not key_queue.waiters and self._lines.get(waiter.key) is key_queue:
-                    del self._lines[waiter.key]
+                if not key_queue.waiters and self._key_queues.get(waiter.key) is key_queue:
+                    del self._key_queues[waiter.key]
             if key_queue.waiters:
-                heir = key_queue.succeed(waiter)
+                next_poller = key_queue.succeed(waiter)
             else:  # or waiter and key queue would keep each other, and be collected in the middle of an acquire
                 key_queue.queue.clear()
                 key_queue.poller = None
-        if heir is not None:
-            heir.mailbox.tell(CHECK)
+        if next_poller is not None:
+            next_poller.mailbox.tell(CHECK)
         if waiter.waited_s is not None:
             self._waits[waiter.key] = waiter.waited_s
 
@@ -470,7 +470,7 @@ class WaiterRegistry(Subscriptions):
             waiter = self._by_token.get(text[_TOKEN])
             if waiter is not None:
                 since = max(waiter.since, waiter.key_queue.since)
-                waiter.mailbox.tell(_new_grant((text[_WORD], since, text[_ARRIVAL])))
+                waiter.mailbox.tell(_new_grant((text[_VALUE], since, text[_ARRIVAL])))
         elif kind == b"invalidate":
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):
@@ -491,7 +491,7 @@ class WaiterRegistry(Subscriptions):
 
     def _waiters(self) -> list[Waiter]:
         with self._mutex:
-            return [waiter for key_queue in self._lines.values() for waiter in key_queue.waiters.values()]
+            return [waiter for key_queue in self._key_queues.values() for waiter in key_queue.waiters.values()]
 
     @staticmethod
     def _tell(message: object, waiters: list[Waiter]) -> None:

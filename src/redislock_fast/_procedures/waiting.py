@@ -30,7 +30,7 @@ TIME_UP: Final = "time up"
 """The outcome when the lock was not granted in time."""
 
 _DENIED: Final = "denied"
-_CHECK: Final = "look"
+_CHECK: Final = "check"
 _DUE: Final = "due"
 
 _SPENT = 0.25
@@ -248,7 +248,7 @@ class Waiting:
         return JoinQueue(self.key, self.token, self.ttl_ms, *words)
 
     def _listening(self, waiter: Waiter, message: object) -> Steps:
-        """Returns the outcome; or to ask the server again: _LOOK after a message, _DUE for a health check."""
+        """Returns the outcome; or to ask the server again: _CHECK after a message, _DUE for a health check."""
         while True:
             if waiter.accepts(message):
                 return (yield from self._if_fresh(waiter, message)) or _CHECK

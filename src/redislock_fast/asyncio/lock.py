@@ -24,7 +24,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
-from redislock_fast._procedures.acquisition import Left
+from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
@@ -121,10 +121,10 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             and self._has_own_hooks()
         ):
             return self._acquire_uncontended(owner, blocking)
-        left: Left = []
+        to_clean_up: CleanupEntries = []
         task = None if self._options is None else current_task()
-        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, left, task)
-        return drive(self._transport, steps, left)
+        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, to_clean_up, task)
+        return drive(self._transport, steps, to_clean_up)
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns True when the lock is held."""

@@ -28,8 +28,8 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: AsyncTransport, hold: BatchLease, missed: list[int]) -> None:
-        super().__init__(hold, missed)
+    def __init__(self, transport: AsyncTransport, lease: BatchLease, missed: list[int]) -> None:
+        super().__init__(lease, missed)
         self._transport = transport
 
     async def release(self) -> dict[Name, bool]:
@@ -40,8 +40,8 @@ class Batch(BatchBase):
         try:
             results: dict[Name, bool] = await drive(self._transport, self._releasing())
         except asyncio.CancelledError:
-            self._hold.doubt()
-            self._transport.clean_up(self._hold.entries())
+            self._lease.doubt()
+            self._transport.clean_up(self._lease.entries())
             raise
         return results
 
@@ -97,14 +97,14 @@ class Acquiring:
 
     async def _acquire(self) -> Batch:
         loop = asyncio.get_running_loop()
-        hold = BatchLease(self._plan)
+        lease = BatchLease(self._plan)
         try:
-            return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, lease, await drive(self._transport, acquiring(lease)))
         except GeneratorExit:
-            self._transport.clean_up_dropped(loop, hold.entries())
+            self._transport.clean_up_dropped(loop, lease.entries())
             raise
         except BaseException:
-            self._transport.clean_up(hold.entries())
+            self._transport.clean_up(lease.entries())
             raise
 
     def __await__(self) -> Generator[Any, Any, Batch]:
