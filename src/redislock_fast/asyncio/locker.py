@@ -1,4 +1,4 @@
-"""`Locker` and `Batch` for asyncio: many locks that are acquired, held and given back together."""
+"""`Locker` and `Batch` for asyncio: many locks acquired and released in one round."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Batch(BatchBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. If the body raised, an error of the release is logged, so that the body's own exception goes on.
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+            redis.exceptions.LockNotOwnedError: a lock was lost before.
         """
         try:
             self._check_exit(await self.release())
@@ -125,7 +125,7 @@ class Acquiring:
 
 
 class Locker(LockerBase[Lock]):
-    """Makes locks, and takes many at once.
+    """Makes locks, and acquires many at once.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
@@ -145,10 +145,10 @@ class Locker(LockerBase[Lock]):
         sleep: float = 0.1,
         all_or_nothing: bool = False,
     ) -> Acquiring:
-        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
+        """Acquire the locks that are free, or all or none: `batch = await ...`, or `async with ... as batch`.
 
-        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
-        Cancelled, nothing is held, and attempts of unknown outcome are undone.
+        Takes and raises what `redislock_fast.Locker.acquire_many` does; the call itself raises for bad parameters. If
+        it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         return Acquiring(self._transport, plan)
