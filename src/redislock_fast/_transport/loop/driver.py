@@ -156,7 +156,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         transport: of the server or cluster that the steps are about; or the running loop's own server transport, which
             goes on where the task was dropped, and this runs in whatever thread.
         steps: the procedure.
-        to_clean_up: filled by the steps with what must be undone where they raise.
+        to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
     server = transport.of_running_loop()
     step: Any = None

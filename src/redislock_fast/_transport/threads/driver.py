@@ -57,7 +57,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
     Args:
         transport: of the server or cluster that the steps are about.
         steps: the procedure.
-        to_clean_up: filled by the steps with what must be undone where they raise.
+        to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
     generation = fork.generation
     step: Any = None
