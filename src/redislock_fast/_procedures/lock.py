@@ -155,7 +155,7 @@ class LockBase(AcquireBase):
         token = owner.token
         assert token is not None
         try:
-            if self._ttl_ms is not None and owner.expires_at(token) is None:  # a hook has acquired it at an unknown time
+            if self._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, at an unknown time
                 yield from self._confirming(owner, token, self._ttl_ms, limit)
             owner.fence = None
             if options.fencing:
@@ -249,7 +249,7 @@ class LockBase(AcquireBase):
         release = object()
         try:
             if lease is not None and not lease.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object has released it
+                raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
             if self._is_overridden("do_release"):
                 yield from self._calling(owner, self.do_release, token)
             elif not (yield from self._releasing_token(token, owner)):
