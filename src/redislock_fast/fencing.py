@@ -1,16 +1,16 @@
-"""`Guard`: writes to Redis that are refused once a later holder of the lock has written.
+"""`Guard`: writes to Redis that are refused once a later owner of the lock has written.
 
     lock = Lock(client, "report", timeout=10, fencing=True)
     guard = Guard(client)
     with lock:
         guard.set("report:today", render(), lock.fence)
 
-A holder that was paused for longer than its lease believes that it still holds the lock. Its fence, a number that is
-higher for each holder, goes with its writes: a write with a lower fence than an earlier write is refused (Kleppmann,
-"How to do distributed locking"). `docs/fencing.md` has recipes for SQL databases.
+An owner that was paused for longer than its lease believes that it still holds the lock. Its writes carry its fence, a
+number that is higher for each later owner: a write with a lower fence than an earlier write is refused (Kleppmann, "How
+to do distributed locking"). `docs/fencing.md` has recipes for SQL databases.
 
-Rules: a check and its write are one script; nothing is sent for bad input; commands go through the user's own client,
-so its retries, its pool and its errors are redis-py's.
+Rules: a check and its write are one script; nothing is sent for bad parameters; the user's own client sends the
+commands, so retries, connections and errors are redis-py's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _HIGHEST = 1 << 53  # Lua's numbers are exact up to here
 
 
 class StaleFenceError(LockError):
-    """A later holder of the lock has written: this holder has lost it. Nothing was written.
+    """A later owner of the lock has written, so the caller has lost it. Nothing was written.
 
     Attributes:
-        fence: the number that was refused.
-        highest: the highest number that has written.
+        fence: the fence that was refused.
+        highest: the highest fence that has written.
     """
 
     def __init__(self, fence: int, highest: int) -> None:
@@ -67,29 +67,29 @@ def _telling_stale(fence: int) -> Iterator[None]:
 
 
 class _GuardBase:
-    """Builds the words of a guard's `EVAL`."""
+    """Builds the arguments of a guard's `EVAL`."""
 
     def __init__(self, client: Any, transport: ThreadServerTransport | loop_driver.AsyncTransport) -> None:
         self._client = client
         self._key_of = transport.key_of
 
-    def _words(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
+    def _eval_args(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
         if type(fence) is not int:
-            raise TypeError(f"fence is the number of a lock that is held, not {type(fence).__name__}")
+            raise TypeError(f"fence must be the fence of a held lock, an int, not {type(fence).__name__}")
         if not 0 < fence <= _HIGHEST:
-            raise ValueError(f"fence is a number from 1 to 2**53, not {fence}")
+            raise ValueError(f"fence must be from 1 to 2**53, not {fence}")
         if isinstance(keys, (str, bytes)) or not keys:
-            raise ValueError("keys is a list of keys, of which the first is guarded")
+            raise ValueError("keys must be a list of keys; the first one is guarded")
         first, *others = map(self._key_of, keys)
         return [GUARD + script, len(keys) + 1, first, *others, guard_key(first), *args, fence]
 
-    def _set_words(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
+    def _set_args(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
         ttl_ms = 0 if ttl is None else positive_ms(ttl, "ttl")
-        return self._words(GUARDED_SET, [key], [value, ttl_ms], fence)
+        return self._eval_args(GUARDED_SET, [key], [value, ttl_ms], fence)
 
 
 class Guard(_GuardBase):
-    """Lets a write through unless a higher fence has written to the same key.
+    """Makes a write unless a higher fence has written to the same key.
 
     The highest fence is kept under another key in the same hash slot, which never expires: neither the guarded key's
     ttl nor `DEL` lets a stale writer in. All writers of a key must use a guard, with fences of one lock.
@@ -121,17 +121,17 @@ class Guard(_GuardBase):
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
         with _telling_stale(fence):
-            self._client.eval(*self._set_words(key, value, fence, ttl))
+            self._client.eval(*self._set_args(key, value, fence, ttl))
 
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
 
-        The script is written as for `EVAL` alone. If it fails, its fence is kept all the same.
+        The script is written as for `EVAL` alone. If it fails, its fence counts as one that has written.
 
         Args:
-            script: its text.
-            keys: its keys, bytes or str; the first one is guarded. In a cluster, all are in one slot.
-            args: its arguments.
+            script: the script's text.
+            keys: the script's keys, bytes or str; the first one is guarded. In a cluster, all are in one slot.
+            args: the script's arguments.
             fence: `lock.fence` of the held lock. A fence that has written may write again.
 
         Returns:
@@ -144,7 +144,7 @@ class Guard(_GuardBase):
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
         with _telling_stale(fence):
-            return self._client.eval(*self._words(script, keys, args, fence))
+            return self._client.eval(*self._eval_args(script, keys, args, fence))
 
 
 class AsyncGuard(_GuardBase):
@@ -163,9 +163,9 @@ class AsyncGuard(_GuardBase):
     async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
         """Set a key; see `Guard.set`."""
         with _telling_stale(fence):
-            await self._client.eval(*self._set_words(key, value, fence, ttl))
+            await self._client.eval(*self._set_args(key, value, fence, ttl))
 
     async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes; see `Guard.eval`."""
         with _telling_stale(fence):
-            return await self._client.eval(*self._words(script, keys, args, fence))
+            return await self._client.eval(*self._eval_args(script, keys, args, fence))

@@ -1,7 +1,7 @@
-"""`Lock`: redis-py's lock on our transport.
+"""`Lock`: redis-py's lock on this library's transport.
 
 Any difference in behaviour from `redis.lock.Lock` is a bug, except those that `docs/differences.md` lists. The class
-derives from the original, so that whatever asks for one takes ours.
+derives from the original, so that code which checks for the original's type accepts it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
-from redislock_fast._procedures.acquisition import Left
+from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.threads.driver import drive, transport_of
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 class Lock(UncontendedBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
-    The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
-    what is not guaranteed stands in the README.
+    The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
+    data. The README says what is not guaranteed.
 
     Args:
         redis: a `redis.Redis` or `redis.RedisCluster` of any kind; its settings are used, its connections are not.
@@ -47,32 +47,32 @@ class Lock(UncontendedBase, redis.lock.Lock):
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
-        wait: how `acquire` waits. "push": in the lock's queue, and the server tells who is next; `sleep` is then how
-            often to look whether all is well: the shortest among the process's waiters for the lock (the first time
-            later by as long as the last wait took, four times `sleep` at most). "poll": as redis-py does, an attempt
-            every `sleep`. Or a `redis.backoff.AbstractBackoff`, which says how long to sleep between two attempts.
-            Where the server allows or knows no better, "push" becomes watching the key by client tracking, and then
-            polling.
-        auto_renew: whether the lease is renewed, in the background, as long as the lock is held. `timeout` is then how
-            long others wait for a holder that died.
-        max_hold: until how many seconds after it was acquired it is renewed at most. None: for ever.
-        on_lost: called once with the lock and a `LossReason` when it is found to be lost, from a background thread, or
-            by the release or extend that finds it out.
-        fencing: whether each holding gets a number, `fence`; see `redislock_fast.fencing`.
-        reentrant: whether the thread that holds the lock may acquire it again; it is released as often.
+        wait: how `acquire` waits. "push": in the lock's queue; the server sends a message to the next owner, and
+            `sleep` is the interval of health checks: the shortest of the process's waiters for the lock counts. The
+            first health check may come later, by as long as the last wait took, and by four times `sleep` at most.
+            "poll": as redis-py does, an attempt every `sleep`. Or a `redis.backoff.AbstractBackoff`, which gives the
+            pauses between attempts. Where the server does not support or allow a queue, "push" watches the key by
+            client tracking; where it does not support or allow that either, "push" polls.
+        auto_renew: whether the lease is renewed in the background as long as the lock is held. `timeout` is then how
+            long others wait after the owner's process has died.
+        max_hold: for how many seconds after the acquire the lease is renewed at most. None: for ever.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, from a background
+            thread, or by the release or extend that finds it out.
+        fencing: whether each acquire gets a fencing token, `fence`; see `redislock_fast.fencing`.
+        reentrant: whether the thread that holds the lock may acquire it again. It must release it as often.
         wait_replicas: how many replicas must have the lock before `acquire` returns.
-        wait_timeout: for how long to wait for them, in seconds.
-        breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts errors of the
-            connection and timeouts alone.
-        metrics: is told of each acquisition and release; see `Metrics`.
+        wait_timeout: how long to wait for the replicas, in seconds.
+        breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts connection errors and
+            timeouts only.
+        metrics: gets each acquisition and release; see `Metrics`.
 
-    `timeout` may be an `AdaptiveTTL`. What the background does stands in docs/holding.md.
+    `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/holding.md.
 
     Raises:
         TypeError: for a pipeline or an asyncio client, a `timeout` that is no number, an `on_lost` that cannot be
-            called, a `breaker` that is none, or an unknown parameter.
-        ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or terms that do
-            not go together.
+            called, a `breaker` without `calling()`, or an unknown parameter.
+        ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or options that
+            do not go together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -90,7 +90,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         tell(lease, reason)
 
     def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        tell_in_background([LeaseLoss(lease, reason)])  # it may wait for the lock, which its thread has acquired
+        tell_in_background([LeaseLoss(lease, reason)])  # the callback may wait for the lock that this thread holds
 
     # ---- acquire ----
 
@@ -101,30 +101,30 @@ class Lock(UncontendedBase, redis.lock.Lock):
         blocking_timeout: float | None = None,
         token: Any = None,
     ) -> bool:
-        """Take the lock.
+        """Acquire the lock.
 
         Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt; none where others are known to wait. To wait by push, it sends `SUBSCRIBE` (once
-        per connection; in a cluster `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class
-        holds `CLIENT TRACKING`, `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of
-        unknown outcome is undone.
+        `GET name`, once per attempt; no attempt where others are known to wait. To wait by push, it sends `SUBSCRIBE`
+        (once per connection; in a cluster `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's
+        class holds `CLIENT TRACKING`, `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of
+        unknown outcome is cleaned up.
 
         Args:
-            sleep: seconds between two attempts, or two looks, instead of the lock's own setting.
-            blocking: whether to wait, likewise.
-            blocking_timeout: seconds until the deadline of the whole call, likewise. A request under way at the end
-                may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
+            sleep: seconds between two attempts, or two health checks, instead of the lock's own setting.
+            blocking: whether to wait, instead of the lock's own setting.
+            blocking_timeout: seconds until the deadline of the whole call, instead of the lock's own setting. A request
+                under way at the end may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
 
         Returns:
-            True once the lock is held, False when it was not to be had in time.
+            True once the lock is held, False when it was not granted in time.
 
         Raises:
             redis.exceptions.LockError: this thread holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
-            redis.exceptions.TimeoutError: no reply in time, and none before that said that the lock is another's.
-            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+            redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
         if self._generation != fork.generation:
@@ -138,35 +138,35 @@ class Lock(UncontendedBase, redis.lock.Lock):
             and self._has_own_hooks()
         ):
             return self._acquire_uncontended(owner, blocking)
-        left: Left = []
-        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, left)
-        return bool(drive(self._transport, steps, left))
+        to_clean_up: CleanupEntries = []
+        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, to_clean_up)
+        return bool(drive(self._transport, steps, to_clean_up))
 
     def do_acquire(self, token: Any) -> bool:
-        """Make one attempt; may be overridden. Returns True when the lock is held."""
+        """Make one attempt; may be overridden. Returns whether the lock is held."""
         return bool(drive(self._transport, self._attempting_for_caller(token)))
 
-    # ---- look ----
+    # ---- query ----
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
+        """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
         return bool(drive(self._transport, self._looking()))
 
     def owned(self) -> bool:
-        """Whether this thread holds the lock, by the server's word. Sends `GET name`, always to the primary."""
+        """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
         return bool(drive(self._transport, self._looking_for(self._held().token)))
 
     # ---- release, extend, reacquire ----
 
     def release(self) -> None:
-        """Give the lock back.
+        """Release the lock.
 
-        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`; where somebody waits in the queue,
-        `EVALSHA` instead or behind it, which hands the lock over. The token is forgotten only after the
-        server's verdict: when this raises a connection error, it can be called again.
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVALSHA`. Where a waiter is in the queue,
+        `EVALSHA`, instead or as a second request, hands the lock over. The token is dropped only after the server has
+        replied: when this raises a connection error, it can be called again.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: the lock expired, or was deleted or taken by another.
+            redis.exceptions.LockNotOwnedError: the lock expired, was deleted, or has another owner.
             redis.exceptions.LockError: this thread holds no lock.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
@@ -193,12 +193,12 @@ class Lock(UncontendedBase, redis.lock.Lock):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
 
-        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. Sent again
-        after a lost reply, it still adds only once.
+        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. A request
+        that is sent again after its reply did not come adds only once.
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
-            replace_ttl: let `additional_time` be the new ttl instead.
+            replace_ttl: whether `additional_time` is the new ttl instead.
 
         Returns:
             True.
@@ -241,18 +241,16 @@ class Lock(UncontendedBase, redis.lock.Lock):
         reacquired: Literal[True] = drive(self._transport, self._reacquiring_once(None))
         return reacquired
 
-    # ---- in other words ----
+    # ---- shorthands ----
 
     def try_acquire(self, token: Any = None) -> bool:
         """Make one attempt: `acquire(blocking=False)`."""
         return self.acquire(blocking=False, token=token)
 
     def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """`extend`, with False where the lock is not held any more.
+        """Prolong the lease as `extend` does, but return False where the lock is not held any more.
 
-        Raises:
-            redis.exceptions.LockError: this thread holds no lock, or the lock does not expire; and whatever `extend`
-                raises besides.
+        Raises what `extend` raises, but LockNotOwnedError.
         """
         try:
             return self.extend(additional_time, replace_ttl)
@@ -268,8 +266,8 @@ class Lock(UncontendedBase, redis.lock.Lock):
     ) -> bool:
         """Hold the lock with its whole ttl ahead: reacquire it if this thread holds it, else acquire it.
 
-        The parameters, what is returned and raised are those of `acquire`. What was lost meanwhile is acquired anew,
-        and has another fence.
+        Takes, returns and raises what `acquire` does. A lock that was lost meanwhile is acquired again, and gets
+        another fence.
         """
         held = self._to_prolong(token)
         if held is not None:
@@ -281,11 +279,11 @@ class Lock(UncontendedBase, redis.lock.Lock):
     # ---- with ----
 
     def __enter__(self) -> Lock:
-        """Acquire, or take what was attached.
+        """Acquire the lock, or use the one that was attached.
 
         Raises:
-            LockLostError: what was attached is lost.
-            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+            LockLostError: the attached lock was lost.
+            redis.exceptions.LockError: the lock was not granted in time; and what `acquire` raises.
         """
         if (self._attached is not None and self._enter_attached()) or self.acquire():
             return self
@@ -297,7 +295,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         try:
             self.release()
         except LockError:

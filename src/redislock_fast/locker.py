@@ -34,8 +34,8 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: ThreadServerTransport, hold: BatchLease, missed: list[int]) -> None:
-        super().__init__(hold, missed)
+    def __init__(self, transport: ThreadServerTransport, lease: BatchLease, missed: list[int]) -> None:
+        super().__init__(lease, missed)
         self._transport = transport
 
     def release(self) -> dict[Name, bool]:
@@ -45,12 +45,12 @@ class Batch(BatchBase):
         once.
 
         Returns:
-            For each name that was still held, whether the lock was still ours. Afterwards nothing is held.
+            For each name that was still held, whether the server still had the batch's token. Afterwards nothing is
+            held.
 
         Raises:
-            redis.exceptions.ConnectionError: no connection, after the client's retries. Locks without the server's
-            verdict
-                are still held, and can be released again.
+            redis.exceptions.ConnectionError: no connection, after the client's retries. Locks for which no reply has
+                come are still held, and can be released again.
             redis.exceptions.TimeoutError: no reply in time; as for ConnectionError.
         """
         try:
@@ -58,8 +58,8 @@ class Batch(BatchBase):
         except Exception:
             raise
         except BaseException:  # an interrupt: a release once called runs to its end
-            self._hold.doubt()
-            self._transport.clean_up(self._hold.entries())
+            self._lease.doubt()
+            self._transport.clean_up(self._lease.entries())
             raise
         return results
 
@@ -70,7 +70,8 @@ class Batch(BatchBase):
             additional_time: seconds to add to each remaining ttl, rounded up to whole milliseconds.
 
         Returns:
-            For each name that was held, whether the lock was still ours. A lock that was not leaves the batch.
+            For each name that was held, whether the server still had the batch's token. Where it had not, the lock
+            leaves the batch.
 
         Raises:
             redis.exceptions.LockError: the locks do not expire.
@@ -82,7 +83,7 @@ class Batch(BatchBase):
         return results
 
     def reacquire(self) -> dict[Name, bool]:
-        """Set the leases of the locks that are held back to the whole `timeout`; as `extend` otherwise."""
+        """Set the leases of the held locks back to the whole `timeout`. Returns and raises what `extend` does."""
         results: dict[Name, bool] = drive(self._transport, self._reacquiring())
         return results
 
@@ -101,10 +102,10 @@ class Batch(BatchBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. If the body raised, an error of the release is logged, so that the body's own exception goes on.
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+            redis.exceptions.LockNotOwnedError: a lock was lost before.
         """
         try:
             self._check_exit(self.release())
@@ -139,7 +140,7 @@ class Locker(LockerBase[Lock]):
         sleep: float = 0.1,
         all_or_nothing: bool = False,
     ) -> Batch:
-        """Acquire the locks that are free, or all.
+        """Acquire the locks that are free; with `all_or_nothing`, all of them or none.
 
         Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
         The nodes of a cluster are asked at once; with `all_or_nothing`, one after the other. If it raises, nothing is
@@ -150,8 +151,8 @@ class Locker(LockerBase[Lock]):
             timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
             blocking_timeout: seconds to wait at most for missed locks. None: for ever. 0 or less makes one round.
             sleep: seconds between two rounds. Leases that age meanwhile are extended.
-            all_or_nothing: where one lock is missed, release the rest. While it waits, it holds only the locks whose
-                keys come before the one that it waits for, so that batches do not deadlock.
+            all_or_nothing: whether to release the rest where one lock is missed. A waiting batch holds only the locks
+                whose keys come before the one that it waits for, so that batches do not deadlock.
 
         Returns:
             The batch: the names that were acquired and those that were missed.
@@ -165,9 +166,9 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        hold = BatchLease(plan)
+        lease = BatchLease(plan)
         try:
-            return Batch(self._transport, hold, drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
         except BaseException:
-            self._transport.clean_up(hold.entries())
+            self._transport.clean_up(lease.entries())
             raise

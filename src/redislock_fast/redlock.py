@@ -91,7 +91,7 @@ class Redlock(RedlockBase):
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
     ) -> bool:
-        """Take the lock.
+        """Acquire the lock.
 
         Sends `SET name token NX PX ms GET` (Redis 7.0, Valkey), or `SET name token NX PX ms` and, when that fails,
         `GET name`, to every server, once per attempt. A failed attempt is cleaned up at each server that may have
@@ -111,7 +111,8 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: in the last attempt less than a majority voted, since servers could not be
                 reached. Without a `blocking_timeout`, after three such attempts.
             redis.exceptions.TimeoutError: as before, since they did not answer.
-            redis.exceptions.ResponseError: a majority answered with errors, as WRONGTYPE for a key that is no string.
+            redis.exceptions.ResponseError: a majority replied with errors, such as WRONGTYPE for a key that is no
+                string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
         owner = self._mine()
@@ -121,20 +122,21 @@ class Redlock(RedlockBase):
             acquired: bool = self._quorum.drive(steps)
         except Exception:
             raise
-        except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
+        except BaseException:  # KeyboardInterrupt, between the votes and the statement that notes them
             self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired
 
     def release(self) -> None:
-        """Give the lock back, at all servers.
+        """Release the lock at all servers.
 
-        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVAL`. The token is forgotten only after a
-        verdict: when this raises a connection error, it can be called again, and asks the servers without an answer.
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVAL`. The token is dropped only after enough
+        servers have replied: when this raises a connection error, it can be called again, and asks the servers that
+        have not replied.
 
         Raises:
             redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
-                With `auto_renew` or `on_lost` it is a `LockLostError`, which says why. After a loss nothing is sent.
+                With `auto_renew` or `on_lost` it is a `LockLostError` with the reason. After a loss nothing is sent.
             redis.exceptions.LockError: this thread holds no lock.
             redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
@@ -149,7 +151,7 @@ class Redlock(RedlockBase):
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
-            replace_ttl: let `additional_time` be the new ttl instead.
+            replace_ttl: whether `additional_time` is the new ttl instead.
 
         Returns:
             True.
@@ -157,7 +159,7 @@ class Redlock(RedlockBase):
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is lost: a majority does not hold the token any more, or agreed
                 only when the lease was over. The rest of it is released. With `auto_renew` or `on_lost` it is a
-                `LockLostError`, which says why.
+                `LockLostError` with the reason.
             redis.exceptions.LockError: this thread holds no lock.
             ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.

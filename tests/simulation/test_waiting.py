@@ -118,7 +118,7 @@ class _ReleasesAnybodysLock(Model):
 
 def _hear_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
     """Everybody takes a grant for his own."""
-    for key_queue in self._lines.values():
+    for key_queue in self._key_queues.values():
         for waiter in list(key_queue.waiters.values()):
             waiter.mailbox.tell(Grant(waiter.token + b"+", waiter.since, b"1"))
 

@@ -296,7 +296,7 @@ class Link:
         if self.registry is not None:
             if not self._process.blocking:
                 self.registry.tell_all(BROKEN)
-            for line in self.registry._lines.values():
+            for line in self.registry._key_queues.values():
                 for waiter in line.waiters.values():
                     waiter.mailbox.wake()
         calls, self._calls = self._calls, deque()

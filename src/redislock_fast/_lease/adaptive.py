@@ -1,10 +1,10 @@
-"""`AdaptiveTTL`: a ttl for each lock name, learnt from how long that name has been held.
+"""`AdaptiveTTL`: a ttl for each lock name, computed from how long locks of that name were held.
 
-Thread safety: any thread, signal handler or finalizer may ask and tell at any time, with and without the GIL. All that
-is known of a name is one value that is never changed, only replaced, and the dict of them is used by atomic methods
-alone. There is no mutex that a forked child could find locked, so a child keeps what was known. Two threads that tell
-of one name within the same few microseconds may lose one of the two hold times; that is rare, since holders of one name
-come one after the other, and harmless.
+Who may touch what: any thread, signal handler or finalizer may read and note at any time, with and without the GIL. All
+that is known of a name is one value that is replaced as a whole, and the dict of these values is used by atomic methods
+alone. There is no mutex, which a forked child could find locked, so a child keeps what was known. Where two threads
+note hold times of one name at the same time, one of the two may be lost. That is harmless, and rare: owners of one name
+come one after the other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from redislock_fast._util.times import clock, positive_ms
 
 __all__ = ["AdaptiveTTL"]
 
-_WINDOW = 128  # hold times per name: only the longest is beyond a quantile of 0.99
+_WINDOW = 128  # hold times per name: only the longest one is above a quantile of 0.99
 
 _KEPT_NAMES = 512
 _MAX_NAMES = 2 * _KEPT_NAMES
 
 
 class _Known(NamedTuple):
-    """All that is known of a name. The lists are never changed: other threads may be reading them."""
+    """All that is known of a name. The lists are never changed: other threads may read them."""
 
     holds_s: list[float]  # the oldest first
     ranked_s: list[float]  # the same, the shortest first
@@ -44,16 +44,16 @@ class AdaptiveTTL:
     `ceiling`, and not below `initial` before there are 128. The 512 names released last are kept, at most 1,024; a name
     that was dropped begins anew.
 
-    One object may serve any number of locks, threads and event loops; a name stands for the same lock in all of them.
+    One object may be shared by any number of locks, threads and event loops; a name means the same lock in all of them.
     A pickle or a copy has the settings without the hold times: another process has its own speed.
 
     Args:
-        initial: the ttl before enough is known, in seconds.
+        initial: the first ttl, and the lowest one until 128 hold times are known, in seconds.
         floor: the lowest ttl, in seconds. It must cover pauses and delays that have nothing to do with the work.
-        ceiling: the highest ttl, in seconds: how long a holder that crashed may hold up others.
-        quantile: the share of the hold times that are not longer than the one that counts; above 0, and up to 1, which
-            is the longest of all.
-        factor: how many times that hold time the ttl is, above 1.
+        ceiling: the highest ttl, in seconds: how long others wait after the owner's process has died.
+        quantile: which hold time counts, above 0 and up to 1: this share of the hold times is not longer. 1 means the
+            longest hold time.
+        factor: by what number this hold time is multiplied, above 1.
 
     Raises:
         TypeError: for a value that is not a number.
@@ -88,7 +88,7 @@ class AdaptiveTTL:
         """The ttl for the next acquire of a lock. Sends nothing.
 
         Args:
-            name: the lock's; a str is its UTF-8.
+            name: the lock's name; a str counts as its UTF-8 bytes.
 
         Returns:
             Whole milliseconds, rounded up.
@@ -97,10 +97,10 @@ class AdaptiveTTL:
         return positive_ms(self.initial, "initial") if known is None else known.ttl_ms
 
     def observe(self, name: str | bytes, hold_s: float) -> None:
-        """Note for how long a lock was held, or worked under after it was lost. Sends nothing.
+        """Note how long a lock was held, or was used although it was lost. Sends nothing.
 
         Args:
-            name: the lock's; a str is its UTF-8.
+            name: the lock's name; a str counts as its UTF-8 bytes.
             hold_s: from the acquire to the release, in seconds.
 
         Raises:
@@ -126,7 +126,7 @@ class AdaptiveTTL:
         return positive_ms(min(max(self.factor * at_quantile_s, at_least_s), self.ceiling), "ttl")
 
     def _forget(self) -> None:
-        """Drop the names noted longest ago, many at once: one at a time would need a search for each new name."""
+        """Drop the names noted longest ago, many at once: dropping one would need a search for each new name."""
         known = self._known.copy()  # other threads may be changing it
         by_age = sorted(known, key=lambda key: known[key].noted_at)
         for key in by_age[:-_KEPT_NAMES]:

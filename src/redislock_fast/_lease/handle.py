@@ -1,8 +1,8 @@
 """`Handle`: a held lock as a value, to be sent to another process.
 
-The clock that leases are measured with means nothing on another machine, so a handle carries wall-clock time. A lease
-that is read out of a handle ends no later than its wall clock says, and no later than one ttl from now: so a receiver
-whose clock is behind believes one ttl at most. A handle that is not well-formed cannot be made, not even by unpickling.
+The clock that leases are measured with means nothing on another machine, so a handle has wall-clock time. A lease that
+is read from a handle ends no later than the handle's wall-clock time says, and no later than one ttl from now: so a
+receiver whose clock is behind counts on one ttl at most. Unpickling checks the fields as the class does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Handle"]
 class Handle:
     """A held lock, to be sent to another process, which then holds it.
 
-    It can be pickled, and `to_dict` has a form for JSON. Both hold the token: any reader of them can release the lock.
+    It can be pickled, and `to_dict` has a form for JSON. Both have the token: any reader of them can release the lock.
 
     Attributes:
-        name: the key, as the lock was given it.
-        token: the right to release it.
+        name: the key, as it was given to the lock.
+        token: the lock's token, with which it is released.
         timeout: the lock's ttl in seconds; None or 0: it does not expire.
         expires_at: until when the lease is certainly valid, in seconds of `time.time()`; None where it does not expire
-            or is not known. The wall clocks of sender and receiver must agree: a receiver whose clock is behind
-            believes in the lease for that much longer, up to one ttl.
+            or the end is not known. The wall clocks of sender and receiver must agree: a receiver whose clock is behind
+            counts on the lease for that much longer, up to one ttl.
         fence: the fencing token, where the lock has one.
 
     Raises:
@@ -72,7 +72,7 @@ class Handle:
 
         Args:
             name: the key.
-            token: the right to release it.
+            token: the lock's token.
             timeout: the lock's ttl in seconds.
             lease_end: `expires_at`, in seconds of the clock that leases are measured with here.
             fence: the fencing token.
@@ -85,7 +85,8 @@ class Handle:
         """Until when the lease is certainly valid, in seconds of the clock that leases are measured with here.
 
         Returns:
-            Not more than `expires_at` says nor than one ttl from now; None where it does not expire or is not known.
+            The earlier one of `expires_at` and one ttl from now; None where the lock does not expire, or the end is not
+            known.
         """
         if self.expires_at is None:
             return None
@@ -94,7 +95,7 @@ class Handle:
         return now + (min(left_s, self.timeout) if self.timeout else left_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """The handle in strings and numbers, as JSON takes them."""
+        """The handle as a dict of strings and numbers, for JSON."""
         name = {"name": self.name} if isinstance(self.name, str) else {"name_hex": self.name.hex()}
         return {
             **name,
@@ -106,7 +107,7 @@ class Handle:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Handle:
-        """The handle that `to_dict` has turned into strings and numbers.
+        """The handle of a dict that `to_dict` has made.
 
         Raises:
             TypeError: as the class.

@@ -1,11 +1,11 @@
-"""One holding of a lock on terms: what is known of it from its acquire until it is given back or lost.
+"""The lease of a lock that is held on options, from its acquire until it is released or lost.
 
-A tenure belongs to the holding of the thread or task that acquired: with the lock object, or the thread, it goes. Who
-renews it has only weak references, so nobody keeps alive what nobody holds.
+A lease belongs to the owner that has acquired, and ends with the lock object or the thread. The renewer has only weak
+references, so it does not keep a dropped lock alive.
 
-Who may touch what: `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` are changed under `mutex`, by the
-holder and by who renews, and read without it. `_releasing` is for holders who share a lock object, likewise. `renewing`
-and `troubled` are changed by who renews alone. Everything else is the holder's.
+Who may touch what: the owner and the renewer change `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` under
+`mutex`, and read them without it. Callers that share a lock object change `_releasing` in the same way. Only the
+renewer changes `renewing` and `troubled`. Everything else is the owner's.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from redislock_fast._util.times import clock, drift_s
 
 __all__ = ["Lease"]
 
-_RENEWED_AT = 2 / 3  # what is left of a lease when it is renewed: two more attempts fit in before it ends
+_RENEWED_AT = 2 / 3  # the part of a lease that is left when it is renewed: enough time for two more attempts
 _JITTER = 0.1
-_RETRY = 0.1  # of the ttl, between two attempts
+_RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
 
 class Lease:
-    """One holding of a lock.
+    """The lease of a lock that is held on options.
 
     Args:
         lock: the lock object.
-        key: its name on the wire.
-        token: its token.
-        ttl_ms: its ttl; None: it does not expire.
+        key: the lock's name on the wire.
+        token: the lock's token.
+        ttl_ms: the ttl in milliseconds; None: the lock does not expire.
         expires_at: until when the lease is certainly valid, in the clock's seconds.
-        options: how it is held.
+        options: the lock's options.
 
     Attributes:
-        lock: a weak reference.
-        begun: when it began, in the clock's seconds.
-        depth: how often it was entered.
-        loss: why it was lost.
-        over: whether it is given back, or about to be.
-        contended: whether the lock is known to be marked.
+        lock: a weak reference to the lock object.
+        begun: when the lease began, in the clock's seconds.
+        depth: how often the owner has acquired the lock.
+        loss: why the lease was lost; None where it was not.
+        over: whether the lock was released, or is being released.
+        contended: whether the lock's value is known to have the contended flag.
         renewing: whether a renewal is under way.
-        busy: how many prolongations by its holder are under way.
-        touched: whether its holder has begun to prolong it himself since the last renewal began.
-        ceiling: until when the lease is valid by a renewal that may be executed behind what the holder does himself;
+        busy: how many calls of the owner that prolong the lease are under way.
+        touched: whether such a call has begun since the last renewal began.
+        ceiling: when the lease ends if a renewal of unknown outcome is executed after the owner's own request;
             `math.inf` where there is none.
-        troubled: whether the last renewal got no answer.
-        task: the holding task, where it is to be cancelled.
-        record: what who renews it knows it by.
+        troubled: whether the last renewal got no reply.
+        task: the owner's task, where it is to be cancelled for a loss.
+        record: the renewer's reference to the lease.
     """
 
     __slots__ = (
@@ -113,29 +113,29 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """Until when it counts as held, in the clock's seconds: less than the lease, for clocks that drift."""
+        """Until when the lock counts as held, in the clock's seconds: less than the lease, since clocks drift."""
         return math.inf if self.expires_at is None else self.expires_at - self._margin_s
 
     def is_lost(self) -> bool:
-        """Whether it was lost, as far as is known without asking the server."""
+        """Whether the lock was lost, as far as is known without asking the server."""
         return self.loss is not None or clock() >= self.deadline
 
     @property
     def is_endless(self) -> bool:
-        """Whether it is held until its holder gives it back."""
+        """Whether the lock is held until its owner releases it."""
         return self.options.auto_renew and self.options.max_hold_s is None and not self.over and not self.is_lost()
 
     @property
     def is_watched(self) -> bool:
-        """Whether it is to be looked after while it is held."""
+        """Whether the renewer must watch the lease."""
         return self.options.watches and self.ttl_ms is not None
 
     def lose(self, reason: LossReason, by_release: bool = False) -> bool:
-        """Note that it is lost. Returns whether that is news.
+        """Note that the lock is lost. Returns False where a loss was noted before, or the lock was released.
 
         Args:
             reason: why.
-            by_release: whether its release has found that out; else, what is released is not lost any more.
+            by_release: whether the lock's own release has found that out.
         """
         with mutex.lock:
             if self.loss is not None or (self.over and not by_release):
@@ -144,52 +144,52 @@ class Lease:
             return True
 
     def end(self) -> bool:
-        """Give it back. Returns False where it has been lost."""
+        """Note that the lock is being released. Returns False where it was lost."""
         with mutex.lock:
             self.over = True
             return self.loss is None
 
     def begin_release(self, release: object) -> bool:
-        """This release is to be sent. Returns False where another is under way, or has had its verdict."""
+        """Note that this release is sent. Returns False where another one is under way, or has succeeded."""
         with mutex.lock:
             if self._releasing is None:
                 self._releasing = release
             return self._releasing is release
 
     def release_failed(self, release: object) -> None:
-        """If this one was sent, nobody knows whether it was executed: it can be called again."""
+        """Note that this release has an unknown outcome, so that it can be called again."""
         with mutex.lock:
             if self._releasing is release:
                 self._releasing = None
 
     @property
     def entry(self) -> Any:
-        """What its transport needs to undo it."""
+        """What the transport needs to clean up the lock."""
         return self.key, self.token
 
     def may_be_left(self, reason: LossReason) -> bool:
-        """Whether something of it may stand on the server although it was lost, as by a renewal that comes late."""
+        """Whether the server may still have the token after this loss, as a renewal of unknown outcome may leave it."""
         return self.options.auto_renew and reason in _UNANSWERED
 
     # ---- renewal ----
 
     def _ends_at(self) -> float:
-        """When it is not renewed any more."""
+        """When renewal ends, in the clock's seconds."""
         return math.inf if self.options.max_hold_s is None else self.begun + self.options.max_hold_s
 
     def renewal_ms(self, now: float) -> int | None:
-        """The ttl that a renewal sets now; None where it would prolong nothing."""
+        """The ttl that a renewal would set now, in milliseconds; None where that would not prolong the lease."""
         if not self.options.auto_renew or self.ttl_ms is None or self.expires_at is None:
             return None
         ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.options.max_hold_s else self.ttl_ms
         return ttl_ms if ttl_ms > 0 and now + ttl_ms / 1000 > self.expires_at else None
 
     def due_at(self, now: float, chance: float) -> float:
-        """When to look after it next, in the clock's seconds.
+        """When the renewer must act next, in the clock's seconds.
 
         Args:
             now: the clock's time.
-            chance: a random number from 0 to 1, so that many processes do not renew all at once.
+            chance: a random number from 0 to 1, so that many processes do not renew at the same time.
         """
         deadline = self.deadline
         if self.expires_at is None or self.ttl_ms is None:
@@ -199,11 +199,11 @@ class Lease:
         return min(due, deadline) if self.renewal_ms(max(now, due)) is not None else deadline
 
     def retry_at(self, now: float) -> float:
-        """When to try again after a renewal that got no answer."""
+        """When to try again after a renewal without a reply."""
         return min(now + _RETRY * (self.ttl_ms or 0) / 1000, self.deadline)
 
     def begin_renewal(self, now: float) -> int | None:
-        """The ttl that a renewal sets now; None where none is to be sent."""
+        """Begin a renewal. Returns the ttl that it sets, in milliseconds; None where none must be sent."""
         with mutex.lock:
             if self.busy or self.renewing or self.over or self.loss is not None:
                 return None
@@ -215,11 +215,11 @@ class Lease:
             return ttl_ms
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
-        """Note what a renewal did, or may yet do.
+        """Note a renewal that was executed, or may yet be.
 
         Args:
             expires_at: until when the lease is valid by it.
-            certainly: whether it was executed.
+            certainly: whether it was certainly executed.
         """
         with mutex.lock:
             if self.loss is not None:
@@ -232,14 +232,15 @@ class Lease:
 
     @contextlib.contextmanager
     def prolonged_by_hand(self, owner: Owner, new_ttl_ms: int | None) -> Iterator[None]:
-        """While its holder extends or reacquires it himself: no renewal begins.
+        """A context in which the owner extends or reacquires the lock: no renewal begins in it.
 
-        One that is under way, or got no answer, may be executed before or behind it: of both leases, only the shorter
-        is certain. So it is of the old lease and the new one, until the holder has his answer.
+        A renewal that is under way, or got no reply, may be executed before or after the owner's request, so only the
+        shorter one of both leases is certain. For the same reason, only the shorter one of the old and the new lease is
+        certain until the owner has a reply.
 
         Args:
-            owner: the holding; its lease is taken over in the end.
-            new_ttl_ms: the ttl that is set instead of the old one; None: something is added to that.
+            owner: the owner; the lease ends when its `expiry` says after the request.
+            new_ttl_ms: the ttl that the request sets, in milliseconds; None: the request adds to the ttl.
         """
         begun = False
         try:
@@ -249,13 +250,14 @@ class Lease:
                     self.ceiling = math.inf
                 self.busy += 1
                 self.touched = True
-                if self.busy == 1 and owner.expiry != (self.token, self.expires_at):  # else theirs tells what they do
+                # Where others prolong it too, their `expiry` has been set already.
+                if self.busy == 1 and owner.expiry != (self.token, self.expires_at):
                     owner.expiry = (self.token, self.expires_at)
                 if new_ttl_ms is not None and self.expires_at is not None:
                     self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
             yield
         except LockNotOwnedError:
-            owner.expiry = (self.token, self.expires_at)  # the new ttl may have been set, and have ended, before
+            owner.expiry = (self.token, self.expires_at)  # the new ttl may have been set, and have ended since
             raise
         finally:
             if begun:

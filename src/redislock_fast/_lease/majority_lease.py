@@ -11,12 +11,12 @@ __all__ = ["MajorityEntry", "MajorityLease"]
 
 
 class MajorityEntry(NamedTuple):
-    """What is to be cleaned up of a Redlock.
+    """A Redlock to be cleaned up.
 
     Attributes:
-        keys: by server.
-        token: under which it was held.
-        quorum: kept alive, since the lock that is dropped may be the last on its servers.
+        keys: the key, by server.
+        token: the token under which it was held.
+        quorum: the servers; kept alive, since a dropped lock may be the last that has a reference.
     """
 
     keys: list[bytes]
@@ -38,7 +38,7 @@ class MajorityLease:
         acquired: the round that has acquired the lock.
 
     Attributes:
-        token: under which the lock is held.
+        token: the token under which the lock is held.
         times: `valid_until` and `ends_at`; another tuple whenever a request that sets the lease begins or succeeds.
         refusals: by server: False where it certainly does not hold the token, because it was never sent there.
         releasing: the last release of unknown outcome.

@@ -8,17 +8,17 @@ __all__ = ["Metrics"]
 
 
 class Metrics(Protocol):
-    """Is told of each acquisition and each release of a lock.
+    """Gets each acquisition and each release of a lock.
 
-    Called after the server's verdict, by the thread or in the event loop that acquires or releases, and by many threads
-    at once. An implementation is quick, does not block and does not raise.
+    Called after the server's reply, by the thread or in the event loop that acquires or releases, and by many threads
+    at once. An implementation must be quick, and must neither block nor raise.
     """
 
     def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:
         """A lock was acquired.
 
         Args:
-            name: the lock's, as its caller gave it.
+            name: the lock's name, as it was given to the lock.
             seconds: from the call until the lock was acquired, waiting included.
             attempts: the number of attempts; 1 where the lock was free.
         """
@@ -27,7 +27,7 @@ class Metrics(Protocol):
         """A lock was released.
 
         Args:
-            name: the lock's, as its caller gave it.
+            name: the lock's name, as it was given to the lock.
             hold_s: from the acquire to the release, in seconds.
-            success: False where the lock had been lost before: it expired, was deleted, or was taken by another holder.
+            success: False where the lock was lost before: it expired, was deleted, or has another owner.
         """

@@ -76,11 +76,11 @@ class Options:
         metrics: Metrics | None = None,
     ) -> None:
         if max_hold is not None and not auto_renew:
-            raise ValueError("max_hold says how long a lock is renewed: it needs auto_renew=True")
+            raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
         if not (on_lost is None or callable(on_lost)):
-            raise TypeError(f"on_lost is called with the lock and the reason, and {on_lost!r} is not callable")
+            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
         if operator.index(wait_replicas) < 0:
-            raise ValueError(f"wait_replicas is a number of replicas, not {wait_replicas!r}")
+            raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
         if bool(wait_replicas) != (wait_timeout is not None):
             raise ValueError("wait_replicas and wait_timeout (in seconds) go together")
         if breaker is not None and not hasattr(breaker, "calling"):
@@ -120,7 +120,7 @@ class Options:
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
             raise ValueError("max_hold is shorter than the timeout")
         if self.wait_replicas and ttl_ms is None:
-            raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must end by itself")
+            raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must expire")
         if ttl_ms is not None and self.wait_ms >= ttl_ms:
             raise ValueError("wait_timeout must be shorter than the timeout, or the lock ends while it is replicated")
         if self.reentrant and not thread_local:

@@ -1,10 +1,10 @@
-"""Who holds what: the token and lease of a lock object, by thread, by task, or shared.
+"""Owners: the token and lease that a lock object has for each thread, for each task, or for all that share it.
 
-`lock.local` is one of these; other projects read and set `lock.local.token`, as on redis-py's.
+`lock.local` is one of these. Other projects read and set `lock.local.token`, as on redis-py's locks.
 
-Who may touch what: a `ThreadOwner` is each thread's own. A `SharedOwner` belongs to whoever has the lock, as
-`thread_local=False` asks for; each attribute is assigned as a whole. A `PendingOwner` is one acquire's own. What tasks
-hold is in `task_owner.py`.
+Who may touch what: each thread has a `ThreadOwner` of its own. All threads or tasks that share a lock object with
+`thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a `PendingOwner` of
+its own. The owners of tasks are in `task_owner.py`.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ class Owner:
     """What one owner holds: the defaults below until it acquires.
 
     Attributes:
-        token: the lock's, None where it is not held.
+        token: the held lock's token; None where the lock is not held.
         expiry: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
-        attempt: the last acquire; by no means the asker's own where the holding is shared.
-        brought: the token that the caller of an overridden `do_acquire` has brought himself.
-        releasing: the token of a release whose outcome is unknown, and which left while the lease was valid.
-        contended: the token of a lock behind which somebody waited when it was granted.
+        attempt: the last acquire; where the owner is shared, it may be another caller's.
+        brought: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
+        releasing: the token of a release of unknown outcome that was sent while the lease was valid.
+        contended: the token of a lock for which others waited when it was granted.
         retries: how often the last acquire polled again.
         prolongings: the requests under way that prolong the lease; None before the first one.
-        booked: the lease as they have left it.
-        fence: the number of what is held, where it was asked for.
-        lease: what is known of what is held on terms.
-        quorum: what a Redlock holds under the token.
+        booked: `expiry` as these requests have left it.
+        fence: the fencing token, where the lock has one.
+        lease: the lease of a lock that is held on options.
+        quorum: the lease of a Redlock that is held under the token.
         round: a Redlock's last operation.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
-        forgotten_by: where a task's holding stood that was tidied away; who has acquired then calls `hold`.
+        forgotten_by: the dict from which a task's owner was removed; an acquire that then succeeds calls `hold`.
     """
 
-    if not TYPE_CHECKING:  # mypy takes it for a promise that a holding has no attributes
-        __slots__ = ()  # 16 bytes less in each ThreadHolding
+    if not TYPE_CHECKING:  # mypy takes it for a promise that an owner has no attributes
+        __slots__ = ()  # 16 bytes less in each ThreadOwner
 
     token: bytes | None = None
     expiry: tuple[bytes | None, float | None] = (None, None)
@@ -77,36 +77,36 @@ class Owner:
     forgotten_by: dict[Any, Any] | None = None
 
     def expires_at(self, token: bytes) -> float | None:
-        """Until when the lease of this token is certainly valid; None where it does not expire or is not known."""
+        """Until when this token's lease is certainly valid; None where it does not expire, or the end is not known."""
         owner, expires_at = self.expiry
         return expires_at if owner == token else None
 
     def hold(self, token: bytes | None) -> None:
-        """The lock was acquired. A release of unknown outcome was of an earlier holding, by the caller's own token."""
+        """Note that the lock was acquired. A release of unknown outcome with the same token was of an earlier lease."""
         if token == self.releasing:
             self.releasing = None
         self.token = token
 
     def begin_prolonging(self, token: bytes, ttl_ms: int | None, added_ms: int = 0) -> Prolonging:
-        """A request begins that prolongs the lease of this token: it sets a ttl, or (None) adds to it.
+        """Note that a request begins that prolongs this token's lease: it sets a ttl, or (None) adds to it.
 
-        Others who share the holding may do so at the same time. `prolonged` ends that.
+        Other callers that share the owner may do so at the same time. `prolonged` notes the end of the request.
         """
         with mutex.lock:
             book = self.prolongings
             if book is None or book.token != token or not book.under_way:
                 book = self.prolongings = Prolongings(token, self.expires_at(token))
-            elif self.expiry is not self.booked:  # acquired again with the same token, or renewed
+            elif self.expiry is not self.booked:  # acquired again with the same token, or renewed in the background
                 self._book_others(book)
             one = book.begin(clock(), None if ttl_ms is None else ttl_ms / 1000, added_ms / 1000)
             self._note_lease(book)
             return one
 
     def prolonged(self, one: Prolonging, operation: Extend | Reacquire, added_ms: int = 0) -> None:
-        """The request has ended: it was executed, or not, or nobody knows."""
+        """Note that the request has ended: it was executed, was not executed, or has an unknown outcome."""
         with mutex.lock:
             book = self.prolongings
-            if book is None or one not in book.under_way:  # of another token by now
+            if book is None or one not in book.under_way:  # the owner has another token now
                 return
             if self.expiry is not self.booked:
                 self._book_others(book)
@@ -126,50 +126,50 @@ class Owner:
 
     def _note_lease(self, book: Prolongings) -> None:
         lease = book.token, book.ends_at
-        # Of another token by now, or not known: then nothing is noted.
+        # Nothing is noted where the owner has another token now, or the end is not known.
         if book.token == self.token and book.ends_at is not None and lease != self.expiry:
             self.expiry = lease
         self.booked = self.expiry
 
     def note_release(self, operation: commands.Release) -> None:
-        """A release has failed, and may have been executed."""
+        """Note that a release has failed, and may have been executed."""
         if operation.may_be_done:
             self.releasing = operation.token
 
     def is_released(self, operation: commands.Release) -> bool:
-        """Whether a release with a verdict, or one before it of unknown outcome, has found the lock held."""
-        was_sent = self.releasing == operation.token  # also by another who shares the holding, in the meantime
+        """Whether this release, or an earlier one of unknown outcome, has found the lock held."""
+        was_sent = self.releasing == operation.token  # another caller that shares the owner may have sent it
         if was_sent:
             self.releasing = None
         return operation.result or was_sent
 
     def mine(self) -> Owner:
-        """The holding of whoever asks."""
+        """The owner in which the caller's acquire is noted."""
         return self
 
     def held(self) -> Owner:
-        """The holding that whoever asks may release."""
+        """The owner whose lock the caller may release."""
         return self
 
 
 class ThreadOwner(Owner, threading.local):
-    """What each thread holds."""
+    """What each thread holds: every thread sees attributes of its own."""
 
     if not TYPE_CHECKING:
         __slots__ = ()
 
 
 class SharedOwner(Owner, SimpleNamespace):
-    """What everybody who has the lock object holds together."""
+    """What all threads or tasks that share the lock object hold together."""
 
-    __repr__ = object.__repr__  # a SimpleNamespace shows its attributes: the token
+    __repr__ = object.__repr__  # a SimpleNamespace would show the token
 
 
 class PendingOwner(Owner):
-    """What an acquire under way has got: nobody else may release it, or take it for his own, before it is complete.
+    """What an acquire under way has got so far. No other caller sees it before it is complete.
 
     Args:
-        owner: whose acquire it is.
+        owner: the caller's.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -177,7 +177,7 @@ class PendingOwner(Owner):
         self.lease = owner.lease
 
     def publish(self, owner: Owner) -> None:
-        """It is complete."""
+        """Make the caller the owner: the acquire is complete."""
         owner.expiry = self.expiry
         owner.contended = self.contended
         owner.fence = self.fence
@@ -186,7 +186,7 @@ class PendingOwner(Owner):
 
 
 def twin_of(lock: Any) -> Any:
-    """A second handle on a lock: same client, same token."""
+    """A second lock object: same client, same token."""
     kind: Any = type(lock)
     twin = kind.__new__(kind)
     vars(twin).update(vars(lock))

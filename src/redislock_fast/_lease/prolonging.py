@@ -6,10 +6,10 @@ The times and the order in which the server executes the requests are not known.
   earlier than its ttl after the latest of these times.
 - A request that ended before another one began was executed before that one: it cannot be the last.
 - A request that adds to the ttl makes no lease shorter. What it adds counts if no ttl was set while it was under way.
-- Sent again after a lost reply, a request that adds may cut the lease to what it would have left at first. So may one
-  without scripts, which sets what it has computed.
+- A request that adds and is sent again because its reply did not come may cut the lease to the end that it computed
+  first. So may a request without scripts, which sets the end that it has computed.
 
-Who may touch what: whoever shares a holding begins and ends requests, under one mutex for all holdings, which a
+Who may touch what: all callers that share an owner begin and end requests, under one mutex for all owners, which a
 finalizer or a signal handler of the same thread may enter again. A forked child has another one.
 """
 
@@ -42,11 +42,11 @@ class Prolonging:
 
     Args:
         now: the clock's time.
-        ttl_s: the ttl that it sets; None: it adds to the ttl.
-        ends_at: when a lease ends to which it has added; `math.inf` where that is not known.
+        ttl_s: the ttl that it sets, in seconds; None: it adds to the ttl.
+        ends_at: when the lease ends after the addition; `math.inf` where that is not known.
 
     Attributes:
-        shortest_s: the shortest ttl that another request has set meanwhile.
+        shortest_s: the shortest ttl that another request has set meanwhile, in seconds.
         cut_to: the earliest end to which something else has cut the lease meanwhile.
     """
 
@@ -60,7 +60,7 @@ class Prolonging:
         self.cut_to = math.inf
 
     def leaves(self, asked_at: float) -> float:
-        """The earliest end of the lease that it may leave, when it is executed last."""
+        """The earliest end of the lease if this request is executed last."""
         return self.ends_at if self.ttl_s is None else max(self.began_at, asked_at) + self.ttl_s
 
 
@@ -68,7 +68,7 @@ class Prolongings:
     """The requests under way that prolong one lease. To be used under the mutex.
 
     Args:
-        token: the lease's.
+        token: the lease's token.
         ends_at: until when it is certainly valid, in the clock's seconds; None where that is not known.
 
     Attributes:
@@ -82,14 +82,14 @@ class Prolongings:
         self._asked_at = -math.inf  # when the latest of the requests that have set a ttl was sent
 
     def begin(self, now: float, ttl_s: float | None, added_s: float) -> Prolonging:
-        """A request begins: it sets a ttl, or adds to it."""
+        """Add a request that begins: it sets a ttl, or adds to it."""
         so_far = self.ends_at
         one = Prolonging(now, ttl_s, math.inf if so_far is None else so_far + added_s)
         self.under_way.append(one)
         return one
 
     def set(self, one: Prolonging, sent_at: float, is_certain: bool) -> None:
-        """A request that sets a ttl was executed, certainly or perhaps."""
+        """Note that a request that sets a ttl was executed, certainly or perhaps."""
         assert one.ttl_s is not None
         ttl_s = one.ttl_s
         for other in self.under_way:
@@ -101,7 +101,7 @@ class Prolongings:
             self._ends_at = min(self._ends_at, max(self._asked_at, sent_at) + ttl_s)
 
     def add(self, one: Prolonging, added_s: float, ends_at: float | None, may_cut: bool) -> None:
-        """A request that adds to the ttl was executed, and says when the lease to which it has added ends."""
+        """Note that a request that adds to the ttl was executed, and when the lease ends by its reply."""
         if self._ends_at is None:
             self._ends_at = ends_at
         elif one.shortest_s == one.cut_to == math.inf:
@@ -110,14 +110,14 @@ class Prolongings:
             self.cut(ends_at)
 
     def cut(self, ends_at: float) -> None:
-        """Something else has set the lease, or cut it."""
+        """Note that something else has set or cut the end of the lease."""
         self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
         for other in self.under_way:
             other.cut_to = min(other.cut_to, ends_at)
 
     @property
     def ends_at(self) -> float | None:
-        """Until when the lease is certainly valid, whatever of what is under way has been executed."""
+        """Until when the lease is certainly valid, whichever of the requests under way were executed."""
         if self._ends_at is None:
             return None
         return min([self._ends_at, *(one.leaves(self._asked_at) for one in self.under_way)])

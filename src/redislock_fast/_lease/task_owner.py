@@ -1,9 +1,9 @@
-"""What each task holds: `ownership.Owner` for asyncio.
+"""The owners of tasks: `owner.Owner` for asyncio.
 
-Who may touch what: `TaskOwners` may be used from several loops in several threads: its dict is used by atomic methods
-alone, each entry by its own task while that lives, and by the tasks that do what it has asked for. A holding is
-forgotten and then looked at again, while who acquires notes the token and then looks whether it was forgotten: one of
-them sees the other.
+Who may touch what: `TaskOwners` may be used from several loops in several threads, so its dict is used by atomic
+methods alone. Each entry is used by its own task while that lives, and by the tasks that run what it has called. An
+owner is first removed and then checked for a token; an acquire first notes the token and then checks whether its owner
+was removed. So one of them notices the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redislock_fast._pipe.loop_py import running_loop
 
 __all__ = ["TaskOwners"]
 
-# Names of their own: each attribute of a module less is one look-up less for every acquire and release.
+# Hot path: names of the module's own save an attribute look-up for every acquire and release.
 _current_task = asyncio.current_task
 _ref = weakref.ref
 
@@ -32,16 +32,16 @@ class _TaskOwner(Owner):
         self._task = task
 
     def hold(self, token: bytes | None) -> None:
-        """The lock was acquired, perhaps long after the task had ended: it is to be found again, to be released."""
+        """Note that the lock was acquired, perhaps after the task has ended: a release must find the owner again."""
         super().hold(token)
-        holdings = self.forgotten_by
-        if holdings is not None:
+        owners = self.forgotten_by
+        if owners is not None:
             self.forgotten_by = None
-            holdings[self._task] = self
+            owners[self._task] = self
 
-    def note_forgotten(self, holdings: dict[_Key, _TaskOwner]) -> None:
-        """It was taken from among these; an acquire that its task has asked for may be under way in another task."""
-        self.forgotten_by = holdings
+    def note_forgotten(self, owners: dict[_Key, _TaskOwner]) -> None:
+        """Note that it was removed from `owners`; an acquire that its task has called may run in another task."""
+        self.forgotten_by = owners
         if self.token is not None:
             self.hold(self.token)
 
@@ -53,55 +53,54 @@ class _TaskOwner(Owner):
 
 
 class TaskOwners:
-    """What each task holds.
+    """The owners of all tasks that use one lock object.
 
-    A task that ended while it held was a helper: `asyncio.wait_for` (before Python 3.12) and `gather` run what they are
-    given in tasks of their own. What it held belongs to whoever has the lock object and no token of his own, as with
-    redis-py.
+    Where a task has ended while it held the lock, any task without a token of its own may release the lock, as with
+    redis-py: `asyncio.wait_for` (before Python 3.12) and `gather` acquire in tasks of their own, which end.
     """
 
-    __slots__ = ("_holdings", "_tidy_at")
+    __slots__ = ("_owners", "_tidy_at")
 
     def __init__(self) -> None:
         # By weak reference: a dead one equals no other, even where a new task has the old one's address.
-        self._holdings: dict[_Key, _TaskOwner] = {}
+        self._owners: dict[_Key, _TaskOwner] = {}
         self._tidy_at = 8
 
     def mine(self) -> Owner:
-        """The calling task's holding. Outside of tasks there is one for all."""
+        """The calling task's owner. All callers outside of tasks share one."""
         try:
             task = _current_task(running_loop())
         except RuntimeError:  # no loop runs here
             task = None
         key = None if task is None else _ref(task)
-        holding = self._holdings.get(key)
-        if holding is None:
-            if len(self._holdings) >= self._tidy_at:
+        owner = self._owners.get(key)
+        if owner is None:
+            if len(self._owners) >= self._tidy_at:
                 self._tidy()
-            holding = self._holdings.setdefault(key, _TaskOwner(key))
-        return holding
+            owner = self._owners.setdefault(key, _TaskOwner(key))
+        return owner
 
     def held(self) -> Owner:
-        """The calling task's holding if it has a token, else the last one that an ended task has left."""
+        """The calling task's owner if it has a token, else the last one with a token whose task has ended."""
         mine = self.mine()
         if mine.token is None:
-            for holding in reversed(list(self._holdings.values())):
-                if holding.token is not None and holding.forsaken:
-                    return holding
+            for owner in reversed(list(self._owners.values())):
+                if owner.token is not None and owner.forsaken:
+                    return owner
         return mine
 
     def _tidy(self) -> None:
-        """Forget tasks that have ended and hold nothing. As often as their number doubles."""
-        holdings = self._holdings
-        for key, holding in list(holdings.items()):
-            if key is not None and holding.token is None and holding.forsaken:  # the one of no task is one only
-                holdings.pop(key, None)
-                holding.note_forgotten(holdings)
-        self._tidy_at = 2 * len(holdings) + 8
+        """Remove the owners without a token whose tasks have ended; called whenever the number of owners doubles."""
+        owners = self._owners
+        for key, owner in list(owners.items()):
+            if key is not None and owner.token is None and owner.forsaken:  # outside of tasks, there is only one
+                owners.pop(key, None)
+                owner.note_forgotten(owners)
+        self._tidy_at = 2 * len(owners) + 8
 
     @property
     def token(self) -> bytes | None:
-        """The token that the calling task may release by."""
+        """The token with which the calling task may release the lock."""
         return self.held().token
 
     @token.setter

@@ -1,7 +1,7 @@
-"""The `on_lost` callback that runs now: during it, a lock object must not take its calls for calls of a holder.
+"""The `on_lost` callback that runs now: a lock object must not treat calls from its callback as calls of its owner.
 
-Thread safety: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
-attribute is replaced, never changed.
+Who may touch what: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
+attribute is assigned as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Telling:
     """One call of an `on_lost`.
 
     Attributes:
-        lease: the lease that was lost; None once the callback has acquired the lock anew.
+        lease: the lease that was lost; None once the callback has acquired the lock again.
     """
 
     __slots__ = ("lease",)
@@ -34,7 +34,7 @@ _current: ContextVar[_Telling | None] = ContextVar("redislock_fast-telling", def
 
 @contextlib.contextmanager
 def telling(lease: Lease) -> Iterator[None]:
-    """A context for the call of `on_lost` for a lease. A task that is made in it belongs to the callback, too."""
+    """A context in which to call `on_lost` for a lease. A task that is made in it belongs to the callback, too."""
     before = _current.set(_Telling(lease))
     try:
         yield
@@ -43,7 +43,7 @@ def telling(lease: Lease) -> Iterator[None]:
 
 
 def told_of(lock: Any) -> Lease | None:
-    """The lost lease of this lock, where its own callback calls and has not acquired the lock anew; else None."""
+    """The lost lease of this lock, where its own callback calls and has not acquired the lock again; else None."""
     current = _current.get()
     if current is None or current.lease is None or current.lease.lock() is not lock:
         return None
@@ -51,7 +51,7 @@ def told_of(lock: Any) -> Lease | None:
 
 
 def end_telling(lock: Any) -> None:
-    """Note that the lock was acquired. If its own callback did that, it holds the lock from now on."""
+    """Note that the lock was acquired. Where its own callback has done that, the callback is the owner from now on."""
     current = _current.get()
     if current is not None and told_of(lock) is not None:
         current.lease = None

@@ -1,13 +1,13 @@
-"""How a lock is acquired: attempts, and waiting between them. What its options ask for besides is in `lock.py`.
+"""How a lock is acquired: attempts, and waiting between them. What options ask for besides is in `lock.py`.
 
 A lock is acquired in one of three ways:
 
-- The usual one: one attempt, unless others are known to wait, then the lock's queue (`waiting.py`).
-- By polling: an attempt, a pause, and so on. So it is where `wait` says so, and where nothing can wait by push.
+- By push: one attempt, unless others are known to wait, then the lock's queue (`waiting.py`).
+- By polling: an attempt, a pause, and so on, where `wait` asks for it or the connection takes no messages.
 - By an overridden `do_acquire`: polling, by calls of that hook.
 
-What must be undone where an acquire fails goes into the list `left`, which the driver undoes: an interrupt, a cancel or
-the end of a dropped task may come at any step.
+Where an acquire fails, its steps add what must be cleaned up to the list `to_clean_up`, and the driver cleans it up: an
+interrupt, a cancel or the end of a dropped task may come at any step.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours
 
-__all__ = ["AcquireBase", "Left"]
+__all__ = ["AcquireBase", "CleanupEntries"]
 
-Left = list[tuple[bytes, bytes]]
-"""Keys and tokens that must be undone when an acquire raises: its steps fill it, and the driver undoes them."""
+CleanupEntries = list[tuple[bytes, bytes]]
+"""Keys and tokens that must be cleaned up when an acquire raises: the steps fill it, and the driver cleans up."""
 
 
 class _Call:
     """One acquire under way. It belongs to the thread or task that acquires.
 
     Args:
-        owner: the caller's holding.
-        token: the attempts'.
-        brought: the token as the caller brought it; None where the caller brought none.
+        owner: the caller's owner.
+        token: the token of the attempts.
+        brought: the token that the caller passed; None where the caller passed none.
         waits: whether to wait after the first attempt.
-        sleep_s: how long to pause between two attempts, or how often to check that all is well, in seconds.
+        sleep_s: how long to pause between two attempts or two health checks, in seconds.
         limit: the deadline.
 
     Attributes:
-        before: what was held until then.
-        attempt: the last one.
+        before: the token that was held before.
+        attempt: the last attempt.
     """
 
     __slots__ = ("attempt", "before", "brought", "limit", "owner", "sleep_s", "token", "waits")
@@ -81,19 +81,19 @@ class AcquireBase(LeaseBase):
         sleep: float | None,
         blocking: bool | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         begun: Acquire | None = None,
     ) -> Steps:
         """Acquire before the deadline. Returns whether the lock is held.
 
         Args:
             limit: the deadline.
-            owner: the caller's holding.
-            sleep: as for `acquire`, and so the next two.
+            owner: the caller's owner.
+            sleep: as for `acquire`.
             blocking: as for `acquire`.
             token: as for `acquire`.
-            left: gets what must be undone where this raises.
-            begun: the first attempt, where its request has left already.
+            to_clean_up: gets what must be cleaned up where this raises.
+            begun: the first attempt, where its request has been sent already.
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
         waits = limit.waits and bool(self.blocking if blocking is None else blocking)
@@ -110,25 +110,25 @@ class AcquireBase(LeaseBase):
             self._note_failure(call, not contended)
             if self._wait == "push":
                 waiting = self._waiting(call.token, call.brought, sleep_s, limit)
-                outcome = yield from self._queueing(waiting, owner, left)
+                outcome = yield from self._queueing(waiting, owner, to_clean_up)
                 call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
                 if outcome is not POLL:
                     return outcome is not TIME_UP
             return (yield from self._polling(call))
-        except TimeoutError:  # what was asked last is undone
+        except TimeoutError:  # the transport cleans up the last request
             limit.refused = limit.refused or (call.attempt is not None and call.attempt.refused)
             if not limit.is_settled:
                 raise
             return False
         except Exception:
             raise
-        except BaseException:  # an interrupt or a cancel, between the server's reply and the return
-            if self._leaves_unnoticed(call):
-                left.append((self._key, call.token))
+        except BaseException:  # an interrupt or a cancel may come between the server's reply and the return
+            if self._must_clean_up_interrupted(call):
+                to_clean_up.append((self._key, call.token))
             raise
 
     def _is_contended(self, call: _Call) -> bool:
-        """Whether others wait, so that an attempt would only fail."""
+        """Whether others are known to wait, so that an attempt would fail."""
         if not (call.waits and self._wait == "push" and call.brought is call.before is None):
             return False
         is_patient = call.limit.wait_s is None or call.limit.wait_s > call.sleep_s
@@ -136,7 +136,7 @@ class AcquireBase(LeaseBase):
         return contended
 
     def _new_attempt(self, token: bytes, own: bool, owner: Owner) -> Acquire:
-        """The next attempt, with the caller's own token or another; noted for hooks and for fences."""
+        """Make the next attempt and note it for hooks and fences; `own`: its token is the caller's own."""
         kind = self._own_kind if own else self._attempt_kind
         owner.attempt = attempt = kind(self._key, token, self._ttl_ms)
         return attempt
@@ -161,7 +161,7 @@ class AcquireBase(LeaseBase):
         return attempt.result
 
     def _attempting_for_caller(self, token: Any) -> Steps:
-        """Make one attempt for whatever has called `do_acquire`. Returns whether the lock is held."""
+        """Make one attempt for a caller of `do_acquire`. Returns whether the lock is held."""
         owner = self._acting() or self._mine()
         token = self._transport.encode(token)
         attempt = self._new_attempt(token, token is owner.brought, owner)
@@ -171,7 +171,7 @@ class AcquireBase(LeaseBase):
         return attempt.result
 
     def _note_failure(self, call: _Call, was_asked: bool) -> None:
-        """The last attempt has failed, or others wait and none was made.
+        """Note that the last attempt has failed, or that others wait and no attempt was made.
 
         Raises:
             redis.exceptions.LockError: the caller holds the lock itself, and would wait for ever.
@@ -179,7 +179,7 @@ class AcquireBase(LeaseBase):
         call.limit.refused = call.limit.refused or was_asked
         attempt = call.attempt
         if call.brought is None and attempt is not None and attempt.unsettled:
-            call.token = self._next_token(None)  # a token that is being undone does not come back
+            call.token = self._next_token(None)  # a token that is being cleaned up is not used again
         if call.limit.wait_s is None:
             self._refuse_to_wait_for_itself(call.owner, attempt)
 
@@ -199,8 +199,8 @@ class AcquireBase(LeaseBase):
         """Pause and attempt, again and again. Returns whether the lock is held.
 
         Args:
-            call: its last attempt has failed.
-            pending: where an overridden `do_acquire` leaves its attempts; None: attempt without a hook.
+            call: the call, whose last attempt has failed.
+            pending: the owner in which an overridden `do_acquire` notes its attempts; None: attempt without a hook.
         """
         backoff = Backoff(self._wait, call.sleep_s)
         while True:
@@ -241,15 +241,15 @@ class AcquireBase(LeaseBase):
     # ---- waiting by push ----
 
     def _waiting(self, token: bytes, brought: Any, sleep_s: float, limit: Limit) -> Waiting:
-        """How to wait, with this token or the one that the caller has brought."""
+        """Make the `Waiting` with this token, which is the caller's own where `brought` is not None."""
         queues = brought is None and is_ours(token)
         kind = self._attempt_kind if brought is None else self._own_kind
         return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
 
-    def _queueing(self, waiting: Waiting, owner: Owner, left: Left) -> Steps:
+    def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
 
-        Mostly one message grants the lock. Whatever else happens is told to the waiting's own steps.
+        Mostly one message grants the lock. Everything else goes to the steps of `waiting`.
         """
         waiter, outcome = None, None
         heard: object = ENTERED
@@ -269,23 +269,23 @@ class AcquireBase(LeaseBase):
             if type(outcome) is Grant:
                 outcome.note(owner, waiting.token, waiting.ttl_ms)
                 owner.attempt = waiting.attempt or owner.attempt
-            return outcome  # noqa: TRY300  # an interrupt here is undone, too
-        except BaseException:  # whatever it is, and wherever it came: the lock is not held
-            if self._leaves(waiting, owner):
-                left.append((self._key, waiting.token))
+            return outcome  # noqa: TRY300  # after an interrupt here, the lock is cleaned up, too
+        except BaseException:  # after any error, the lock is not held
+            if self._must_clean_up_waiting(waiting, owner):
+                to_clean_up.append((self._key, waiting.token))
             raise
         finally:
-            waiter = heard = None  # an error would keep this frame, and this frame the error
+            waiter = heard = None  # else an error would keep this frame, and this frame the error
 
     # ---- what a failed acquire leaves ----
 
-    def _leaves_unnoticed(self, call: _Call) -> bool:
-        """Whether an acquire that was interrupted must be undone: its caller has not learnt of the server's reply."""
+    def _must_clean_up_interrupted(self, call: _Call) -> bool:
+        """Whether an interrupted acquire must be cleaned up: the server's reply has not reached its caller."""
         owner, token, attempt = call.owner, call.token, call.attempt
         if token == call.before:
             return False
         acquired = attempt is not None and attempt.token is token and attempt.result
-        # Else another caller has noted it, which has brought the same token.
+        # Else another caller with the same token of its own has noted it.
         noted = owner.token == token and (acquired or call.brought is None)
         if noted:
             owner.token = None
@@ -294,10 +294,11 @@ class AcquireBase(LeaseBase):
         return noted or acquired
 
     @staticmethod
-    def _leaves(waiting: Waiting, owner: Owner) -> bool:
-        """Whether a waiting that has ended by an error must be undone: the lock may have been granted to it.
+    def _must_clean_up_waiting(waiting: Waiting, owner: Owner) -> bool:
+        """Whether a waiting that an error has ended must be cleaned up: the lock may have been granted to it.
 
-        Not where nothing is handed over, unless an attempt has taken it: a token that was brought may be another's too.
+        A waiter with a caller's own token gets no hand-over, and other callers may use that token too. So it is cleaned
+        up only where an attempt of its own has taken the lock.
         """
         attempt = waiting.attempt
         if not waiting.queues and not (attempt is not None and attempt.result):

@@ -147,31 +147,31 @@ class BatchLease:
 class BatchBase:
     """The base of both `Batch` classes, which describe its attributes."""
 
-    def __init__(self, hold: BatchLease, missed: list[int]) -> None:
-        self._hold = hold
-        names = hold.plan.names
+    def __init__(self, lease: BatchLease, missed: list[int]) -> None:
+        self._lease = lease
+        names = lease.plan.names
         self.missed: list[Name] = []
-        self.acquired: list[Name] = names[:] if hold.groups else []
+        self.acquired: list[Name] = names[:] if lease.groups else []
         if missed:
             gone = set(missed)
             self.missed = [names[index] for index in sorted(gone)]
-            if hold.groups:
+            if lease.groups:
                 self.acquired = [name for index, name in enumerate(names) if index not in gone]
 
     def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
         """The verdicts by name, in the order given."""
-        names = self._hold.plan.names
+        names = self._lease.plan.names
         if len(verdicts) == 1:
             indexes, results = verdicts[0]
             if type(indexes) is range and results.count(True) == len(results):
-                return self._hold.plan.all_held.copy()
+                return self._lease.plan.all_held.copy()
             of_these = names if type(indexes) is range else map(names.__getitem__, indexes)
             return dict(zip(of_these, results, strict=True))
         pairs = [pair for indexes, results in verdicts for pair in zip(indexes, results, strict=True)]
         return {names[index]: result for index, result in sorted(pairs)}
 
     def _check_entry(self) -> None:
-        if self._hold.plan.all_or_nothing and self.missed:
+        if self._lease.plan.all_or_nothing and self.missed:
             first: Any = self.missed[0]  # may be bytes, as in the errors of a lock with such a name
             raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
 
@@ -185,9 +185,9 @@ class BatchBase:
 
     def _releasing(self) -> Steps:
         verdicts: list[tuple[Indexes, list[bool]]] = []
-        for groups in (yield from self._hold.rounds(self._hold.live_groups())):
+        for groups in (yield from self._lease.rounds(self._lease.live_groups())):
             operations = [
-                ReleasePipeline(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at, group.doubtful)
+                ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at, group.doubtful)
                 for group in groups
             ]
             try:
@@ -196,15 +196,15 @@ class BatchBase:
                 for group, operation in zip(groups, operations, strict=True):
                     verdicts.append((group.indexes, operation.results))
                     group.doubtful = operation.unsettled and operation.valid
-                    self._hold.keep(group, operation.unfinished)
+                    self._lease.keep(group, operation.unfinished)
         return self._result(verdicts)
 
     def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
-        if self._hold.plan.ttl_ms is None:
+        if self._lease.plan.ttl_ms is None:
             raise LockError(f"Cannot {verb} a batch of locks with no timeout")
         verdicts: list[tuple[Indexes, list[bool]]] = []
-        for groups in (yield from self._hold.rounds(self._hold.live_groups())):
-            machines = [[operation_of(key, group) for key in self._hold.keys_of(group.indexes)] for group in groups]
+        for groups in (yield from self._lease.rounds(self._lease.live_groups())):
+            machines = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
             operations = [Pipeline(of_group) for of_group in machines]
             try:
                 yield all_of(operations)
@@ -215,7 +215,7 @@ class BatchBase:
         return self._result(verdicts)
 
     def _note_leases(self, group: Group, machines: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
-        ttl_s = (self._hold.plan.ttl_ms or 0) / 1000
+        ttl_s = (self._lease.plan.ttl_ms or 0) / 1000
         if operation.unfinished:
             if operation.unsettled and isinstance(machines[0], Reacquire) and group.expires_at is not None:
                 group.expires_at = min(group.expires_at, machines[0].sent_at + ttl_s)
@@ -226,17 +226,17 @@ class BatchBase:
             if held
         ]
         group.expires_at = min((end for end in ends if end is not None), default=None)
-        self._hold.forget(group, operation.results)
+        self._lease.forget(group, operation.results)
 
     def _extending(self, additional_time: float) -> Steps:
         add_ms = added_ms(additional_time)
         return self._prolonging(
-            "extend", lambda key, group: Extend(key, self._hold.token, add_ms, False, group.expires_at)
+            "extend", lambda key, group: Extend(key, self._lease.token, add_ms, False, group.expires_at)
         )
 
     def _reacquiring(self) -> Steps:
-        ttl_ms = self._hold.plan.ttl_ms or 0
-        return self._prolonging("reacquire", lambda key, _: Reacquire(key, self._hold.token, ttl_ms))
+        ttl_ms = self._lease.plan.ttl_ms or 0
+        return self._prolonging("reacquire", lambda key, _: Reacquire(key, self._lease.token, ttl_ms))
 
 
 _WINDOW = 1024
@@ -246,21 +246,21 @@ _FRESH = 0.75
 """The part of a lease that must be left when it is returned."""
 
 
-def acquiring(hold: BatchLease) -> Steps:
+def acquiring(lease: BatchLease) -> Steps:
     """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
 
-    If it raises, `hold` has all locks that may be held, for the driver to clean up.
+    If it raises, `lease` has all locks that may be held, for the driver to clean up.
     """
-    acquisition = _Acquisition(hold)
-    return acquisition.all_or_nothing() if hold.plan.all_or_nothing else acquisition.what_is_free()
+    acquisition = _Acquisition(lease)
+    return acquisition.all_or_nothing() if lease.plan.all_or_nothing else acquisition.what_is_free()
 
 
 class _Acquisition:
-    """The rounds of one acquire; `hold` is what is held so far."""
+    """The rounds of one acquire; `lease` is what is held so far."""
 
-    def __init__(self, hold: BatchLease) -> None:
-        self._hold = hold
-        self._plan = hold.plan
+    def __init__(self, lease: BatchLease) -> None:
+        self._lease = lease
+        self._plan = lease.plan
         wait_s = self._plan.blocking_timeout
         self._deadline = None if wait_s is None else clock() + wait_s
         self._bounded = wait_s is not None and wait_s > 0
@@ -314,7 +314,7 @@ class _Acquisition:
     def _pause(self) -> Sleep:
         """The pause before the next round, short enough that no held lock expires meanwhile."""
         ttl_ms = self._plan.ttl_ms
-        if ttl_ms is None or not self._hold.groups:
+        if ttl_ms is None or not self._lease.groups:
             return Sleep(self._plan.sleep)
         return Sleep(min(self._plan.sleep, ttl_ms / 4000))
 
@@ -328,15 +328,15 @@ class _Acquisition:
         ttl_ms = self._plan.ttl_ms
         for windows in (yield from self._rounds(indexes)):
             groups = [Group(window, None) for window in windows]
-            operations = [AcquirePipeline(self._hold.keys_of(window), self._hold.token, ttl_ms) for window in windows]
-            self._hold.groups += groups  # before it is asked: so every error cleans it up
+            operations = [AcquirePipeline(self._lease.keys_of(window), self._lease.token, ttl_ms) for window in windows]
+            self._lease.groups += groups  # before it is asked: so every error cleans it up
             yield all_of(operations, self._limit_s())
             for group, operation in zip(groups, operations, strict=True):
                 if ttl_ms is not None:
                     group.expires_at = operation.sent_at + ttl_ms / 1000
                 if operation.results.count(True) < len(operation):
                     missed += [i for i, ours in zip(group.indexes, operation.results, strict=True) if not ours]
-                    self._hold.forget(group, operation.results)
+                    self._lease.forget(group, operation.results)
         return missed
 
     def _refresh(self) -> Steps:
@@ -345,14 +345,14 @@ class _Acquisition:
         lost: list[int] = []
         if ttl_ms is None:
             return lost
-        if not self._aged(self._hold.groups, ttl_ms):
+        if not self._aged(self._lease.groups, ttl_ms):
             return lost
-        for round_ in (yield from self._hold.rounds(self._hold.groups)):
+        for round_ in (yield from self._lease.rounds(self._lease.groups)):
             aged = self._aged(round_, ttl_ms)
             if not aged:
                 continue
             machines = [
-                [Reacquire(key, self._hold.token, ttl_ms) for key in self._hold.keys_of(group.indexes)]
+                [Reacquire(key, self._lease.token, ttl_ms) for key in self._lease.keys_of(group.indexes)]
                 for group in aged
             ]
             operations = [Pipeline(of_group) for of_group in machines]
@@ -360,7 +360,7 @@ class _Acquisition:
             for group, of_group, operation in zip(aged, machines, operations, strict=True):
                 lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
                 group.expires_at = min(one.sent_at for one in of_group) + ttl_ms / 1000
-                self._hold.forget(group, operation.results)
+                self._lease.forget(group, operation.results)
         return lost
 
     def _aged(self, groups: list[Group], ttl_ms: int) -> list[Group]:
@@ -371,33 +371,33 @@ class _Acquisition:
         """Release those of these locks that are held."""
         given = [
             Group(held, group.expires_at)
-            for group in self._hold.groups
+            for group in self._lease.groups
             if (held := [index for index in group.indexes if index in indexes])
         ]
-        for round_ in (yield from self._hold.rounds(given)):
+        for round_ in (yield from self._lease.rounds(given)):
             releases = [
-                ReleasePipeline(self._hold.keys_of(group.indexes), self._hold.token, group.expires_at)
+                ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at)
                 for group in round_
             ]
             yield all_of(releases, self._limit_s())
-        for group in list(self._hold.groups):
-            self._hold.forget(group, [index not in indexes for index in group.indexes])
+        for group in list(self._lease.groups):
+            self._lease.forget(group, [index not in indexes for index in group.indexes])
 
     def _regroup(self) -> Steps:
         """Merge groups from many small rounds into few large ones."""
-        groups = self._hold.groups
+        groups = self._lease.groups
         if groups:
             ends = [group.expires_at for group in groups if group.expires_at is not None]
             held = sorted(index for group in groups for index in group.indexes)
             rounds = yield from self._rounds(held)
             end = min(ends) if ends else None
-            self._hold.groups = [Group(window, end) for windows in rounds for window in windows]
+            self._lease.groups = [Group(window, end) for windows in rounds for window in windows]
 
     def _rounds(self, indexes: Indexes) -> Steps:
         """Cut into rounds of windows. A window has locks of one server; a round, at most one window of each server."""
         if not indexes:
             return []
-        parts: Sequence[Sequence[int]] = yield Split(self._hold.keys_of(indexes))
+        parts: Sequence[Sequence[int]] = yield Split(self._lease.keys_of(indexes))
         if len(parts) == 1 and len(indexes) <= _WINDOW:
             return [[indexes]]
         windows = [

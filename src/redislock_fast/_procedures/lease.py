@@ -1,6 +1,6 @@
-"""What is held of a lock: until when it is valid, how it is entered again, handed over by a handle, and lost.
+"""The held lock: until when it is valid, how it is reentered, detached, attached, and lost.
 
-A lock without options has no lease of its own, only a token and the time until which that is valid. Nothing here takes
+A lock without options has no `Lease`, only a token and the time until which the token is valid. Nothing here acquires
 or releases a lock.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
 
     from redislock_fast._lease.handle import Handle
 
-
-from abc import abstractmethod
-
 __all__ = ["LeaseBase", "LeaseHolder"]
+
+logger = logging.getLogger(__name__)
 
 
 class LeaseHolder:
-    """A lock that has, while it is held on options, a lease beside its token."""
+    """A lock that has a `Lease` while it is held on options."""
 
     @property
     @abstractmethod
@@ -49,15 +49,15 @@ class LeaseHolder:
 
     @abstractmethod
     def _held(self) -> Owner:
-        """What the caller holds and may release."""
+        """The owner whose lock the caller may release."""
 
     @abstractmethod
     def _renewer(self) -> Any:
-        """The renewer of what is held on this lock's server."""
+        """The renewer of the leases on this lock's server."""
 
     @abstractmethod
     def _tell(self, lease: Lease, reason: LossReason) -> None:
-        """Call back for a loss."""
+        """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
 
     @abstractmethod
     def _finding_out(self, lease: Lease) -> Steps:
@@ -65,39 +65,39 @@ class LeaseHolder:
 
     @abstractmethod
     def _not_owned(self, verb: str) -> LockNotOwnedError:
-        """The error for a lock that is not held any more, where nothing is known of its lease."""
+        """The error for a lock that is not held any more and has no lease."""
 
     def _lease_of(self, owner: Owner) -> Lease | None:
-        """The lease of what is held now."""
+        """The lease of the owner's present token."""
         lease = owner.lease
         return lease if lease is not None and lease.token == owner.token else None
 
     def _keep(self, lease: Lease) -> None:
-        """Renew it, and watch for its loss, as its options say."""
+        """Have the renewer renew the lease and watch for its loss, as its options say."""
         if lease.is_watched:
             self._renewer().keep(lease)
 
     def _let_go(self, lease: Lease) -> None:
-        """Renew it no more."""
+        """Have the renewer drop the lease."""
         if lease.is_watched:
             self._renewer().let_go(lease)
 
     def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        """Call back for the loss of what was held before the acquire that has found it out."""
+        """Report the loss of an earlier lease, which the next acquire has found out."""
         self._tell(lease, reason)
 
     def _refuse_in_callback(self, verb: str, owner: Owner) -> None:
-        """In a callback for a loss, refuse what needs the lock: what others hold by this object is not the callback's.
+        """Refuse an operation in a callback for a loss: a lock that others hold by this object is not the callback's.
 
         Raises:
-            LockLostError: the callback has not acquired the lock anew, and `owner` is not what was lost.
+            LockLostError: the callback has not acquired the lock again, and the owner has another lease than the lost.
         """
         told = told_of(self)
         if told is not None and self._lease_of(owner) is not told:
             raise self._lost_error(verb, told)
 
     def _end_lost(self, lease: Lease, reason: LossReason) -> None:
-        """End what is held no more, and tell, unless that was told. `reason` is why if its lease has not ended."""
+        """End a lease that was lost, and report the loss once. `reason` counts where the lease has not expired."""
         self._let_go(lease)
         if clock() >= lease.deadline:
             reason = LossReason.EXPIRED
@@ -107,10 +107,12 @@ class LeaseHolder:
     def _raising_lost(
         self, verb: str, lease: Lease, error: LockNotOwnedError | None = None, by_release: bool = False
     ) -> Steps:
-        """Find out why the lock was lost, and tell, unless that has been done, or another has given the lock back.
+        """Find out why the lock was lost, report the loss once, and raise it.
+
+        Where another caller that shares the lock object has released the lock, nothing is reported.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: in any case.
+            redis.exceptions.LockNotOwnedError: always.
         """
         self._let_go(lease)
         if lease.loss is None and (by_release or not lease.over):
@@ -124,7 +126,7 @@ class LeaseHolder:
         return LockLostError(f"Cannot {verb} a lock that was lost: {reason}", lock_name=self.name, reason=reason)
 
     def _say_why(self, error: BaseException | None) -> None:
-        """Give a cancel that the loss of the lock has caused that cause."""
+        """Set the loss of the lock as the cause of the CancelledError that it has led to."""
         lease = self._held().lease
         if lease is None or not lease.options.cancel_on_lost or lease.loss is None:
             return
@@ -132,12 +134,9 @@ class LeaseHolder:
             error.__cause__ = self._lost_error("hold on to", lease)
 
 
-logger = logging.getLogger(__name__)
-
-
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log what an object of the user's raises: it is no reason to lose a lock."""
+    """Log an error of a user's object: it must not cost the lock."""
     try:
         yield
     except Exception:
@@ -150,25 +149,25 @@ class LeaseBase(LockSettings, LeaseHolder):
     # ---- what the caller holds ----
 
     def _held(self) -> Owner:
-        """What the caller holds and may release. A forked child has nothing of its parent's."""
+        """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Owner = self.local.held()
-        return holding
+        owner: Owner = self.local.held()
+        return owner
 
     def _mine(self) -> Owner:
-        """The holding of the calling thread or task."""
+        """The owner in which the caller's acquire is noted."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Owner = self.local.mine()
-        return holding
+        owner: Owner = self.local.mine()
+        return owner
 
     def _held_with_ttl(self, verb: str) -> Owner:
-        """What the caller holds.
+        """The owner of a lock that can be prolonged.
 
         Raises:
             LockLostError: this is a callback for the loss of the lock.
-            redis.exceptions.LockError: the caller holds nothing, or what does not expire.
+            redis.exceptions.LockError: the caller holds nothing, or the lock does not expire.
         """
         held = self._held()
         if self._options is not None:
@@ -180,10 +179,10 @@ class LeaseBase(LockSettings, LeaseHolder):
         return held
 
     def _token_of(self, held: Owner, verb: str) -> bytes:
-        """The token of what is held; where it is shared, another may have released it since it was looked at."""
+        """The owner's token. Where the owner is shared, another caller may have released it meanwhile."""
         if held.token is None:
             raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
-        token: bytes = self._transport.encode(held.token)  # others may have set it
+        token: bytes = self._transport.encode(held.token)  # a user may have set `local.token` to a str
         return token
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
@@ -192,17 +191,17 @@ class LeaseBase(LockSettings, LeaseHolder):
     # ---- validity ----
 
     def remaining(self) -> float:
-        """For how long the lock is certainly still held, in seconds. Nothing is sent: the clock is read.
+        """How long the lock is certainly still held, in seconds. Sends nothing.
 
-        Counted from before the request left that took or prolonged it, less 1 % of the ttl and 2 ms for clocks that
-        drift. 0.0 where the lock is lost or not held, or where nobody knows whether a release was executed; `math.inf`
-        where it does not expire.
+        The lease counts from before the last request that set it was sent, less 1 % of the ttl and 2 ms for clock
+        drift. 0.0 where the lock is lost or not held, or a release has an unknown outcome; `math.inf` where the lock
+        does not expire.
         """
         held = self._held()
         return 0.0 if held.token is None or self._is_released(held) else max(self._deadline(held) - clock(), 0.0)
 
     def _deadline(self, owner: Owner) -> float:
-        """Until when what is held is certainly held, in the clock's seconds."""
+        """Until when the owner certainly holds the lock, in the clock's seconds."""
         lease = self._lease_of(owner)
         if lease is not None:
             return -math.inf if lease.loss is not None else lease.deadline
@@ -212,7 +211,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         return math.inf if expires_at is None else expires_at - drift_s((self._ttl_ms or 0) / 1000)
 
     def _is_released(self, owner: Owner) -> bool:
-        """Whether its release was called, and may have been executed although that failed."""
+        """Whether a release was called and has failed, but may have been executed."""
         lease = self._lease_of(owner)
         return owner.releasing == owner.token or (lease is not None and lease.over)
 
@@ -229,9 +228,9 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     @property
     def fence(self) -> int | None:
-        """The number of this holding, higher than that of every earlier one; None where it is not held or numbered.
+        """The fence of the held lock, higher than those of all earlier owners; see `redislock_fast.fencing`.
 
-        See `redislock_fast.fencing`.
+        None where the lock is not held, or has no `fencing`.
         """
         held = self._held()
         return None if held.token is None else held.fence
@@ -239,7 +238,7 @@ class LeaseBase(LockSettings, LeaseHolder):
     # ---- begin and end ----
 
     def _reenter(self, owner: Owner, token: Any) -> bool:
-        """Enter once more what this thread or task holds already. Returns False where it does not."""
+        """Acquire a reentrant lock once more. Returns False where this thread or task does not hold it."""
         lease = self._lease_of(owner)
         if lease is None or not lease.options.reentrant or not self._is_meant(token, lease.token):
             return False
@@ -261,7 +260,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """Begin the lease of a lock that was just acquired on options.
 
         Raises:
-            LockLostError: the lock is lost, and another who shares the lock object may have it by now.
+            LockLostError: the lock is lost, and another caller that shares the lock object may have it now.
         """
         token = pending.token
         assert token is not None
@@ -288,7 +287,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
 
     def _to_prolong(self, token: Any) -> bytes | None:
-        """The token of what is to be prolonged, instead of acquiring with this token."""
+        """The held token, where `acquire_or_extend` with this token must prolong; None where it must acquire."""
         owner = self._held()
         told = told_of(self)
         if told is not None and self._lease_of(owner) is not told:
@@ -297,20 +296,20 @@ class LeaseBase(LockSettings, LeaseHolder):
         return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
-        """Whether an acquire with this token, which may be None, may mean what is held."""
+        """Whether an acquire with this token, which may be None, may mean the held lock."""
         return token is None or self._transport.encode(token) == held
 
     def _drop_lost(self, token: bytes) -> None:
-        """Forget what this thread or task has lost."""
+        """Forget a lock that this thread or task has lost."""
         held = self._held()
-        if held.token != token:  # where the token is shared, another may have acquired meanwhile
+        if held.token != token:  # where the owner is shared, another caller may have acquired meanwhile
             return
         held.token = None
         if held.lease is not None:
             self._account(held, held.lease, False)
 
     def _may_release(self, owner: Owner, lease: Lease) -> bool:
-        """Whether a release is to be sent. What is lost is forgotten.
+        """Whether a release must be sent. A lost lock is forgotten.
 
         Raises:
             LockLostError: the lock was lost.
@@ -331,7 +330,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         return True
 
     def _account(self, owner: Owner, lease: Lease, released: bool) -> None:
-        """Note how long it was held."""
+        """Report how long the lock was held, for metrics and the adaptive ttl."""
         if owner.lease is lease:
             owner.lease = None
         held_s = clock() - lease.begun
@@ -344,22 +343,22 @@ class LeaseBase(LockSettings, LeaseHolder):
     # ---- loss ----
 
     def _finding_out(self, lease: Lease) -> Steps:
-        """Why it is lost. Sends `GET name` where the lease has not ended."""
+        """Returns why the lock was lost. Sends `GET name` where the lease has not ended."""
         if clock() >= lease.deadline:
             return LossReason.EXPIRED
-        look = ReadHolder(self._key)
+        read = ReadHolder(self._key)
         try:
-            yield Execute(look)
-        except Exception:  # then it is not known
+            yield Execute(read)
+        except Exception:  # then the reason is not known
             return LossReason.SERVER_GONE
-        return reason_of(look)
+        return reason_of(read)
 
     # ---- handles ----
 
     def detach(self) -> Handle:
-        """Let go of the lock without releasing it: whoever attaches the handle holds it then.
+        """Give up the held lock without releasing it. The caller of `attach` with the returned handle holds it then.
 
-        Nothing is sent, and nothing is renewed until the handle is attached.
+        Sends nothing. The lock is not renewed until the handle is attached.
 
         Raises:
             redis.exceptions.LockError: this thread or task holds no lock, or has entered it more than once.
@@ -387,27 +386,27 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     @classmethod
     def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
-        """Hold a lock that was detached, here or in another process. Nothing is sent.
+        """Hold a lock that was detached, here or in another process. Sends nothing.
 
-        The lease is believed to end when the handle says, by the wall clock: `reacquire` makes it exact. A `with` block
-        of the lock takes it as it is attached, and raises LockLostError where it is lost.
+        The lease ends when the handle says, by the wall clock; `reacquire` makes it exact. The next `with` block of the
+        lock uses the attached lock without an acquire, and raises LockLostError where it is lost.
 
         Args:
             client: as for the class.
-            handle: what `detach` gave.
-            settings: of the lock, as for the class; its name and timeout are the handle's.
+            handle: the handle that `detach` has returned.
+            settings: other parameters of the class; name and timeout come from the handle.
 
         Returns:
             The lock, held by this thread or task.
 
         Raises:
-            TypeError: `handle` is none; and as the class.
+            TypeError: `handle` is no `Handle`; and as the class.
             ValueError: as the class.
         """
         from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # as above
 
         if not isinstance(handle, Handle):
-            raise TypeError(f"attach needs what detach gave, not {type(handle).__name__}")
+            raise TypeError(f"attach needs a handle that detach has returned, not {type(handle).__name__}")
         lock = cls(client, handle.name, handle.timeout, **settings)
         owner = lock._mine()
         pending = PendingOwner(owner)
@@ -422,16 +421,16 @@ class LeaseBase(LockSettings, LeaseHolder):
         lock._attached = handle.token
         return lock
 
-    _attached: bytes | None = None  # what `attach` held, until a block enters it
+    _attached: bytes | None = None  # the attached token, until a `with` block enters it
 
     def _enter_attached(self) -> bool:
-        """Enter what was attached, without an acquire. Returns False where that is not what the caller holds now.
+        """Enter an attached lock without an acquire. Returns False where the caller does not hold it any more.
 
         Raises:
             LockLostError: the lock was lost.
         """
         held = self._held()
-        if held.token is not self._attached:  # not the same object: released, and perhaps acquired again
+        if held.token is not self._attached:  # another object: the lock was released, and perhaps acquired again
             return False
         lease = self._lease_of(held)
         if clock() >= self._deadline(held):
@@ -442,7 +441,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         return True
 
     def _forget(self, owner: Owner, lease: Lease) -> None:
-        """End a lease, whatever becomes of the lock."""
+        """End a lease without a release of the lock."""
         self._let_go(lease)
         lease.end()
         owner.lease = None

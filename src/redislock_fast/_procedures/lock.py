@@ -1,7 +1,7 @@
-"""A lock as its users call it, step by step: acquire on options, release, extend, reacquire, and looks.
+"""The operations of a lock, step by step: acquire on options, release, extend, reacquire, locked, owned.
 
-Written once for threads and tasks, as generators: `redislock_fast/lock.py` and `redislock_fast/asyncio/lock.py` have
-the signatures, and drive these. How a lock is acquired without options is in `acquisition.py`.
+`redislock_fast/lock.py` and `redislock_fast/asyncio/lock.py` have the signatures, and drive these generators. A lock
+without options is acquired in `acquisition.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redis.exceptions import (
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Breaker, Options
 from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._procedures.acquisition import AcquireBase, Left
+from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder, Release
@@ -36,12 +36,12 @@ from redislock_fast._util.tokens import is_held_with
 __all__ = ["LockBase"]
 
 _WAIT_GRACE_S = GRACE_S / 2
-"""Replicas may still take so long when the acquire's time ends; the other half is left to the reply that says so."""
+"""How long replicas may take after the acquire's deadline; the other half of the grace is for the server's reply."""
 
 
 @contextlib.contextmanager
 def _guarded(breaker: Breaker) -> Iterator[None]:
-    """Let the breaker learn of a server that does not answer; whatever else is raised is no failure to it."""
+    """Report connection errors and timeouts to the breaker, and pass other errors without reporting them."""
     other: BaseException | None = None
     with breaker.calling():
         try:
@@ -54,7 +54,7 @@ def _guarded(breaker: Breaker) -> Iterator[None]:
         try:
             raise other
         finally:
-            del other  # or this frame and the error would keep each other alive
+            del other  # else this frame and the error would keep each other alive
 
 
 _UNGUARDED = contextlib.nullcontext()
@@ -72,26 +72,26 @@ class LockBase(AcquireBase):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None = None,
     ) -> Steps:
         """Acquire. Returns whether the lock is held.
 
         Args:
-            owner: the caller's holding.
-            sleep: as for `acquire`, and so the next three.
+            owner: the caller's owner.
+            sleep: as for `acquire`.
             blocking: as for `acquire`.
             blocking_timeout: as for `acquire`.
             token: as for `acquire`.
-            left: gets what must be undone where this raises.
-            task: the task that holds the lock then; None in threads.
+            to_clean_up: gets what must be cleaned up where this raises.
+            task: the task that will hold the lock; None in threads.
         """
         if self._options is None:
             limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, left))
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         return (
             yield from self._acquiring_on_options(
-                self._options, owner, sleep, blocking, blocking_timeout, token, left, task
+                self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task
             )
         )
 
@@ -105,7 +105,7 @@ class LockBase(AcquireBase):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: Any,
-        left: Left,
+        to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None,
     ) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held."""
@@ -118,19 +118,19 @@ class LockBase(AcquireBase):
         try:
             with self._guarded(options):
                 limit = self._limit(blocking_timeout)
-                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, left)):
+                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, to_clean_up)):
                     return False
                 if not (yield from self._completing(options, pending, limit)):
-                    self._transport.clean_up(self._give_up(owner, pending, before, token))
+                    self._transport.clean_up(self._drop_failed(owner, pending, before, token))
                     return False
                 self._keep(self._begin(options, owner, pending, asked_at, task))
-        except BaseException:  # whatever it is: the lock is not held
-            left += self._give_up(owner, pending, before, token)
+        except BaseException:  # after any error, the lock is not held
+            to_clean_up += self._drop_failed(owner, pending, before, token)
             raise
         return True
 
     def _adapt(self, options: Options) -> None:
-        """Use the ttl that the hold times suggest."""
+        """Set the ttl by the hold times."""
         if options.adaptive is not None:
             ttl_ms = options.adaptive.ttl_ms(self._name)
             self._ttl_ms = ttl_ms
@@ -138,24 +138,24 @@ class LockBase(AcquireBase):
 
     @staticmethod
     def _guarded(options: Options) -> AbstractContextManager[None]:
-        """Where there is a breaker, an acquire is a call of it."""
+        """The breaker's context for an acquire, where there is a breaker."""
         return _UNGUARDED if options.breaker is None else _guarded(options.breaker)
 
     def _completing(self, options: Options, owner: Owner, limit: Limit) -> Steps:
-        """Do what belongs to the acquire besides having the lock.
+        """Do what the options ask for once the lock is held: a certain lease, a fence, replicas.
 
         Returns:
-            False where that could not be done in time, after a wait for a lock that was another's.
+            False where the time was up before, after another owner had the lock.
 
         Raises:
             LockLostError: the lock was lost before that was done.
-            NotReplicatedError: too few replicas had it in time.
-            redis.exceptions.TimeoutError: the server was silent, and the lock never another's.
+            NotReplicatedError: too few replicas had the lock in time.
+            redis.exceptions.TimeoutError: no reply in time, and no reply said that another owner has the lock.
         """
         token = owner.token
         assert token is not None
         try:
-            if self._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, nobody knows when
+            if self._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, at an unknown time
                 yield from self._confirming(owner, token, self._ttl_ms, limit)
             owner.fence = None
             if options.fencing:
@@ -169,18 +169,18 @@ class LockBase(AcquireBase):
         return True
 
     def _numbering(self, owner: Owner, token: bytes, limit: Limit) -> Steps:
-        """Returns the number of this holding."""
+        """Returns the fence of the lock."""
         attempt = owner.attempt
         if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
             return attempt.fence
-        numbering = Fence(self._key, token)  # handed over, or acquired by a hook
+        numbering = Fence(self._key, token)  # the lock was handed over, or acquired by a hook
         yield Execute(numbering, limit.left_s())
         if not numbering.result:
             raise self._lost_at_once()
         return numbering.fence
 
     def _replicating(self, options: Options, owner: Owner, token: bytes, limit: Limit) -> Steps:
-        """Wait for the replicas, as long as the lease and the acquire's deadline allow."""
+        """Wait for the replicas, no longer than the lease and the acquire's deadline allow."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
         expires_at = owner.expires_at(token)
@@ -212,16 +212,16 @@ class LockBase(AcquireBase):
             raise self._lost_at_once()
         owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
 
-    def _give_up(
+    def _drop_failed(
         self, owner: Owner, pending: PendingOwner, before: bytes | None, brought: Any
     ) -> list[tuple[bytes, bytes]]:
-        """The acquire failed. Returns what must be undone.
+        """Drop what a failed acquire has got. Returns what must be cleaned up.
 
         Args:
-            owner: the caller's holding.
+            owner: the caller's owner.
             pending: what the acquire has got.
-            before: the token that was held till then.
-            brought: the token as the caller brought it; None where the caller did not.
+            before: the token that was held before.
+            brought: the token that the caller passed; None where the caller passed none.
         """
         token = pending.token
         if token is None or token == before:
@@ -238,7 +238,7 @@ class LockBase(AcquireBase):
     # ---- release ----
 
     def _releasing(self, owner: Owner) -> Steps:
-        """Release what the caller holds."""
+        """Release the lock that the caller holds."""
         token = owner.token
         if token is None:
             self._refuse_in_callback("release", owner)
@@ -249,7 +249,7 @@ class LockBase(AcquireBase):
         release = object()
         try:
             if lease is not None and not lease.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # another caller that shares the lock object releases it
+                raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
             if self._is_overridden("do_release"):
                 yield from self._calling(owner, self.do_release, token)
             elif not (yield from self._releasing_token(token, owner)):
@@ -271,7 +271,7 @@ class LockBase(AcquireBase):
             self._account(owner, lease, True)
 
     def _releasing_for_caller(self, expected_token: Any) -> Steps:
-        """Release by token, for whatever has called `do_release`.
+        """Release by token, for a caller of `do_release`.
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is not held with this token.
@@ -280,7 +280,7 @@ class LockBase(AcquireBase):
             raise self._not_owned("release")
 
     def _finishing_release(self, operation: Release, owner: Owner) -> Steps:
-        """Finish a release on the usual settings, whose request has left already."""
+        """Finish a release whose request has been sent already, without hooks and options."""
         was_held = yield from self._executing_release(operation, owner)
         if owner.token == operation.token:
             owner.token = None
@@ -305,7 +305,7 @@ class LockBase(AcquireBase):
         except BaseException as error:
             owner.note_release(operation)
             if isinstance(error, asyncio.CancelledError):
-                # A release once called runs to its end, even if nothing has left yet. A second call finds it done.
+                # A cancelled release runs to its end, even if nothing was sent yet. A second call finds it done.
                 if not operation.unsettled and (expires_at is None or clock() < expires_at):
                     owner.releasing = token
                 self._transport.clean_up([(self._key, token)])
@@ -340,14 +340,14 @@ class LockBase(AcquireBase):
         return (yield from self._prolonging("reacquire", owner, owner.lease, self._ttl_ms, prolonging))
 
     def _prolonging(self, verb: str, owner: Owner, lease: Lease, new_ttl_ms: int | None, prolonging: Steps) -> Steps:
-        """Prolong the lease of what is held on options, and keep the renewer informed of it.
+        """Prolong the lease of a lock that is held on options, and tell the renewer.
 
         Args:
             verb: "extend" or "reacquire".
-            owner: the caller's holding.
-            lease: its lease.
-            new_ttl_ms: the ttl that is set instead of the old one; None: something is added to that.
-            prolonging: the steps that prolong it.
+            owner: the caller's owner.
+            lease: the owner's lease.
+            new_ttl_ms: the ttl that is set, in milliseconds; None: the steps add to the ttl.
+            prolonging: the steps that prolong the lease.
         """
         if lease.is_lost():
             yield from self._raising_lost(verb, lease)
@@ -356,13 +356,13 @@ class LockBase(AcquireBase):
                 result = yield from prolonging
         except LockNotOwnedError as error:
             yield from self._raising_lost(verb, lease, error)
-        except GeneratorExit:  # the task was dropped: whatever collects garbage runs this, outside of the loop
+        except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
             raise
         except BaseException:
             if lease.loss is None:
                 self._keep(lease)  # it may have made the lease shorter
             raise
-        if lease.loss is not None:  # it was told of meanwhile: it does not come back
+        if lease.loss is not None:  # a loss that was reported meanwhile stands
             self._transport.clean_up([(self._key, lease.token)])
             raise self._lost_error(verb, lease)
         self._keep(lease)
@@ -372,7 +372,7 @@ class LockBase(AcquireBase):
         """Extend by token. Returns True.
 
         Args:
-            owner: the caller's holding; None: that for which `do_extend` was called.
+            owner: the caller's owner; None: the one for which `do_extend` was called.
             additional_time: as for `extend`.
             replace_ttl: as for `extend`.
 
@@ -402,7 +402,7 @@ class LockBase(AcquireBase):
         """Set the lease back to the whole ttl by token. Returns True.
 
         Args:
-            owner: the caller's holding; None: that for which `do_reacquire` was called.
+            owner: the caller's owner; None: the one for which `do_reacquire` was called.
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is not held.
@@ -427,7 +427,7 @@ class LockBase(AcquireBase):
             raise self._not_owned("reacquire")
         return True
 
-    # ---- look ----
+    # ---- query ----
 
     def _looking(self) -> Steps:
         """Returns whether the key exists."""
@@ -436,7 +436,7 @@ class LockBase(AcquireBase):
         return look.result
 
     def _looking_for(self, token: bytes | None) -> Steps:
-        """Returns whether the lock is held with this token, which is None where the caller holds nothing."""
+        """Returns whether the lock is held with this token. `token` is None where the caller holds nothing."""
         look = ReadHolder(self._key)
         yield Execute(look)
         return token is not None and is_held_with(look.holder, token)

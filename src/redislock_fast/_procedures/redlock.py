@@ -58,7 +58,7 @@ _SILENT_ATTEMPTS = 3
 
 _dice = random.SystemRandom()  # the module's own is the user's, who may have seeded all contenders alike
 
-_NO_RETRY_MENDS = (Refused, Redirected, AuthenticationError, AuthorizationError)
+_PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
 class RedlockBase(RedlockSettings, LeaseHolder):
@@ -185,7 +185,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             is_last = not blocking or clock() + pause_s >= deadline
             gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and deadline == math.inf)
             if silent and gives_up:
-                raise _trouble(attempt)
+                raise _error_of(attempt)
             if is_last:
                 return None
             if deadline == math.inf:
@@ -239,7 +239,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         owner.round = round_ = self._release_round(majority)
         yield Ask(round_)
         if not round_.refused and not round_.answered:
-            raise _trouble(round_)
+            raise _error_of(round_)
         self._forget(owner, majority.token)
         if round_.refused:
             if lease is None:
@@ -277,13 +277,13 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         """Set the lease anew. Where it was lost, what is left of it is given back."""
         lease = self._lease_of(owner)
         if lease is not None:
-            yield from self._prolonging_on_terms(owner, lease, majority, verb, ttl_ms)
+            yield from self._prolonging_on_options(owner, lease, majority, verb, ttl_ms)
         elif not (yield from self._setting_lease(owner, majority, ttl_ms)):
             self._forget(owner, majority.token)
             yield Ask(self._release_round(majority))
             raise self._not_owned(verb)
 
-    def _prolonging_on_terms(
+    def _prolonging_on_options(
         self, owner: Owner, lease: Lease, majority: MajorityLease, verb: str, ttl_ms: int
     ) -> Steps:
         if lease.loss is not None:
@@ -320,7 +320,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 majority.renew(round_, before)
                 return True
             if not round_.refused and clock() < majority.valid_until:
-                raise _trouble(round_)
+                raise _error_of(round_)
         return False
 
     # ---- look ----
@@ -330,7 +330,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
         yield Ask(round_)
         if not round_.decided:
-            raise _trouble(round_)
+            raise _error_of(round_)
         return round_.agreed
 
     # ---- loss ----
@@ -353,15 +353,15 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
 def _is_hopeless(round_: MajorityRound) -> bool:
     """Whether no majority can vote because of errors that no retry mends."""
-    errors = sum(isinstance(error, _NO_RETRY_MENDS) for error in round_.errors)
+    errors = sum(isinstance(error, _PERMANENT) for error in round_.errors)
     return errors > len(round_.verdicts) // 2
 
 
-def _trouble(round_: MajorityRound) -> Exception:
+def _error_of(round_: MajorityRound) -> Exception:
     """The error of a round with too few votes: the gravest of the servers' errors, or how many servers have voted."""
     errors = [error for error in round_.errors if error is not None]
     for error in errors:
-        if isinstance(error, _NO_RETRY_MENDS):
+        if isinstance(error, _PERMANENT):
             return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
     count = len(round_.verdicts)
     voted = count - round_.verdicts.count(None)

@@ -70,10 +70,10 @@ def renewing(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     """Renew what can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
-        yield from _burst(open_ones[at : at + _MOST_AT_ONCE], losses)
+        yield from _renewing_batch(open_ones[at : at + _MOST_AT_ONCE], losses)
 
 
-def _burst(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def _renewing_batch(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     asked: list[Any] = []
     rounds: list[ReacquireRound] = []

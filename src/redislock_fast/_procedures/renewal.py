@@ -215,7 +215,7 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         return
     for part in parts:
         for at in range(0, len(part), _MOST_AT_ONCE):
-            yield from _burst([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
+            yield from _renewing_batch([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
         losses.append(LeaseLoss(lease, reason))
 
 
-def _burst(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
+def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew leases of one server."""
     now = clock()
     asked = _requests(leases, now)

@@ -1,10 +1,10 @@
-"""What a procedure that takes several operations asks of who drives it, step by step.
+"""The steps that a procedure yields to its driver.
 
-A procedure is a generator of steps. Whoever drives it does what a step says, sends back what it gives and throws in
-what it raises. So the logic is written once, for threads, event loops and simulations, and an error or a cancel arrives
-where it must be dealt with.
+A procedure is a generator of steps. The driver does what a step says, sends the result back, and throws in what it
+raises. So the logic is written once, for threads, event loops and simulations, and an error or a cancel is raised in
+the procedure, at the step where it came.
 
-Plain classes, of which a dozen take a tenth of the import time of as many named tuples.
+The steps are plain classes, since named tuples would take ten times as long to import.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 ENTERED: Final = "entered"
-"""Heard in place of a message by who has a seat and has not listened yet."""
+"""Given in place of a message where the waiter is registered and has not listened yet."""
 
 
 class Execute:
-    """Drive the operation to its end, within so many seconds."""
+    """Drive the operation to its end within `limit_s` seconds; None: without a limit."""
 
     __slots__ = ("limit_s", "operation")
 
@@ -51,9 +51,9 @@ class Execute:
 
 
 class ExecuteAll:
-    """Drive operations, each on locks of another server, to their ends within so many seconds.
+    """Drive operations, each on locks of another server, to their ends within `limit_s` seconds.
 
-    No server's replies are waited for before all have been asked, and none that fails keeps the others from their ends:
+    All servers are asked before any reply is waited for. Where an operation fails, the others still run to their ends;
     then the first error is thrown in.
     """
 
@@ -65,9 +65,10 @@ class ExecuteAll:
 
 
 class ExecuteDedicated:
-    """Drive an operation that sets no key to its end on a connection of its own, within so many seconds.
+    """Drive an operation that sets no key to its end on a dedicated connection, within `limit_s` seconds.
 
-    `slow_s` is for how long the server may hold its reply back: everything behind it would wait for as long.
+    `slow_s` is how long the server may hold its reply back, in seconds: on a shared connection, all other replies would
+    come so much later.
     """
 
     __slots__ = ("limit_s", "operation", "slow_s")
@@ -79,7 +80,7 @@ class ExecuteDedicated:
 
 
 class Sleep:
-    """Do nothing for so long."""
+    """Wait for so many seconds."""
 
     __slots__ = ("seconds",)
 
@@ -88,7 +89,7 @@ class Sleep:
 
 
 class Split:
-    """Send back the keys' indexes, those together that one server has."""
+    """Send back the keys' indexes, grouped by server."""
 
     __slots__ = ("keys",)
 
@@ -97,7 +98,7 @@ class Split:
 
 
 class Enter:
-    """Send back a seat in the room of the lock's connection, or None where that takes no messages."""
+    """Send back a `Waiter`, registered on the lock's connection, or None where that connection takes no messages."""
 
     __slots__ = ("key", "limit_s", "token")
 
@@ -108,7 +109,7 @@ class Enter:
 
 
 class Listen:
-    """Send back the next message for the seat, or None when none has come within so many seconds."""
+    """Send back the next message for the waiter, or None when none has come within `timeout_s` seconds."""
 
     __slots__ = ("timeout_s", "waiter")
 
@@ -118,7 +119,7 @@ class Listen:
 
 
 class CallHook:
-    """Call a hook that a user has overridden, and send back what it returns; in a task, what awaiting that gives."""
+    """Call a hook that a user has overridden, and send back what it returns; in a task, the awaited result."""
 
     __slots__ = ("call",)
 
@@ -127,7 +128,7 @@ class CallHook:
 
 
 class Ask:
-    """Hold the round: ask all servers of a quorum, until the outcome is certain or the round's time is up."""
+    """Ask all servers of a quorum, until the round's outcome is certain or its time is up."""
 
     __slots__ = ("round",)
 
@@ -136,7 +137,7 @@ class Ask:
 
 
 class AskAll:
-    """Hold these rounds at once, until the outcome of each is certain or the time of the shortest is up."""
+    """Run these rounds at once, until the outcome of each is certain or the time of the shortest is up."""
 
     __slots__ = ("rounds",)
 
@@ -149,5 +150,5 @@ Steps: TypeAlias = Generator[Step, Any, Any]
 
 
 def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Execute | ExecuteAll:
-    """The step that drives operations, each on locks of another server, of which there is mostly one."""
+    """The step that drives operations, each on locks of another server. Mostly there is one."""
     return Execute(operations[0], limit_s) if len(operations) == 1 else ExecuteAll(operations, limit_s)

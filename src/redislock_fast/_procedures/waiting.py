@@ -1,12 +1,12 @@
-"""How a waiter gets a contended lock: a procedure of steps, with a short way for the usual case.
+"""How a waiter gets a contended lock: a procedure of steps, with a shortcut for the usual case.
 
 A waiter joins the lock's queue and gets a message when the lock is granted. Health checks find lost messages, dead
-holders, deleted keys and flushed servers: one waiter of each key queue repeats its request once an interval (the first
-time later, where the last wait was long), and when the holder's ttl has ended. Where the server denies something, the
+owners, deleted keys and flushed servers: one waiter of each key queue repeats its request once an interval (the first
+time later, where the last wait was long), and when the owner's ttl has ended. Where the server denies something, the
 waiter falls back, first to watching the key and trying when it changes, then to polling.
 
-In the usual case no steps are driven: `join`, listen, `granted`. That takes half as many calls. Whatever else happens
-is given to the steps, which go on from there.
+The usual case needs no steps: the caller calls `join`, listens, and calls `granted`. In all other cases it calls
+`steps`, which go on from there.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TIME_UP: Final = "time up"
 """The outcome when the lock was not granted in time."""
 
 _DENIED: Final = "denied"
-_CHECK: Final = "look"
+_CHECK: Final = "check"
 _DUE: Final = "due"
 
 _SPENT = 0.25
-"""How much of a lease may have passed when the lock is returned; beyond, the lease is renewed first."""
+"""The part of a lease that may have passed when the lock is returned; where more has, the lease is renewed first."""
 
 _SHORTEST_INTERVAL_S = 0.01
 _LONGEST_S = 1e9
-_AWAKE_INTERVALS = 8  # without a health check for so many intervals and a second, a process counts as asleep
+_AWAKE_INTERVALS = 8  # a process without a health check for so many intervals and a second counts as asleep
 _AWAKE_MS = 1000
-_KEPT_MS = 3_600_000  # a queue that all waiters have left behind is deleted after an hour
+_KEPT_MS = 3_600_000  # a queue whose waiters have all died is deleted after an hour
 
 
 @lru_cache(128)
@@ -59,19 +59,18 @@ class Waiting:
 
     Args:
         key: the lock.
-        token: the waiter's.
-        ttl_ms: of the lock, once it is granted.
+        token: the waiter's first token.
+        ttl_ms: the ttl of the lock once it is granted, in milliseconds.
         interval_s: how often health checks are made, in seconds.
         limit: when to give up.
-        queues: whether the token was made for this waiter. A token that a caller has brought may be another owner's,
-            too: then the two could not be told apart in the queue.
+        queues: whether the token was made for this waiter. Another owner may have a token that a caller has passed, and
+            the queue could not tell the two apart.
         kind: the operation that takes the lock where it is not handed over.
 
     Attributes:
-        ttl_ms: as above.
         attempt: the last operation that tried to take the lock where it was not handed over.
-        token: the waiter's. The lock may be granted to it whatever ends the steps without a grant: the driver then
-            sends `LeaveQueue`, unless the outcome was TIME_UP or POLL.
+        token: the waiter's. Where the steps end without a grant, the lock may be granted to it all the same: the caller
+            must clean up, unless the outcome was TIME_UP or POLL.
     """
 
     __slots__ = (
@@ -107,10 +106,10 @@ class Waiting:
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
     def join(self, waiter: Waiter) -> float | None:
-        """Join the queue, without waiting for the reply: that saves a wake-up.
+        """Send the request to join the queue, without waiting for the reply: that saves a wake-up.
 
         Returns:
-            For how long to listen, in seconds; None where the queue cannot be joined so.
+            How long to listen, in seconds; None where the request cannot be sent so.
         """
         channel = waiter.channel
         if not self.queues or channel is None:
@@ -121,7 +120,7 @@ class Waiting:
         return waiter.post_wait(request, self._limit.deadline)
 
     def granted(self, waiter: Waiter, message: object) -> Grant | None:
-        """The first message, if it is a grant that is recent enough: the waiter has lost no place in the queue yet."""
+        """The message if it is a grant that is recent enough, else None."""
         if type(message) is Grant:
             now = clock()
             ttl_ms = self.ttl_ms
@@ -134,8 +133,8 @@ class Waiting:
         """Wait for the lock. Returns a `Grant`; TIME_UP; POLL where the connection takes no messages.
 
         Args:
-            begun: the answer to `Enter`, and what has come since `join`: a message, None when none has come in time,
-                what was raised, or ENTERED.
+            begun: the answer to `Enter`, and what has come since: a message, None when none has come in time, the error
+                that was raised, or ENTERED where `join` was not called.
         """
         while True:
             if begun is None:
@@ -148,7 +147,7 @@ class Waiting:
                 outcome = yield from self._falling_back(waiter, outcome)
                 if outcome is not BROKEN:
                     return outcome
-            except GeneratorExit:  # in any thread, so nothing may be sent
+            except GeneratorExit:  # the task was dropped: this may run in any thread, so nothing may be sent
                 raise
             except BaseException:
                 waiter.withdraw()
@@ -156,7 +155,7 @@ class Waiting:
             finally:
                 self._limit.refused = self._limit.refused or waiter.refused
                 waiter.registry.leave(waiter)
-                heard = None  # an error would keep this frame, and this frame the error
+                heard = None  # else an error would keep this frame, and this frame the error
 
     def limit_s(self) -> float | None:
         """How long to wait at most from now on, in seconds; below 0 when the time is up."""
@@ -185,7 +184,7 @@ class Waiting:
             try:
                 raise heard
             finally:
-                del heard  # an error would keep this frame, and this frame the error
+                del heard  # else an error would keep this frame, and this frame the error
         if not self.queues or waiter.channel is None:
             return _DENIED
         if heard is ENTERED:
@@ -215,14 +214,14 @@ class Waiting:
                 return _DENIED
             if not waiter.current:
                 return BROKEN
-            waiter.asked_at = 0.0  # a request that was posted before has been executed before
+            waiter.asked_at = 0.0  # an earlier posted request was executed before this one
             if wait.result:
                 grant = yield from self._found(waiter, wait.value)
                 if grant:
                     return grant
                 continue
             waiter.note(wait.value, wait.sent_at, wait.left_ms)
-            waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place does not count any more
+            waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
                 waiter.wake_others()
             if wait.foreign and watches:
@@ -244,11 +243,13 @@ class Waiting:
 
     def _wait(self, waiter: Waiter, look_for: bytes) -> JoinQueue:
         assert waiter.channel is not None
-        words = (waiter.registry.publish, waiter.channel, self._awake_ms, self._kept_ms, look_for)
-        return JoinQueue(self.key, self.token, self.ttl_ms, *words)
+        publish = waiter.registry.publish
+        return JoinQueue(
+            self.key, self.token, self.ttl_ms, publish, waiter.channel, self._awake_ms, self._kept_ms, look_for
+        )
 
     def _listening(self, waiter: Waiter, message: object) -> Steps:
-        """Returns the outcome; or to ask the server again: _LOOK after a message, _DUE for a health check."""
+        """Returns the outcome, or why the server must be asked again: _CHECK for a message, _DUE for a health check."""
         while True:
             if waiter.accepts(message):
                 return (yield from self._if_fresh(waiter, message)) or _CHECK
@@ -271,13 +272,13 @@ class Waiting:
         return (yield from self._found(waiter, leave.value)) if leave.result else None
 
     def _found(self, waiter: Waiter, value: bytes) -> Steps:
-        """The lock is the waiter's, though no message has said so. Returns the grant; None when the lock is lost."""
+        """Take the lock that the server says is the waiter's. Returns the grant; None when the lock is lost."""
         grant = yield from self._if_fresh(waiter, Grant(value, waiter.since))
         waiter.waited_s = 0.0
         return grant
 
     def _if_fresh(self, waiter: Waiter, grant: Grant) -> Steps:
-        """The grant, with its lease renewed if it may have lasted for long already; None when the lock is lost."""
+        """Returns the grant, whose lease is renewed if much of it may have passed; None when the lock is lost."""
         if self.granted(waiter, grant):
             return grant
         reacquire = Reacquire(self.key, self.token, self.ttl_ms, contended=True)
@@ -287,9 +288,9 @@ class Waiting:
     # ---- without a queue ----
 
     def _trying(self) -> Steps:
-        """Try once, and pause: the lock's slot is moving, and has no queue until it has arrived.
+        """Try once, and pause: the lock's slot is moving, and no queue can be joined until it has arrived.
 
-        With a new token, because the other one may still have a place in the queue.
+        The token is a new one, because the old one may still have a place in the queue.
         """
         self.token = new_token()
         self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
@@ -310,8 +311,8 @@ class Waiting:
             yield Execute(watch, self.limit_s())
             if watch.denied:
                 return POLL
-            held_with_brought = not self.queues and is_held_with(watch.value, self.token)
-            if watch.value is None or held_with_brought:
+            held_with_own_token = not self.queues and is_held_with(watch.value, self.token)
+            if watch.value is None or held_with_own_token:
                 self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
                 yield Execute(attempt, self.limit_s())
                 if attempt.result:

@@ -1,6 +1,6 @@
 """The same names as in `redislock_fast`, for tasks: `Lock`, `Locker`, `Batch`, `Redlock`.
 
-May import whatever `redislock_fast` may. Start at `lock.py`.
+May import what `redislock_fast` may. Start at `lock.py`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,12 @@
-"""`Lock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on our transport.
+"""`Lock` for asyncio: redis-py's `redis.asyncio.lock.Lock` on this library's transport.
 
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
 Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that `docs/differences.md` lists. The
-class derives from the original, so that whatever asks for one takes ours.
+class derives from the original, so that code which checks for the original's type accepts it.
 
-Cancellation, at whichever await: a cancelled acquire does not hold the lock, and is undone; a cancelled release goes on
-in the background; a cancelled extend or reacquire may or may not have been executed, and the lease is believed to end
-no later than either way.
+Cancellation, at any await: a cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on
+in the background. A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
-from redislock_fast._procedures.acquisition import Left
+from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
@@ -39,8 +38,8 @@ logger = logging.getLogger(__name__)
 class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
-    The key `name` holds the owner's token. Exclusion holds until the ttl passes, on one server that keeps its data;
-    what is not guaranteed stands in the README.
+    The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
+    data. The README says what is not guaranteed.
 
     Args:
         redis: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
@@ -52,8 +51,8 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         thread_local: whether the token belongs to the task that acquired, or to every task with this object.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits, as for `redislock_fast.Lock`.
-        on_lost: called once with the lock and a `LossReason` when it is found to be lost, in the event loop; what it
-            returns is awaited where it can be.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, in the event loop. An
+            awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
         options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker and metrics, as for
@@ -61,8 +60,8 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
 
     Raises:
         TypeError: for a pipeline or a client that blocks, a `timeout` that is no number, or an unknown parameter.
-        ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or terms that do
-            not go together.
+        ValueError: for a `timeout` that is negative, NaN or infinite, an unknown `wait`, or options that do not go
+            together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -81,35 +80,34 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self._renewer().tell(lease, reason)
 
-    # The task that calls a method is the one that holds, whichever task awaits what the method returns: `shield`,
-    # `gather` and `wait_for` (before Python 3.12) await in tasks of their own. So the holding is looked up in plain
-    # methods, and handed to the steps.
+    # The task that calls a method owns the lock, whichever task awaits the result: `shield`, `gather` and `wait_for`
+    # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.
 
     # ---- acquire ----
 
     def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
     ) -> Coroutine[Any, Any, bool]:
-        """Take the lock.
+        """Acquire the lock.
 
-        Sends what `redislock_fast.Lock.acquire` sends. If it raises or is cancelled, the lock is not held, and what may
-        have been done is undone.
+        Sends what `redislock_fast.Lock.acquire` sends. If it raises or is cancelled, the lock is not held, and an
+        attempt of unknown outcome is cleaned up.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
-            blocking_timeout: seconds until the deadline of the whole call, likewise. A request under way at the end
-                may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
+            blocking_timeout: seconds until the deadline of the whole call, instead of the lock's own setting. A request
+                under way at the end may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
 
         Returns:
-            An awaitable: True once the lock is held, False when it was not to be had in time.
+            An awaitable: True once the lock is held, False when it was not granted in time.
 
         Raises:
             redis.exceptions.LockError: this task holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
-            redis.exceptions.TimeoutError: no reply in time, and none before that said that the lock is another's.
-            redis.exceptions.ResponseError: the server's error, as WRONGTYPE for a key that is no string.
+            redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
         owner = self._mine()
@@ -121,36 +119,36 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             and self._has_own_hooks()
         ):
             return self._acquire_uncontended(owner, blocking)
-        left: Left = []
+        to_clean_up: CleanupEntries = []
         task = None if self._options is None else current_task()
-        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, left, task)
-        return drive(self._transport, steps, left)
+        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, to_clean_up, task)
+        return drive(self._transport, steps, to_clean_up)
 
     async def do_acquire(self, token: Any) -> bool:
-        """Make one attempt; may be overridden. Returns True when the lock is held."""
+        """Make one attempt; may be overridden. Returns whether the lock is held."""
         return bool(await drive(self._transport, self._attempting_for_caller(token)))
 
-    # ---- look ----
+    # ---- query ----
 
     async def locked(self) -> bool:
-        """Whether anybody holds the lock. Sends `GET name`, always to the primary."""
+        """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
         return bool(await drive(self._transport, self._looking()))
 
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether this task holds the lock, by the server's word. Sends `GET name`, always to the primary."""
+        """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
         return drive(self._transport, self._looking_for(self._held().token))
 
     # ---- release, extend, reacquire ----
 
     def release(self) -> Coroutine[Any, Any, None]:
-        """Give the lock back.
+        """Release the lock.
 
-        Sends what `redislock_fast.Lock.release` sends. The token is forgotten only after the
-        server's verdict: when this raises a connection error, it can be called again. Cancelled, it goes on in the
+        Sends what `redislock_fast.Lock.release` sends. The token is dropped only after the server has replied: when
+        this raises a connection error, it can be called again. If it is cancelled, the release goes on in the
         background.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: the lock expired, or was deleted or taken by another.
+            redis.exceptions.LockNotOwnedError: the lock expired, was deleted, or has another owner.
             redis.exceptions.LockError: this task holds no lock.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
@@ -174,12 +172,12 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Prolong the lease.
 
-        Sends `EVALSHA`; where scripts are forbidden, `GET`, `PTTL` and `SET name token IFEQ token PX ms`. Sent again
-        after a lost reply, it still adds only once. The LockErrors are raised by the call, the others by awaiting it.
+        Sends what `redislock_fast.Lock.extend` sends. The LockErrors but LockNotOwnedError are raised by the call, all
+        other errors by awaiting it.
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
-            replace_ttl: let `additional_time` be the new ttl instead.
+            replace_ttl: whether `additional_time` is the new ttl instead.
 
         Returns:
             An awaitable of True.
@@ -202,8 +200,8 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     def reacquire(self) -> Awaitable[Literal[True]]:
         """Set the lease back to the lock's whole `timeout`.
 
-        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors are raised by the
-        call, the others by awaiting it.
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors but
+        LockNotOwnedError are raised by the call, all other errors by awaiting it.
 
         Returns:
             An awaitable of True.
@@ -221,14 +219,14 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         reacquired: Literal[True] = await drive(self._transport, self._reacquiring_once(None))
         return reacquired
 
-    # ---- in other words ----
+    # ---- shorthands ----
 
     async def try_acquire(self, token: Any = None) -> bool:
         """Make one attempt: `acquire(blocking=False)`."""
         return await self.acquire(blocking=False, token=token)
 
     async def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """`extend`, with False where the lock is not held any more; see `redislock_fast.Lock.try_extend`."""
+        """Prolong the lease, or return False where the lock is not held; see `redislock_fast.Lock.try_extend`."""
         try:
             return await self.extend(additional_time, replace_ttl)
         except LockNotOwnedError:
@@ -248,11 +246,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     # ---- async with ----
 
     async def __aenter__(self) -> Lock:
-        """Acquire, or take what was attached.
+        """Acquire the lock, or use the one that was attached.
 
         Raises:
-            LockLostError: what was attached is lost.
-            redis.exceptions.LockError: the lock was not to be had in time; and whatever `acquire` raises.
+            LockLostError: the attached lock was lost.
+            redis.exceptions.LockError: the lock was not granted in time; and what `acquire` raises.
         """
         if (self._attached is not None and self._enter_attached()) or await self.acquire():
             return self
@@ -264,7 +262,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. An error of the release never takes the place of the body's own exception: it is logged."""
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         self._say_why(exc_value)
         try:
             await self.release()

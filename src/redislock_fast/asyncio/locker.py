@@ -1,4 +1,4 @@
-"""`Locker` and `Batch` for asyncio: many locks that are acquired, held and given back together."""
+"""`Locker` and `Batch` for asyncio: many locks acquired and released in one round."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Batch(BatchBase):
         missed: names of those that were not.
     """
 
-    def __init__(self, transport: AsyncTransport, hold: BatchLease, missed: list[int]) -> None:
-        super().__init__(hold, missed)
+    def __init__(self, transport: AsyncTransport, lease: BatchLease, missed: list[int]) -> None:
+        super().__init__(lease, missed)
         self._transport = transport
 
     async def release(self) -> dict[Name, bool]:
@@ -40,8 +40,8 @@ class Batch(BatchBase):
         try:
             results: dict[Name, bool] = await drive(self._transport, self._releasing())
         except asyncio.CancelledError:
-            self._hold.doubt()
-            self._transport.clean_up(self._hold.entries())
+            self._lease.doubt()
+            self._transport.clean_up(self._lease.entries())
             raise
         return results
 
@@ -70,10 +70,10 @@ class Batch(BatchBase):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release. If the body raised, an error of the release is logged, so that the body's own exception goes on.
+        """Release. Where the body has raised an exception, an error of the release is logged instead of raised.
 
         Raises:
-            redis.exceptions.LockNotOwnedError: a lock was no longer ours.
+            redis.exceptions.LockNotOwnedError: a lock was lost before.
         """
         try:
             self._check_exit(await self.release())
@@ -97,14 +97,14 @@ class Acquiring:
 
     async def _acquire(self) -> Batch:
         loop = asyncio.get_running_loop()
-        hold = BatchLease(self._plan)
+        lease = BatchLease(self._plan)
         try:
-            return Batch(self._transport, hold, await drive(self._transport, acquiring(hold)))
+            return Batch(self._transport, lease, await drive(self._transport, acquiring(lease)))
         except GeneratorExit:
-            self._transport.clean_up_dropped(loop, hold.entries())
+            self._transport.clean_up_dropped(loop, lease.entries())
             raise
         except BaseException:
-            self._transport.clean_up(hold.entries())
+            self._transport.clean_up(lease.entries())
             raise
 
     def __await__(self) -> Generator[Any, Any, Batch]:
@@ -125,7 +125,7 @@ class Acquiring:
 
 
 class Locker(LockerBase[Lock]):
-    """Makes locks, and takes many at once.
+    """Makes locks, and acquires many at once.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
@@ -145,10 +145,10 @@ class Locker(LockerBase[Lock]):
         sleep: float = 0.1,
         all_or_nothing: bool = False,
     ) -> Acquiring:
-        """Take the locks that are free, or all: `batch = await ...`, or `async with ... as batch`.
+        """Acquire the locks that are free, or all or none: `batch = await ...`, or `async with ... as batch`.
 
-        The parameters and errors are those of `redislock_fast.Locker.acquire_many`; bad ones are refused at the call.
-        Cancelled, nothing is held, and attempts of unknown outcome are undone.
+        Takes and raises what `redislock_fast.Locker.acquire_many` does; the call itself raises for bad parameters. If
+        it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         return Acquiring(self._transport, plan)

@@ -80,11 +80,11 @@ class Redlock(RedlockBase):
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self._renewer().tell(lease, reason)
 
-    # The task that calls a method owns the lock, whichever task awaits the result. So the holding is looked up in plain
-    # methods, as in `asyncio.Lock`.
+    # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner,
+    # as in `redislock_fast.asyncio.Lock`.
 
     def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
-        """Take the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
+        """Acquire the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
@@ -102,13 +102,13 @@ class Redlock(RedlockBase):
             acquired: bool = await self._quorum.drive(steps)
         except (Exception, asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
-        except BaseException:  # KeyboardInterrupt, between the votes and the line that notes them
+        except BaseException:  # KeyboardInterrupt, between the votes and the statement that notes them
             self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired
 
     def release(self) -> Coroutine[Any, Any, None]:
-        """Give the lock back, at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
+        """Release the lock at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
         return self._release(self._held())
 
     async def _release(self, owner: Owner) -> None:
@@ -119,7 +119,7 @@ class Redlock(RedlockBase):
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
-            replace_ttl: let `additional_time` be the new ttl instead.
+            replace_ttl: whether `additional_time` is the new ttl instead.
         """
         return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
 
@@ -132,12 +132,12 @@ class Redlock(RedlockBase):
         return True
 
     async def locked(self) -> bool:
-        """Whether a majority of the servers has the key; as `redislock_fast.Redlock.locked`."""
+        """Whether a majority of the servers has the key; see `redislock_fast.Redlock.locked`."""
         locked: bool = await self._quorum.drive(self._looking(self._held(), b""))
         return locked
 
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether a majority of the servers has the key with this task's token."""
+        """Whether a majority of the servers has the key with this task's token; see `redislock_fast.Redlock.owned`."""
         return self._owned(self._held())
 
     async def _owned(self, owner: Owner) -> bool:

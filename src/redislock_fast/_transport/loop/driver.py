@@ -36,7 +36,7 @@ from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._util import fork
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.acquisition import Left
+    from redislock_fast._procedures.acquisition import CleanupEntries
 
 __all__ = ["AsyncTransport", "drive", "transport_of"]
 
@@ -148,7 +148,7 @@ def transport_of(client: Any) -> AsyncTransport:
 
 
 async def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: AsyncTransport | LoopServerTransport, steps: Steps, left: Left | None = None
+    transport: AsyncTransport | LoopServerTransport, steps: Steps, to_clean_up: CleanupEntries | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
@@ -156,7 +156,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         transport: of the server or cluster that the steps are about; or the running loop's own server transport, which
             goes on where the task was dropped, and this runs in whatever thread.
         steps: the procedure.
-        left: filled by the steps with what must be undone where they raise.
+        to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
     server = transport.of_running_loop()
     step: Any = None
@@ -197,7 +197,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         try:
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:
-            if left and isinstance(error, GeneratorExit):  # the task was dropped: in whatever thread
-                server.clean_up_dropped(left)
-            elif left:
-                transport.clean_up(left)
+            if to_clean_up and isinstance(error, GeneratorExit):  # the task was dropped: in whatever thread
+                server.clean_up_dropped(to_clean_up)
+            elif to_clean_up:
+                transport.clean_up(to_clean_up)

@@ -17,7 +17,7 @@ from redislock_fast._util.tokens import new_token
 
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
-    from redislock_fast._procedures.acquisition import Left
+    from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
 
 __all__ = ["UncontendedBase"]
@@ -35,7 +35,7 @@ class UncontendedBase(LockBase):
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
         token, ttl_ms = new_token(), self._ttl_ms
         attempt: Acquire | None = None
-        left: Left = []
+        to_clean_up: CleanupEntries = []
         server = self._transport.of_running_loop()
         connection = server.connection  # nothing that is yet to be undone concerns a new token
         if connection is not None:
@@ -43,7 +43,7 @@ class UncontendedBase(LockBase):
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
                 del connection
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if await drive(self._transport, self._queueing(waiting, owner, left), left) is not POLL:
+                if await drive(self._transport, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
                 connection = None
         if connection is not None:
@@ -67,8 +67,8 @@ class UncontendedBase(LockBase):
             attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, left, attempt)
-        return bool(await drive(server, steps, left))
+        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
+        return bool(await drive(server, steps, to_clean_up))
 
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""

@@ -23,7 +23,7 @@ from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.acquisition import Left
+    from redislock_fast._procedures.acquisition import CleanupEntries
 
 __all__ = ["drive", "transport_of"]
 
@@ -50,14 +50,14 @@ def transport_of(client: Any) -> ThreadServerTransport:
 
 
 def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: ThreadServerTransport, steps: Steps, left: Left | None = None
+    transport: ThreadServerTransport, steps: Steps, to_clean_up: CleanupEntries | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
     Args:
         transport: of the server or cluster that the steps are about.
         steps: the procedure.
-        left: filled by the steps with what must be undone where they raise.
+        to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
     generation = fork.generation
     step: Any = None
@@ -96,5 +96,5 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
         try:
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:
-            if left:
-                transport.clean_up(left)
+            if to_clean_up:
+                transport.clean_up(to_clean_up)

@@ -19,7 +19,7 @@ from redislock_fast._util.tokens import new_token
 
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
-    from redislock_fast._procedures.acquisition import Left
+    from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
 
 __all__ = ["UncontendedBase"]
@@ -38,14 +38,14 @@ class UncontendedBase(LockBase):
         transport = self._transport
         token, ttl_ms = new_token(), self._ttl_ms
         attempt: Acquire | None = None
-        left: Left = []
+        to_clean_up: CleanupEntries = []
         connection = transport.connection  # nothing that is yet to be undone concerns a new token
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
                 del connection
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if drive(transport, self._queueing(waiting, owner, left), left) is not POLL:
+                if drive(transport, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
                 connection = None
         if connection is not None:
@@ -69,8 +69,8 @@ class UncontendedBase(LockBase):
                 attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, left, attempt)
-        return bool(drive(self._transport, steps, left))
+        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
+        return bool(drive(self._transport, steps, to_clean_up))
 
     def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""
