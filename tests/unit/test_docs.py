@@ -52,13 +52,13 @@ def _words_of_the_code() -> set[str]:
 def _broken_links(page: Path) -> list[str]:
     broken: list[str] = []
     text = page.read_text(encoding="utf-8")
-    for connection in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
-        if re.match(r"[a-z]+:", connection):
+    for link in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
+        if re.match(r"[a-z]+:", link):
             continue
-        path, _, anchor = connection.partition("#")
+        path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in _anchors(target.read_text(encoding="utf-8"))):
-            broken.append(connection)
+            broken.append(link)
     return broken
 
 
