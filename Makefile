@@ -84,7 +84,7 @@ simulate: $(VENV)/installed
 # together at all.
 coverage: $(VENV)/installed
 	rm -rf build/coverage && mkdir -p build/coverage
-	cp -r setup.py pyproject.toml README.md LICENSE src tests docs build/coverage
+	cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .github src tests docs bench build/coverage
 	rm -f build/coverage/src/redislock_fast/_pipe/*.so build/coverage/src/redislock_fast/_pipe/*.c
 	cd build/coverage && REDISLOCK_FAST_COVERAGE=1 ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd build/coverage && PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=compiled \

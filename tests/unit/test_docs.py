@@ -1,4 +1,4 @@
-"""The Markdown pages: relative links lead to a file and a heading, files that are named exist, and examples parse.
+"""The Markdown pages: relative links lead to a file and a heading, files and names exist, and examples parse.
 
 Links to other sites are not followed.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,12 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
-_FILE = re.compile(r"`([\w./-]+\.(?:py|pyx|pxd|lua))`")
-
-_COMING = {"_procedures/lock.py", "_transport/cleanup.py", "_transport/quorum.py", "_transport/retries.py"}
-"""Named already, and about to be made."""
+_FILE = re.compile(r"`(\w[\w./-]*(?:\.(?:py|pyx|pxd|lua|md)|/))`")
+_NAME = re.compile(r"`(?=[A-Z_]*[a-z])([A-Za-z_][\w.]*)[`(]")  # not in capitals alone, as commands of servers are
 
 # Since the changelog tells of former versions, it may name what is gone.
 _OF_TODAY = [page for page in _PAGES if page != "CHANGELOG.md"]
+_OF_THE_CODE = [page for page in _PAGES if page == "docs/architecture.md" or page.startswith("docs/decisions/")]
 
 
 def _anchors(text: str) -> set[str]:
@@ -43,16 +43,22 @@ def _anchors(text: str) -> set[str]:
     return anchors
 
 
+@cache
+def _words_of_the_code() -> set[str]:
+    code = [path for ending in ("py", "pyx", "pxd", "lua") for path in (_ROOT / "src").rglob(f"*.{ending}")]
+    return {word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
 def _broken_links(page: Path) -> list[str]:
     broken: list[str] = []
     text = page.read_text(encoding="utf-8")
-    for connection in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
-        if re.match(r"[a-z]+:", connection):
+    for link in _LINK.findall(_CODE.sub("", _FENCED.sub("", text))):
+        if re.match(r"[a-z]+:", link):
             continue
-        path, _, anchor = connection.partition("#")
+        path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in _anchors(target.read_text(encoding="utf-8"))):
-            broken.append(connection)
+            broken.append(link)
     return broken
 
 
@@ -64,8 +70,14 @@ def test_relative_links_resolve(page: str) -> None:
 @pytest.mark.parametrize("page", _OF_TODAY)
 def test_files_that_are_named_exist(page: str) -> None:
     names = set(_FILE.findall((_ROOT / page).read_text(encoding="utf-8")))
-    missing = {name for name in names if not any((folder / name).exists() for folder in _FOLDERS)}
-    assert missing <= _COMING
+    assert {name for name in names if not any((folder / name).exists() for folder in _FOLDERS)} == set()
+
+
+@pytest.mark.parametrize("page", _OF_THE_CODE)
+def test_names_are_those_of_the_code(page: str) -> None:
+    text = _FILE.sub("", (_ROOT / page).read_text(encoding="utf-8"))
+    names = {part for name in _NAME.findall(text) for part in name.split(".")}
+    assert names - _words_of_the_code() == set()
 
 
 @pytest.mark.parametrize("page", _PAGES)
