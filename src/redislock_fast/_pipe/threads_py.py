@@ -1,14 +1,14 @@
 """The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for sockets that are not plain.
 
-It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
-have patched, because it uses the socket object's methods alone. The five rules at the top of `threads.pyx` and the
-rules for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any
-two steps. While a caller waits, that is harmless. In the microseconds outside of its waits the state of the pipe is
-then unknown, so the interrupt breaks the connection, and every caller gets an error.
+It uses the socket object's methods alone, so it serves where there is no compiled core (no compiler, PyPy, Windows),
+TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` and the rules
+for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any two
+steps. While a caller waits, that is harmless. At any other time the state of the pipe is then unknown, so the interrupt
+breaks the connection, and every caller gets an error.
 
-Thread safety: `_mutex` guards the fields marked so; "reader" is the one thread for which `_reading` was set,
-"sender" the one for which `_sending` was. `_touching` keeps them from using the socket at once, which TLS does not
-allow, and from using a socket that is closed.
+Thread safety: a comment at each field says which thread may use it: "mutex" is `_mutex`, "reader" the one thread for
+which `_reading` was set, "sender" the one for which `_sending` was. `_touching` keeps them from using the socket at
+once, which TLS does not allow, and from using a socket that is closed.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Pipe:
         """Queue a request. Returns whether the caller is to read."""
         sends = False
         self._check_forked()
-        if len(self._outbox.contended) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
+        if len(self._outbox.queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
             self.close()
             raise ConnectionBroken(False, "the server is silent, and too much waits to be sent")
         with self._mutex:
@@ -213,7 +213,7 @@ class Pipe:
         self._run(slot, timeout_s, None)
 
     def told(self, slot: Slot) -> None:
-        """A message was put into the mailbox for which this slot waits or waited."""
+        """Note that a message was put into the mailbox for which this slot waits or waited."""
         try:
             with self._mutex:
                 if slot.state is State.WAITING:
