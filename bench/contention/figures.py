@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bench.contention.records import BatchLease, Span, Window, holds_of
+from bench.contention.records import Hold, Span, Window, holds_of
 
 _CDF_SHARES = (*(count / 100 for count in range(100)), *(0.99 + count / 1000 for count in range(1, 10)), 0.9995, 1.0)
 
@@ -22,7 +22,7 @@ MAXIMA = ("wait_max_ms", "starvation_ms", "connections")
 TOTALS = ("acquisitions", "violations")
 
 
-def violations(holds: Sequence[BatchLease]) -> int:
+def violations(holds: Sequence[Hold]) -> int:
     """Count the acquires of a lock that another worker held.
 
     Args:
@@ -35,7 +35,7 @@ def violations(holds: Sequence[BatchLease]) -> int:
     return found
 
 
-def gaps_s(holds: Sequence[BatchLease], span: Span) -> list[float]:
+def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
     """The times from each release in the span to the next acquire, when a worker was waiting.
 
     Args:
@@ -85,7 +85,7 @@ def all_waits_s(windows: Iterable[Window]) -> list[float]:
     return sorted(wait_s for window in windows for wait_s in waits_s(holds_of(window.records), window.measured))
 
 
-def waits_s(by_key: Mapping[int, Sequence[BatchLease]], span: Span) -> list[float]:
+def waits_s(by_key: Mapping[int, Sequence[Hold]], span: Span) -> list[float]:
     """How long each acquire took that began in the span, smallest first; all end with the span at the latest."""
     return sorted(
         min(hold.acquired_s, span.end_s) - hold.asked_s

@@ -51,7 +51,7 @@ class Window:
     connections: int
 
 
-class BatchLease(NamedTuple):
+class Hold(NamedTuple):
     """One turn of a worker: from when to when it held which lock, and since when it had waited.
 
     A worker that was still waiting at the end has infinity for the times of the acquire and the release.
@@ -64,13 +64,13 @@ class BatchLease(NamedTuple):
     key: int
 
 
-def holds_of(records: Sequence[array[float]]) -> dict[int, list[BatchLease]]:
+def holds_of(records: Sequence[array[float]]) -> dict[int, list[Hold]]:
     """All turns, by lock, in the order in which they began."""
-    by_key: dict[int, list[BatchLease]] = {}
+    by_key: dict[int, list[Hold]] = {}
     for worker, flat in enumerate(records):
         for at in range(0, len(flat), _FIELDS):
             key, asked_s, acquired_s, released_s = (*flat[at : at + _FIELDS], math.inf, math.inf)[:_FIELDS]
-            by_key.setdefault(int(key), []).append(BatchLease(acquired_s, released_s, asked_s, worker, int(key)))
+            by_key.setdefault(int(key), []).append(Hold(acquired_s, released_s, asked_s, worker, int(key)))
     for holds in by_key.values():
         holds.sort()
     return by_key

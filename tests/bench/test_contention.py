@@ -16,15 +16,15 @@ pytest.importorskip("bench.contention", reason="the bench is no part of the pack
 
 from bench.contention.figures import cdf, figures, gaps_s, jain, longest_without_s, percentile, summary, violations
 from bench.contention.goals import Goal, goals_of
-from bench.contention.records import BatchLease, Span, Window, holds_of
+from bench.contention.records import Hold, Span, Window, holds_of
 from bench.contention.watch import _count
 from bench.contention.workload import Workload
 
 SPAN = Span(0.0, 100.0)
 
 
-def turn(asked_s: float, acquired_s: float, released_s: float, worker: int = 0) -> BatchLease:
-    return BatchLease(acquired_s, released_s, asked_s, worker, 0)
+def turn(asked_s: float, acquired_s: float, released_s: float, worker: int = 0) -> Hold:
+    return Hold(acquired_s, released_s, asked_s, worker, 0)
 
 
 def window(*records: list[float], commands: Counter[str] | None = None) -> Window:
@@ -69,7 +69,7 @@ def test_gaps_outside_the_span_do_not_count() -> None:
 
 def test_who_still_waits_at_the_end_has_no_turn_and_no_gap() -> None:
     holds = holds_of([array("d", [0, 0, 1, 2]), array("d", [0, 1])])[0]
-    assert holds[1] == BatchLease(math.inf, math.inf, 1, 1, 0)
+    assert holds[1] == Hold(math.inf, math.inf, 1, 1, 0)
     assert gaps_s(holds, SPAN) == []
 
 

@@ -145,14 +145,14 @@ class Faults:
 
     def _cut(self, process: Process, delay_us: int) -> None:
         """The server notices first, and its replies are lost, or the client does."""
-        link = process.link
-        if link is None:
+        connection = process.connection
+        if connection is None:
             return
         if self._dice.random() < 0.5:
-            link.vanish()
-            self._world.after(delay_us, process, process.drop, link)
+            connection.vanish()
+            self._world.after(delay_us, process, process.drop, connection)
         else:
-            process.drop(link)
+            process.drop(connection)
 
     @staticmethod
     def _lose_unsent(process: Process, _delay_us: int) -> None:
@@ -162,15 +162,15 @@ class Faults:
     def _deafen(self, process: Process, _delay_us: int) -> None:
         """Something on the way drops pushes, perhaps on the next connections too."""
         process.deaf = self._dice.random() < 0.5
-        if process.link is not None:
-            process.link.connection.deaf = True
+        if process.connection is not None:
+            process.connection.session.deaf = True
 
     def _kill(self, process: Process, delay_us: int) -> None:
         """It is gone; now and then its connection stays open for ever."""
         process.dead = self._world.changed = True
-        for link in list(process.links):
+        for connection in list(process.connections):
             if self._dice.random() < 0.7:
-                self._world.after(delay_us, None, link.vanish)
+                self._world.after(delay_us, None, connection.vanish)
 
     def _freeze(self, process: Process, _delay_us: int) -> None:
         """It is stopped for a while; what comes meanwhile waits for it."""
@@ -183,8 +183,8 @@ class Faults:
         """Its user may do less from now on."""
         process.denied = self.denial()
         process.was_barred = process.was_barred or "EVAL" in process.denied
-        if process.link is not None:
-            process.link.connection.denied = process.denied
+        if process.connection is not None:
+            process.connection.session.denied = process.denied
 
     # ---- what happens to the server ----
 
@@ -194,9 +194,9 @@ class Faults:
         self._model.flush_scripts()
         self._world.server_is_down = True
         for process in self._simulation.processes:
-            for link in list(process.links):
-                link.vanish()
-                self._world.after(self._world.delay_us(), process, process.drop, link)
+            for connection in list(process.connections):
+                connection.vanish()
+                self._world.after(self._world.delay_us(), process, process.drop, connection)
         down_us = int(self._world.slow_us * self._dice.random())
         self._world.after(down_us, None, setattr, self._world, "server_is_down", False)
 

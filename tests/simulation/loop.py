@@ -176,7 +176,7 @@ class Transport:
         """Undo in the background."""
         self._process.clean_up(entries)
 
-    link = None  # the uncontended path takes steps, as where there is no connection yet
+    connection = None  # the uncontended path takes steps, as where there is no connection yet
 
     def of_running_loop(self) -> Transport:
         """The running loop's server transport."""
@@ -202,26 +202,26 @@ class Transport:
         """Whether requests still leave on the seat's connection."""
         return self._process.is_current(waiter)
 
-    def post(self, link: Any, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request, without waiting for the reply."""
-        self._process.post(link, args, on_reply)
+        self._process.post(connection, args, on_reply)
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A seat for a waiter, where it can be had at once."""
-        link = self._process.link
-        registry = None if link is None else link.registry
-        if link is None or registry is None:
+        connection = self._process.connection
+        registry = None if connection is None else connection.registry
+        if connection is None or registry is None:
             return None
-        return registry.take(key, token, Mailbox(self._process, link), link, self)
+        return registry.take(key, token, Mailbox(self._process, connection), connection, self)
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
         """A seat for a waiter, as `LoopServerTransport.enter` has it."""
         while True:
-            link = self._process.link
-            if link is None:
+            connection = self._process.connection
+            if connection is None:
                 await self._run(ReadHolder(key), limit_s, tidies=False)
                 continue
-            registry = link.registry
+            registry = connection.registry
             if registry is None:
                 return None
             waiter = self.waiter(key, token)
@@ -230,7 +230,7 @@ class Transport:
             channel = registry.channel_for(key)
             subscribing = Subscribe(key, registry.subscribe, channel)
             await self._run(subscribing, limit_s, tidies=False)
-            if self._process.link is link:
+            if self._process.connection is connection:
                 registry.note_subscription(channel, subscribing.result)
 
     def listen(self, waiter: Waiter, timeout_s: float) -> Coroutine[Any, Any, object]:

@@ -17,7 +17,7 @@ from redislock_fast._protocol.commands import Acquire, ReadHolder
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe, cleanup_requests
-from tests.simulation.world import Call, Link, Mailbox, World
+from tests.simulation.world import Call, ClientConnection, Mailbox, World
 
 _GRACE_S = 0.1
 _CLEANUP_FIRST_S, _CLEANUP_LAST_S, _CLEANUP_LIMIT_S = 0.05, 30.0, 1.0
@@ -57,46 +57,46 @@ class Execution:
         self._tidies = tidies
         self._failures = 0
         self._call: Call | None = None
-        self._unanswered: list[Link] = []
+        self._unanswered: list[ClientConnection] = []
         self.over = False
 
     def begin(self) -> None:
         """Make an attempt."""
         if self.over:
             return
-        link = self._process.link
-        if link is None:
+        connection = self._process.connection
+        if connection is None:
             self._process.connect(self)
             return
-        self._ask(link)
+        self._ask(connection)
 
-    def _ask(self, link: Link) -> None:
+    def _ask(self, connection: ClientConnection) -> None:
         world = self._world
-        request = self._operation.request(link.capabilities, world.clock())
+        request = self._operation.request(connection.capabilities, world.clock())
         requests = request if self._operation.is_pipeline else [request]
-        self._call = call = Call(self, link, len(requests))
-        if link.broken or self._process.loses_unsent(link):
-            link.break_()
+        self._call = call = Call(self, connection, len(requests))
+        if connection.broken or self._process.loses_unsent(connection):
+            connection.break_()
             call.open = False
-            self._not_owned(link, sent=False)
+            self._note_broken(connection, sent=False)
             return
         if world.tells:
             world.tell(self._task.name, "sends", *requests)
         pause_us = world.pause_us() if self._process.blocking else 0
         if pause_us:  # preempted between reading the clock and sending
-            world.after(pause_us, self._process, self._send, link, requests, call)
+            world.after(pause_us, self._process, self._send, connection, requests, call)
         else:
-            self._send(link, requests, call)
+            self._send(connection, requests, call)
 
-    def _send(self, link: Link, requests: list[Args], call: Call) -> None:
+    def _send(self, connection: ClientConnection, requests: list[Args], call: Call) -> None:
         world = self._world
         if self.over or self._call is not call:
             return
-        if link.broken:
+        if connection.broken:
             call.open = False
-            self._not_owned(link, sent=False)
+            self._note_broken(connection, sent=False)
             return
-        link.send(requests, call)
+        connection.send(requests, call)
         patience_s, limit_s = self._process.patience_s, math.inf
         if self._deadline_us is not None:
             limit_s = max(self._deadline_us - world.now_us, 0) / 1e6 + _GRACE_S
@@ -118,10 +118,10 @@ class Execution:
             return
         operation = self._operation
         try:
-            if operation.feed(call.replies if operation.is_pipeline else call.replies[0], call.link.capabilities):
+            if operation.feed(call.replies if operation.is_pipeline else call.replies[0], call.connection.capabilities):
                 self._end(None)
             else:
-                self._ask(call.link)
+                self._ask(call.connection)
         except NotExecuted as trouble:
             self._again(trouble)
         except (Refused, Redirected) as refusal:
@@ -129,13 +129,13 @@ class Execution:
 
     def note_unanswered(self, call: Call) -> None:
         """The connection broke."""
-        self._world.after(self._world.pause_us(), self._process, self._not_owned, call.link, True, call)
+        self._world.after(self._world.pause_us(), self._process, self._note_broken, call.connection, True, call)
 
-    def _not_owned(self, link: Link, sent: bool, call: Call | None = None) -> None:
+    def _note_broken(self, connection: ClientConnection, sent: bool, call: Call | None = None) -> None:
         if self.over or (call is not None and self._call is not call):
             return
         self._operation.note_unanswered(sent)
-        self._process.drop(link)
+        self._process.drop(connection)
         self._again(Trouble("connection lost"))
 
     def _no_reply(self, call: Call, is_silence: bool) -> None:
@@ -143,11 +143,11 @@ class Execution:
             return
         call.open = False
         self._operation.note_unanswered(True)
-        self._unanswered.append(call.link)
-        if is_silence and self._process.link is call.link:
-            self._process.give_up(call.link)  # left, not closed
+        self._unanswered.append(call.connection)
+        if is_silence and self._process.connection is call.connection:
+            self._process.give_up(call.connection)  # left, not closed
             if not self._world.late_us:
-                call.link.vanish()
+                call.connection.vanish()
         self._again(Trouble("no reply"))
 
     def no_connection(self, why: str) -> None:
@@ -171,7 +171,7 @@ class Execution:
         if self._call is not None:
             self._call.open = False
             self._operation.note_unanswered(True)
-            self._unanswered.append(self._call.link)
+            self._unanswered.append(self._call.connection)
         self.over = True
         if self._tidies:
             self._process.tidy(self._operation, self._unanswered, True)
@@ -287,11 +287,11 @@ class Task:
 
     def _waiter(self) -> Any:
         """A seat, None, or `...` when that takes a request first."""
-        step, link = self._step, self.process.link
-        if link is None:
+        step, connection = self._step, self.process.connection
+        if connection is None:
             self._execute(ReadHolder(step.key), step.limit_s, False)
             return ...
-        registry = link.registry
+        registry = connection.registry
         if registry is None:
             return None
         channel = registry.channel_for(step.key)
@@ -299,7 +299,7 @@ class Task:
             subscribing: Any = self._execution._operation
             if isinstance(subscribing, Subscribe) and subscribing._words[1] == channel:
                 registry.note_subscription(channel, subscribing.result)
-        waiter = registry.take(step.key, step.token, Mailbox(self.process, link), link, self.process)
+        waiter = registry.take(step.key, step.token, Mailbox(self.process, connection), connection, self.process)
         if waiter is not None:
             return waiter
         self._execute(Subscribe(step.key, registry.subscribe, channel), step.limit_s, False)
@@ -330,8 +330,8 @@ class Process:
         self.deaf = False
         self.dead = False
         self.frozen_until_us = 0
-        self.link: Link | None = None
-        self.links: list[Link] = []
+        self.connection: ClientConnection | None = None
+        self.connections: list[ClientConnection] = []
         self.undone: list[tuple[bytes, bytes]] = []
         self._endings: dict[Args, None] = {}
         self._cleaner: Task | None = None
@@ -345,11 +345,11 @@ class Process:
         self.world.after(0, self, task._run, steps.send, None)
         return task
 
-    def loses_unsent(self, link: Link) -> bool:
+    def loses_unsent(self, connection: ClientConnection) -> bool:
         """Whether the connection turns out to be broken before the next request has left."""
         loses, self.loses_next = self.loses_next, False
         if loses:
-            link.vanish()
+            connection.vanish()
         return loses
 
     def connect(self, execution: Execution) -> None:
@@ -364,57 +364,59 @@ class Process:
             for execution in waiting:
                 execution.no_connection("connection refused")
             return
-        link = Link(self)
+        connection = ClientConnection(self)
         self.world.tell(self.name, "has connected")
-        self.links.append(link)
+        self.connections.append(connection)
         for ending in list(self._endings):
-            link.send([ending], partial(self._note_ended, ending))
-        link.clean_up(cleanup_requests(link.capabilities, self.undone))
-        self.link = link
+            connection.send([ending], partial(self._note_ended, ending))
+        connection.clean_up(cleanup_requests(connection.capabilities, self.undone))
+        self.connection = connection
         for execution in waiting:
             self.world.after(self.world.pause_us(), self, execution.begin)
 
-    def drop(self, link: Link) -> None:
+    def drop(self, connection: ClientConnection) -> None:
         """Close a connection that is of no more use."""
-        self.give_up(link)
-        link.break_()
-        link.vanish_sometime()
+        self.give_up(connection)
+        connection.break_()
+        connection.vanish_sometime()
 
-    def give_up(self, link: Link) -> None:
+    def give_up(self, connection: ClientConnection) -> None:
         """Send nothing more on a connection, and have the next one end it."""
-        if self.link is link:
-            self.link = None
-            if link.ending is not None:
-                self._endings[link.ending] = None
+        if self.connection is connection:
+            self.connection = None
+            if connection.ending is not None:
+                self._endings[connection.ending] = None
 
-    def post(self, link: Link, args: Args, on_reply: OnReply | None = None) -> None:
+    def post(self, connection: ClientConnection, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request, without waiting for the reply."""
-        link.post(args, on_reply)
+        connection.post(args, on_reply)
 
     def is_current(self, waiter: Waiter) -> bool:
         """Whether requests still leave on the seat's connection."""
-        return self.link is not None and self.link.registry is waiter.registry and not self.link.broken
+        return (
+            self.connection is not None and self.connection.registry is waiter.registry and not self.connection.broken
+        )
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt would probably fail."""
         return (
-            self.link is not None
-            and self.link.registry is not None
-            and self.link.registry.is_contended(key, is_patient)
+            self.connection is not None
+            and self.connection.registry is not None
+            and self.connection.registry.is_contended(key, is_patient)
         )
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """This lock was released here, and a waiter has it now, or nobody waited."""
-        if self.link is not None and self.link.registry is not None:
-            self.link.registry.note_hand_over(key, handed_over)
+        if self.connection is not None and self.connection.registry is not None:
+            self.connection.registry.note_hand_over(key, handed_over)
 
-    def tidy(self, operation: Any, unanswered: list[Link], failed: bool) -> None:
+    def tidy(self, operation: Any, unanswered: list[ClientConnection], failed: bool) -> None:
         """Undo what may have been executed: behind it, and in the background."""
         entries = operation.to_clean_up(failed)
         if entries:
-            for link in unanswered:
-                if not link.broken:
-                    link.clean_up(cleanup_requests(link.capabilities, entries))
+            for connection in unanswered:
+                if not connection.broken:
+                    connection.clean_up(cleanup_requests(connection.capabilities, entries))
             self.clean_up(entries)
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
@@ -426,7 +428,7 @@ class Process:
     def undoes(self, key: bytes, token: bytes) -> bool:
         """Whether the undoing of this token is under way."""
         return (key, token) in self.undone or any(
-            token in request for link in self.links for request in link.cleaning_up
+            token in request for connection in self.connections for request in connection.cleaning_up
         )
 
     def _cleaning_up(self) -> Steps:

@@ -161,7 +161,7 @@ class Simulation:
                 self.fail("the lock is free, and somebody stands in the queue")
             return
         self._granted_us[token] = self._confirmed_us[token] = self.model.now_us
-        if token in self.owners and not self.owners[token].process.links:
+        if token in self.owners and not self.owners[token].process.connections:
             self.fail(f"granted to {token!r}, whose connection is gone")
         if self.calm:
             self._grants += 1

@@ -154,17 +154,17 @@ class World:
 class Call:
     """One or more requests under way together."""
 
-    __slots__ = ("execution", "link", "missing", "open", "replies")
+    __slots__ = ("connection", "execution", "missing", "open", "replies")
 
-    def __init__(self, execution: Execution, link: Link, missing: int) -> None:
+    def __init__(self, execution: Execution, connection: ClientConnection, missing: int) -> None:
         self.execution = execution
-        self.link = link
+        self.connection = connection
         self.missing = missing
         self.replies: list[Reply] = []
         self.open = True
 
 
-class Link:
+class ClientConnection:
     """A process's connection."""
 
     def __init__(self, process: Process) -> None:
@@ -173,11 +173,11 @@ class Link:
         self._world = world
         self.broken = False
         self.gone = False  # the server has noticed
-        self.connection = world.model.connect(process.denied)
-        self.connection.deaf = process.deaf
-        probed = world.serve(process, PROBE, self.connection)
-        self.capabilities = Capabilities(probed, world.serve(process, HELLO, self.connection))
-        self.ending = ending(world.serve(process, CLIENT_INFO, self.connection))
+        self.session = world.model.connect(process.denied)
+        self.session.deaf = process.deaf
+        probed = world.serve(process, PROBE, self.session)
+        self.capabilities = Capabilities(probed, world.serve(process, HELLO, self.session))
+        self.ending = ending(world.serve(process, CLIENT_INFO, self.session))
         self.registry: WaiterRegistry | None = None
         if self.capabilities.push:
             self.registry = WaiterRegistry(self.capabilities)
@@ -220,27 +220,27 @@ class Link:
         if request in self.cleaning_up:
             self.cleaning_up.remove(request)
         world = self._world
-        reply = world.serve(self._process, request, self.connection)
+        reply = world.serve(self._process, request, self.session)
         if request[:2] == (b"CLIENT", b"KILL"):
             self._end_killed()
         own_pushes_first = world.dice.random() < 0.5
         if not own_pushes_first:
             self._return(False, reply)
         for process in world.processes:
-            for link in process.links:
-                if link.connection.inbox:
-                    for push in link.connection.inbox:
-                        link._return(True, push)
-                    link.connection.inbox.clear()
+            for connection in process.connections:
+                if connection.session.inbox:
+                    for push in connection.session.inbox:
+                        connection._return(True, push)
+                    connection.session.inbox.clear()
         if own_pushes_first:
             self._return(False, reply)
 
     def _end_killed(self) -> None:
         world = self._world
-        for link in list(self._process.links):
-            if link.connection not in world.model.connections:
-                link.vanish()
-                world.after(world.delay_us(), self._process, link.break_)
+        for connection in list(self._process.connections):
+            if connection.session not in world.model.connections:
+                connection.vanish()
+                world.after(world.delay_us(), self._process, connection.break_)
 
     def _return(self, is_push: bool, item: Any) -> None:
         world = self._world
@@ -275,8 +275,8 @@ class Link:
         """The server notices that the connection is gone, and forgets what it has not read."""
         if not self.gone:
             self.gone = True
-            self._world.model.disconnect(self.connection)
-            self._process.links.remove(self)
+            self._world.model.disconnect(self.session)
+            self._process.connections.remove(self)
 
     def vanish_sometime(self) -> None:
         """The server notices at once, or it reads on, to the end of what has been sent."""
@@ -309,9 +309,9 @@ class Link:
 class Mailbox:
     """How one waiter is told."""
 
-    def __init__(self, process: Process, link: Link) -> None:
+    def __init__(self, process: Process, connection: ClientConnection) -> None:
         self._process = process
-        self._link = link
+        self._connection = connection
         self._messages: deque[object] = deque()
         self._listener: Caller | None = None
         self._epoch = 0
@@ -328,7 +328,7 @@ class Mailbox:
 
     def listen(self, task: Caller, timeout_s: float) -> None:
         """Give the task the next message, None at the end of the time, BROKEN when none can come."""
-        if self._messages or timeout_s <= 0 or (self._link.broken and self._process.blocking):
+        if self._messages or timeout_s <= 0 or (self._connection.broken and self._process.blocking):
             task.go_on(task.epoch, self._next())
             return
         self._listener = task
@@ -345,4 +345,4 @@ class Mailbox:
     def _next(self) -> object:
         if self._messages:
             return self._messages.popleft()
-        return BROKEN if self._link.broken and self._process.blocking else None
+        return BROKEN if self._connection.broken and self._process.blocking else None

@@ -311,7 +311,7 @@ class Proxy:
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.threads = [
-                threading.Thread(target=self._serve_link, args=(connection,), daemon=True),
+                threading.Thread(target=self._serve_connection, args=(connection,), daemon=True),
                 threading.Thread(target=self._forward, args=(connection, server, client, self._on_reply), daemon=True),
             ]
             with self._state:
@@ -319,7 +319,7 @@ class Proxy:
             for thread in reversed(connection.threads):  # the first one joins the second, perhaps at once
                 thread.start()
 
-    def _serve_link(self, connection: _Connection) -> None:
+    def _serve_connection(self, connection: _Connection) -> None:
         """Forward the requests; when both directions have ended, close both sockets."""
         self._forward(connection, connection.client, connection.server, self._on_request)
         connection.threads[1].join()

@@ -2,5 +2,5 @@
 
 May import helpers (`_util`) alone. `threads.pyx` is the compiled pipe of threads and `threads_py.py` its twin in
 Python; `loop.pyx` and `loop_py.py` are those of event loops; `impl.py` chooses. Start at `base.py`, the contract of a
-pipe, and `threads.pxd`, which says who may touch what.
+pipe, and `threads.pxd`, the rules of thread safety.
 """

@@ -48,7 +48,7 @@ class Bulk(NamedTuple):
 
 
 NOT_ASKED: Final = object()
-"""Returned by `Pipe.ask` where nothing was sent."""
+"""`Pipe.ask` returns it where nothing was sent."""
 
 Reply: TypeAlias = "bytes | int | float | str | bool | hiredis.ReplyError | list[Reply] | dict[bytes, Reply] | None"
 """One reply as hiredis parses it, undecoded. An error reply is returned, not raised."""
@@ -68,17 +68,17 @@ spin, since the server needs that CPU."""
 UNSENT_LIMIT_BYTES: Final = 8 << 20
 """How many bytes of requests may wait to be sent while the server is silent.
 
-A pipe breaks instead of queueing a request while more bytes wait and none has come for `UNSENT_SILENCE_S`. A caller
-without a time limit keeps its connection, so nothing else bounds the requests that other callers, which come and give
-up, leave in the queue of a frozen server.
+A pipe breaks instead of queueing a request while more bytes wait and none has come for `UNSENT_SILENCE_S`. Nothing else
+bounds the queue of a frozen server: a caller without a time limit keeps the connection, and other callers that give up
+leave their requests in it.
 """
 
 UNSENT_SILENCE_S: Final = 5.0
-"""How many seconds a server must be silent before `UNSENT_LIMIT_BYTES` counts: a larger batch may be sent to a server
-that reads."""
+"""How long a server must be silent before `UNSENT_LIMIT_BYTES` counts, in seconds. One that reads may get a larger
+batch."""
 
 NOT_ENOUGH = object()
-"""Returned by the parser when its buffer ends within a reply."""
+"""The parser returns it when its buffer ends within a reply."""
 
 
 class ConnectionBroken(Exception):
@@ -96,9 +96,9 @@ class ConnectionBroken(Exception):
 class Malformed(ConnectionBroken, hiredis.ProtocolError):
     """A reply or a push is of a type or shape that its request cannot have.
 
-    Replies may belong to other requests then, so the connection must be left. Raised to the caller that got the reply,
-    it is a `ConnectionBroken`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe for all
-    callers.
+    Replies may belong to other requests then, so the connection must be given up. Raised to the caller that got the
+    reply, it is a `ConnectionBroken`; raised by `on_push` or `on_reply`, it is a protocol error, which breaks the pipe
+    for all callers.
     """
 
     def __init__(self, reply: object) -> None:
@@ -120,7 +120,7 @@ class Mailbox(Protocol):
     """Where one thread waits for messages from other threads and for what the server pushes."""
 
     def tell(self, message: object) -> None:
-        """Put a message in. Any thread may; it never blocks and ignores a broken pipe.
+        """Put a message in, from any thread. It never blocks, and ignores a broken pipe.
 
         The waiting thread is woken at once, unless it is the reader of the socket and another thread tells it: then it
         sees the message within a tenth of a second. A message from `on_push` is seen at once.
@@ -135,10 +135,10 @@ class Mailbox(Protocol):
 
         Raises:
             NoReply: the time is up.
-            Lost: the connection broke, and no message is there.
+            ConnectionBroken: the connection broke, and no message is there.
             RuntimeError: another thread waits already.
             Forked: a signal handler forked, and this is the child.
-            KeyboardInterrupt: or any other exception of a signal handler. No message is lost by that.
+            KeyboardInterrupt: or any other exception of a signal handler. The messages stay.
         """
 
 
@@ -148,9 +148,9 @@ class Pipe(Protocol):
     Attributes:
         on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
             None drops them. Set it before the pipe is shared. It may tell mailboxes and post. It must not block, since
-            that keeps every caller from its reply. For a malformed push it raises hiredis.ProtocolError, as `on_reply`
-            does for a malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to
-            the caller that reads.
+            every caller waits for it. For a malformed push it raises hiredis.ProtocolError, as `on_reply` does for a
+            malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to the caller
+            that reads.
 
     A protocol error breaks the pipe, so that no caller gets the reply of another: malformed RESP, a reply that came
     before its request had left, or a push that answers a subscription that is not the oldest request under way.
@@ -177,7 +177,7 @@ class Pipe(Protocol):
             timeout_s: how long to wait for the reply, in seconds; below 0 for ever.
 
         Raises:
-            Lost: the connection broke.
+            ConnectionBroken: the connection broke.
             NoReply: the time is up; the reply will be read and dropped when it comes.
             Forked: a signal handler forked, and this is the child.
             TypeError: a word that is not bytes, str or int. Nothing was sent.

@@ -1,8 +1,7 @@
 """The choice between the compiled core and its Python twin.
 
-`REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one. Without it, the compiled core is taken where it was
-built as a whole; where one of its modules is missing or cannot be imported, the twin does all the work.
-`implementation` says which one it is: a slow path is never silent.
+`REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one. Without it, the compiled core is used where all of its
+modules can be imported; otherwise the twin does all the work. `implementation` says which one it is.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
 - The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
   it pays: else the CPU would go to sleep twice for each lock. All else that is ready runs first, in every iteration.
 - What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second.
-- A task that was told of a lock is stepped before the rest of the buffer is parsed, and what it sends leaves at once:
-  mostly the release for which all others wait. The server then hands over while the others' requests are made.
+- A task that was notified of a lock is stepped before the rest of the buffer is parsed, and what it sends leaves at
+  once: mostly the release for which all others wait. The server then hands over while the others' requests are made.
 - The pipe spins for the result of such a release, mostly the next hand-over, as for a lone caller's reply: so neither
-  the client nor the server goes to sleep while tasks hand one lock around.
+  the client nor the server goes to sleep while tasks pass one lock on.
 
 Thread safety: everything belongs to the loop's thread.
 """
@@ -172,7 +172,7 @@ cdef class Slot:
         """The reply.
 
         Raises:
-            Lost: or whatever else has ended the wait.
+            ConnectionBroken: or whatever else has ended the wait.
         """
         if self.state == DONE:
             return self.outcome
@@ -245,7 +245,7 @@ cdef class LoopPipe:
     cdef Slot told_tail
     cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
-    cdef Buffer contended             # the bytes that leave with the next flush
+    cdef Buffer queued             # the bytes that leave with the next flush
     cdef Py_ssize_t queued_count   # how many of the last slots are in queued
     cdef Py_ssize_t just_sent      # how many slots' requests have left since bytes were received last
     cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
@@ -291,7 +291,7 @@ cdef class LoopPipe:
             self._deliver(0)
 
     def __dealloc__(self):
-        PyMem_RawFree(self.contended.data)
+        PyMem_RawFree(self.queued.data)
 
     @property
     def is_idle(self):
@@ -356,9 +356,9 @@ cdef class LoopPipe:
         cdef double now = monotonic()
         if self.broken:
             raise ConnectionBroken(False, "the connection is closed")
-        if self.contended.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
+        if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
             self._leave()
-        if reserve(&self.contended, size) < 0:
+        if reserve(&self.queued, size) < 0:
             raise MemoryError
         slot.loop = self.loop
         slot.deadline = NEVER
@@ -367,10 +367,10 @@ cdef class LoopPipe:
             if slot.deadline < self.timer_at:
                 self._watch(slot.deadline)
         if requests is None:
-            write_request(self.contended.data + self.contended.used, args)
+            write_request(self.queued.data + self.queued.used, args)
         else:
-            write_requests(self.contended.data + self.contended.used, requests)
-        self.contended.used += size
+            write_requests(self.queued.data + self.queued.used, requests)
+        self.queued.used += size
         self.queued_count += 1
         if self.tail is None:
             self.head = self.tail = slot
@@ -381,7 +381,7 @@ cdef class LoopPipe:
             self.tail.next = slot
             self.tail = slot
             if self.delivering:
-                if self.queued_count >= self.half or self.contended.used >= FLUSH_BYTES:
+                if self.queued_count >= self.half or self.queued.used >= FLUSH_BYTES:
                     self._write()
             elif not self.flushing:
                 self.flushing = True
@@ -395,9 +395,9 @@ cdef class LoopPipe:
     cdef int _write(self) except -1:
         """Send what is queued, unless the transport's buffer is full."""
         cdef object data
-        if self.contended.used and not self.paused and not self.broken:
-            data = PyBytes_FromStringAndSize(self.contended.data, self.contended.used)
-            self.contended.used = 0
+        if self.queued.used and not self.paused and not self.broken:
+            data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
+            self.queued.used = 0
             self.just_sent += self.queued_count
             self.queued_count = 0
             self.transport.write(data)
@@ -461,7 +461,6 @@ cdef class LoopPipe:
     # ---- the transport's calls ----
 
     def get_buffer(self, sizehint):
-        """The buffer to receive into."""
         return self.view
 
     def buffer_updated(self, Py_ssize_t received):
@@ -625,7 +624,7 @@ cdef class LoopPipe:
                 slot = self.told_head
                 self.told_head = slot.next
                 self._step_one(slot)
-            if self.contended.used:
+            if self.queued.used:
                 self._write()
                 self._await(&self.handing)
         finally:
@@ -672,11 +671,9 @@ cdef class LoopPipe:
         """Nothing: the transport closes itself."""
 
     def pause_writing(self):
-        """Keep what callers send until the transport has room again."""
         self.paused = True
 
     def resume_writing(self):
-        """Send what was kept."""
         self.paused = False
         self._write()
 

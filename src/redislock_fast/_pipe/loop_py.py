@@ -50,7 +50,7 @@ class Pipe(Protocol):
     Attributes:
         on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
             raise: that breaks the pipe, and the error goes to the loop. As in `base.Pipe`, (S)SUBSCRIBE may be called,
-                and (S)UNSUBSCRIBE must not be sent.
+            and (S)UNSUBSCRIBE must not be sent.
     """
 
     on_push: OnPush | None
@@ -102,7 +102,7 @@ def _raise(error: BaseException) -> None:
 
 @final
 class Slot:
-    """Where replies go that are not one reply for one caller: many, one for no caller, or a subscription's."""
+    """Takes replies that are not one reply for one caller: many, one for no caller, or a subscription's."""
 
     __slots__ = ("future", "on_reply", "replies", "subscription", "wanted")
 
@@ -381,7 +381,7 @@ if compiled is not None:
     from redislock_fast._pipe import loop
 
     class CompiledLoopPipe(loop.LoopPipe, _Leaving, asyncio.BufferedProtocol):
-        """The compiled pipe; a class in Python because asyncio asks for its `BufferedProtocol` by type."""
+        """The compiled pipe, as a class in Python: asyncio asks for its `BufferedProtocol` by type."""
 
     new_pipe = CompiledLoopPipe
     running_loop = loop.running_loop

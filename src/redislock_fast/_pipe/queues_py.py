@@ -1,7 +1,7 @@
 """The parts of `threads_py.Pipe`: a slot for replies, a mailbox for messages, and the outbox for requests.
 
-Beside each field stands who may touch it: "mutex" is the pipe's, "reader" the thread that reads its socket, "sender" a
-thread that sends for itself (`threads.pxd`), "owner" the thread that waits.
+Thread safety: a comment at each field says which thread may use it: "mutex" is the pipe's, "reader" the thread that
+reads its socket, "sender" a thread that sends for itself (`threads.pxd`), "owner" the thread that waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Slot:
     __slots__ = (
         "begins",
         "ends",
-        "is_pipeline",
+        "many",
         "messages",
         "on_reply",
         "replies",
@@ -62,7 +62,7 @@ class Slot:
         self.replies: list[Reply] = []  # reader until DONE, then its owner
         self.messages = messages  # of the mailbox, where it waits for one
         self.on_reply: OnReply | None = None  # fixed once queued; called with the reply to a post
-        self.is_pipeline = False  # fixed once queued; whether there are many requests
+        self.many = False  # fixed once queued; whether there are many requests
         self.subscription: Args | None = None  # fixed once queued; the request, where it is a single one
         self.begins = 0  # mutex
         self.ends = 0  # mutex
@@ -104,7 +104,7 @@ def sleep_s(deadline: float | None) -> float:
 def wait_ready(sock: socket.socket, wants_room: bool, left_s: float) -> None:
     """Sleep until the socket has something to read, or room where that is wanted, or the time is up.
 
-    A slice at most: bytes for which a sender found no room must not wait until something comes.
+    It sleeps for `_SLICE_S` at most: bytes for which a sender found no room must not wait for the next reply.
     """
     left_s = min(left_s, _SLICE_S)
     if hasattr(select, "poll"):
@@ -127,9 +127,7 @@ class Outbox:
     """The bytes that a pipe is to send."""
 
     def __init__(self) -> None:
-        self.contended = (
-            bytearray()
-        )  # mutex, its size read without as a hint; requests that no thread has begun to send
+        self.queued = bytearray()  # mutex, its size read without as a hint; requests that no thread has begun to send
         self.leaving = b""  # sender, else reader; the bytes that are being sent
         self.accepted = 0  # mutex; bytes ever queued
         self.offered = 0  # mutex; bytes ever moved into leaving
@@ -140,13 +138,13 @@ class Outbox:
         slot.begins = self.accepted
         self.accepted += len(request)
         slot.ends = self.accepted
-        self.contended += request
+        self.queued += request
 
     def load(self) -> bool:
         """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
-        if not self.leaving and self.contended:
-            self.leaving = bytes(self.contended)
-            self.contended.clear()
+        if not self.leaving and self.queued:
+            self.leaving = bytes(self.queued)
+            self.queued.clear()
             self.offered = self.accepted
         return self.leaving != b""
 
@@ -189,7 +187,7 @@ class Mailbox:
         self._pipe.told(self._slot)
 
     def wait(self, timeout_s: float, soon: bool = False) -> object:  # noqa: ARG002  # the twin does not spin
-        """Wait for the next message and take it out, driving the socket whenever it is this thread's turn to."""
+        """Take out the next message. While it waits, the thread may become the reader."""
         if not self._waiting.acquire(blocking=False):
             raise RuntimeError("another thread waits for this mailbox")
         try:

@@ -12,7 +12,7 @@ cdef enum Plain:         # the replies that need no parser
 cdef struct Buffer:
     char* data
     Py_ssize_t used
-    Py_ssize_t registry
+    Py_ssize_t capacity
 
 
 cdef Py_ssize_t request_size(tuple args) except -1

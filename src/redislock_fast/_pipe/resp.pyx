@@ -293,14 +293,14 @@ cdef Py_ssize_t append_run(
 
 cdef int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil:
     """Make room for `more` bytes. Returns -1 when there is no memory."""
-    cdef Py_ssize_t registry = buffer.registry
+    cdef Py_ssize_t capacity = buffer.capacity
     cdef char* data
-    if buffer.used + more <= registry:
+    if buffer.used + more <= capacity:
         return 0
-    registry = max(1024, 2 * registry, buffer.used + more)
-    data = <char*>PyMem_RawRealloc(buffer.data, registry)
+    capacity = max(1024, 2 * capacity, buffer.used + more)
+    data = <char*>PyMem_RawRealloc(buffer.data, capacity)
     if data == NULL:
         return -1
     buffer.data = data
-    buffer.registry = registry
+    buffer.capacity = capacity
     return 0

@@ -4,9 +4,9 @@ A CPU that falls asleep between a request and its reply takes longer to wake up 
 reader receives again and again for a while, without blocking. In between it yields the CPU to any thread that is ready:
 one that a reply has just woken, the server, another spinner.
 
-A spinner that yields to a busy process gets the CPU back only after milliseconds. And a reply of a far server, or a
-message that comes whenever another client sends it, comes after the spin. The `Spinner` sees both, and stops spinning
-for a number of waits, which grows while spinning keeps failing.
+A spin fails where a busy process keeps the CPU for milliseconds after a yield, and where the reply of a far server or
+the message of another client comes too late. After failures, the `Spinner` blocks in a number of waits, which grows
+while spins keep failing.
 """
 
 from libc.errno cimport EAGAIN, errno

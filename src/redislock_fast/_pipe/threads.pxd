@@ -1,10 +1,9 @@
-"""The rules on who may touch what in the compiled pipe of threads, and its shared structures.
+"""The shared structures of the compiled pipe of threads, and which thread may use them when.
 
-Beside each field, here and in `threads.pyx`, stands who may touch it. "mutex" is Pipe.mutex. "reader" is the one thread
-for which Pipe.reading was set (under the mutex); it alone drives the socket until it hands that right on. "owner" is
-the thread that called. The rules are the same with and without the GIL: nothing relies on it, and reading, completing
-plain replies and handing on are done without it. Under the mutex no Python object is touched, so its holder never waits
-for the GIL.
+Thread safety: a comment at each field, here and in `threads.pyx`, says which thread may use it. "mutex" is Pipe.mutex.
+"reader" is the one thread for which Pipe.reading was set (under the mutex); it alone drives the socket until it hands
+that right on. "owner" is the thread that called. Nothing relies on the GIL: reading, completing plain replies and
+handing on are done without it. Under the mutex no Python object is used, so its holder never waits for the GIL.
 
 The right to send is separate from the right to read. A reader that blocks cannot send what callers queue meanwhile, and
 its reply may be a round trip away, or never come where it waits for a message. So callers send for themselves then:
@@ -80,7 +79,7 @@ cdef struct Slot:
     PyThread_type_lock wake
 
 
-cdef struct JoinQueue:        # one caller's way through the pipe, on its own stack
+cdef struct Wait:        # one call of one thread, on its own stack
     Slot* slot
     double timeout_s     # below 0: for ever
     double deadline      # CLOCK_MONOTONIC, where there is a timeout

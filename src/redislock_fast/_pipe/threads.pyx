@@ -13,8 +13,8 @@ One `Pipe` drives one plain TCP or unix socket for many threads, without a threa
 
 The reader works without the GIL, from its waking to its handing on: the callers that it wakes want the GIL, and would
 compete for it with the reader while the server waits. It takes the GIL only for what hiredis must parse, pushes
-included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. The rules on who may touch
-what: `threads.pxd`. The readable twin: `threads_py.py`.
+included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. Thread safety: `threads.pxd`.
+The readable twin: `threads_py.py`.
 """
 
 cimport cython
@@ -176,7 +176,7 @@ cdef class Pipe:
     cdef bint dead                 # mutex; read without it as a hint
     cdef bint forked               # set once, in a forked child
     cdef object __weakref__
-    cdef Buffer contended             # mutex, its size read without as a hint; requests that no thread has begun to send
+    cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
     cdef Buffer leaving            # sender, else reader; requests that are being sent
     cdef Py_ssize_t left           # sender, else reader; how much of leaving is sent
     cdef unsigned long long accepted  # mutex; bytes ever queued
@@ -224,7 +224,7 @@ cdef class Pipe:
             next_slot = slot.next
             drop_slot(slot)
             slot = next_slot
-        PyMem_RawFree(self.contended.data)
+        PyMem_RawFree(self.queued.data)
         PyMem_RawFree(self.leaving.data)
 
     @property
@@ -301,7 +301,7 @@ cdef class Pipe:
         cdef object replies
         cdef Slot* slot
         self._check_forked()
-        if self.contended.used > UNSENT_LIMIT and monotonic() - self.heard > UNSENT_SILENCE:
+        if self.queued.used > UNSENT_LIMIT and monotonic() - self.heard > UNSENT_SILENCE:
             self.close()
             raise ConnectionBroken(False, "the server is silent, and too much waits to be sent")
         slot = <Slot*>PyMem_RawCalloc(1, sizeof(Slot))
@@ -348,7 +348,7 @@ cdef class Pipe:
         """Queue an encoded request."""
         cdef Place place
         with self.mutex:
-            if self.dead or reserve(&self.contended, size) < 0:
+            if self.dead or reserve(&self.queued, size) < 0:
                 return REFUSED
             if self.reading:
                 place = FOLLOWING
@@ -364,8 +364,8 @@ cdef class Pipe:
                 place = ALONE if self.head == NULL else READING
                 if place == ALONE and slot.state == ABANDONED:  # a caller that waits first needs the idle time
                     self.heard = monotonic()
-            memcpy(self.contended.data + self.contended.used, data, size)
-            self.contended.used += size
+            memcpy(self.queued.data + self.queued.used, data, size)
+            self.queued.used += size
             slot.begins = self.accepted
             self.accepted += size
             slot.ends = self.accepted
@@ -403,7 +403,7 @@ cdef class Pipe:
 
     cdef object _wait(self, Slot* slot, Place place, double timeout_s):
         """Wait for the reply."""
-        cdef JoinQueue wait = new_wait(slot, place, timeout_s, &self.calling)
+        cdef Wait wait = new_wait(slot, place, timeout_s, &self.calling)
         cdef bint complete = False
         try:
             if place == ALONE:
@@ -419,7 +419,7 @@ cdef class Pipe:
             if complete or not self._leave(&wait):
                 drop_slot(slot)
 
-    cdef int _attend(self, JoinQueue* wait) except -1:
+    cdef int _attend(self, Wait* wait) except -1:
         """Wait until the slot is complete, and drive the socket whenever this caller is the reader."""
         cdef Py_ssize_t outcome
         while True:
@@ -449,7 +449,7 @@ cdef class Pipe:
             raise Forked
         return 0
 
-    cdef int _begin(self, JoinQueue* wait) except -1:
+    cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet: look for a closed connection."""
         cdef double now = monotonic()
         wait.count = wait.slot.wanted + 1
@@ -459,7 +459,7 @@ cdef class Pipe:
         self.heard = now
         return 0
 
-    cdef Py_ssize_t _drive(self, JoinQueue* wait) noexcept nogil:
+    cdef Py_ssize_t _drive(self, Wait* wait) noexcept nogil:
         """Wait for the reply without the GIL, as a follower or as the reader.
 
         Returns OUTCOME_COMPLETE when the slot is complete and reading handed on; a number of bytes when some of them
@@ -489,7 +489,7 @@ cdef class Pipe:
         self._hand_over()
         return OUTCOME_COMPLETE
 
-    cdef Py_ssize_t _sleep(self, JoinQueue* wait) noexcept nogil:
+    cdef Py_ssize_t _sleep(self, Wait* wait) noexcept nogil:
         """Follower: sleep until the slot is complete, or this caller is to read."""
         cdef PY_TIMEOUT_T wait_us = -1
         cdef Outcome lapsed = OUTCOME_TIMEOUT
@@ -516,7 +516,7 @@ cdef class Pipe:
             PyThread_free_lock(wake)
         return OUTCOME_COMPLETE
 
-    cdef bint _leave(self, JoinQueue* wait) noexcept nogil:
+    cdef bint _leave(self, Wait* wait) noexcept nogil:
         """End a caller's wait. Returns whether its slot is abandoned, and no longer its own."""
         cdef SlotState state
         if self.forked:  # the slot's wake and neighbours are the parent's to deal with
@@ -538,7 +538,7 @@ cdef class Pipe:
             self._hand_over()
         return state == WAITING or state == LEAD
 
-    cdef Py_ssize_t _look_at_clock(self, JoinQueue* wait) noexcept nogil:
+    cdef Py_ssize_t _look_at_clock(self, Wait* wait) noexcept nogil:
         """Reader, before each turn: whether its time is up, or signal handlers are due, though replies keep coming.
 
         Returns an Outcome, or 0. Before the first delivery, the turn itself checks that.
@@ -552,7 +552,7 @@ cdef class Pipe:
             return OUTCOME_SIGNAL
         return 0
 
-    cdef bint _take_queue(self, JoinQueue* wait) noexcept nogil:
+    cdef bint _take_queue(self, Wait* wait) noexcept nogil:
         """Reader: load what is queued for sending. Returns False when a message has come for this listener."""
         with self.mutex:
             self.callers_send = False
@@ -563,7 +563,7 @@ cdef class Pipe:
             self.callers_send = not wait.sends and self._is_idle()
         return True
 
-    cdef bint _may_block(self, JoinQueue* wait) noexcept nogil:
+    cdef bint _may_block(self, Wait* wait) noexcept nogil:
         """Reader, with nothing leaving: let callers send for themselves. Returns False when it has more to send first.
 
         Where a near server's reply is about to come, what is queued leaves in one write behind it. With many threads on
@@ -597,14 +597,14 @@ cdef class Pipe:
 
     cdef bint _load(self) noexcept nogil:
         """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
-        cdef Buffer dedicated
-        if self.contended.used and self.left == self.leaving.used:
-            dedicated = self.leaving
-            self.leaving = self.contended
+        cdef Buffer spare
+        if self.queued.used and self.left == self.leaving.used:
+            spare = self.leaving
+            self.leaving = self.queued
             self.left = 0
             self.offered = self.accepted
-            dedicated.used = 0
-            self.contended = dedicated
+            spare.used = 0
+            self.queued = spare
         return self.left < self.leaving.used
 
     cdef void _send_queue(self) noexcept nogil:
@@ -618,7 +618,7 @@ cdef class Pipe:
                     return
             stuck = self._send() < 0
 
-    cdef Py_ssize_t _turn(self, JoinQueue* wait) noexcept nogil:
+    cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil:
         """Reader: send what is leaving, then receive once. Returns the bytes received, or an Outcome."""
         cdef Py_ssize_t got
         cdef pollfd watch
@@ -679,7 +679,7 @@ cdef class Pipe:
     cdef inline Py_ssize_t _receive(self) noexcept nogil:
         return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
 
-    cdef Py_ssize_t _spin(self, JoinQueue* wait) noexcept nogil:
+    cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
         """Reader: spin, that is receive without blocking, for a while; -1 when nothing came, or spinning does not pay.
 
         For a batch of up to MOST_SPUN_FOR requests it spins until the server has executed all: their replies come at
@@ -1087,7 +1087,7 @@ cdef class Mailbox:
 
     cdef int _wait(self, Place place, double timeout_s, bint soon) except -1:
         cdef Spinner* spinner = &self.pipe.calling if soon else &self.pipe.listening
-        cdef JoinQueue wait = new_wait(&self.slot, place, timeout_s, spinner)
+        cdef Wait wait = new_wait(&self.slot, place, timeout_s, spinner)
         cdef bint complete = False
         try:
             self.pipe._attend(&wait)
@@ -1099,8 +1099,8 @@ cdef class Mailbox:
         return 0
 
 
-cdef JoinQueue new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil:
-    cdef JoinQueue wait
+cdef Wait new_wait(Slot* slot, Place place, double timeout_s, Spinner* spinner) noexcept nogil:
+    cdef Wait wait
     wait.slot = slot
     wait.timeout_s = timeout_s
     wait.deadline = monotonic() + timeout_s if timeout_s >= 0 else 0

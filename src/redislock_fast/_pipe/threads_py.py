@@ -1,14 +1,14 @@
 """The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for sockets that are not plain.
 
-It serves where there is no compiled core (no compiler, PyPy, Windows), TLS sockets, and sockets that gevent or eventlet
-have patched, because it uses the socket object's methods alone. The five rules at the top of `threads.pyx` and the
-rules for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any
-two steps. While a caller waits, that is harmless. In the microseconds outside of its waits the state of the pipe is
-then unknown, so the interrupt breaks the connection, and every caller gets an error.
+It uses the socket object's methods alone, so it serves where there is no compiled core (no compiler, PyPy, Windows),
+TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` and the rules
+for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any two
+steps. While a caller waits, that is harmless. At any other time the state of the pipe is then unknown, so the interrupt
+breaks the connection, and every caller gets an error.
 
-Thread safety: `_mutex` guards the fields marked so; "reader" is the one thread for which `_reading` was set,
-"sender" the one for which `_sending` was. `_touching` keeps them from using the socket at once, which TLS does not
-allow, and from using a socket that is closed.
+Thread safety: a comment at each field says which thread may use it: "mutex" is `_mutex`, "reader" the one thread for
+which `_reading` was set, "sender" the one for which `_sending` was. `_touching` keeps them from using the socket at
+once, which TLS does not allow, and from using a socket that is closed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Pipe:
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
         request, count = joined(requests)
         slot = Slot(State.WAITING, count)
-        slot.is_pipeline = True
+        slot.many = True
         self._run(slot, timeout_s, request)
         return slot.replies
 
@@ -145,7 +145,7 @@ class Pipe:
     def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
         request, count = joined(requests)
         slot = Slot(State.ABANDONED, count)
-        slot.is_pipeline = True
+        slot.many = True
         self._post(slot, request, on_replies)
 
     def _post(self, slot: Slot, request: bytes, on_reply: OnReply | None) -> None:
@@ -183,7 +183,7 @@ class Pipe:
         """Queue a request. Returns whether the caller is to read."""
         sends = False
         self._check_forked()
-        if len(self._outbox.contended) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
+        if len(self._outbox.queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
             self.close()
             raise ConnectionBroken(False, "the server is silent, and too much waits to be sent")
         with self._mutex:
@@ -200,7 +200,7 @@ class Pipe:
                 if self._callers_send and not self._sending:
                     self._sending = sends = True
             self._outbox.put(request, slot)
-            if self._far and not self._timed and not slot.is_pipeline:
+            if self._far and not self._timed and not slot.many:
                 self._timed = slot.ends
                 self._timed_at_s = time.monotonic()
             self._slots.append(slot)
@@ -213,7 +213,7 @@ class Pipe:
         self._run(slot, timeout_s, None)
 
     def told(self, slot: Slot) -> None:
-        """A message was put into the mailbox for which this slot waits or waited."""
+        """Note that a message was put into the mailbox for which this slot waits or waited."""
         try:
             with self._mutex:
                 if slot.state is State.WAITING:
@@ -423,7 +423,7 @@ class Pipe:
             if not self._slots:
                 raise hiredis.ProtocolError("a reply without a request")
             slot = self._slots[0]
-            if slot.begins >= self._answerable if slot.is_pipeline else slot.ends > self._answerable:
+            if slot.begins >= self._answerable if slot.many else slot.ends > self._answerable:
                 raise hiredis.ProtocolError("a reply before its request has left")
             slot.replies.append(reply)
             slot.wanted -= 1
@@ -432,7 +432,7 @@ class Pipe:
                     slot.end(State.DONE)
                 del self._slots[0]
         if not slot.wanted and slot.on_reply is not None:
-            slot.on_reply(slot.replies if slot.is_pipeline else reply)
+            slot.on_reply(slot.replies if slot.many else reply)
             self._check_forked()
 
     def _give_up(self, slot: Slot) -> State:

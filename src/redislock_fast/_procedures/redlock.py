@@ -177,7 +177,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
             attempts[:] = [attempt]
             yield Ask(attempt)
-            if not attempt.undone:
+            if not attempt.given_up:
                 return MajorityLease(attempt)
             silent = 0 if attempt.answered else silent + 1
             # Two callers that have split the votes must not meet again: each waits for another time.

@@ -1,13 +1,13 @@
-"""Which keys were taken by acquires with a caller's own token, as the replies to their requests say.
+"""Notes which keys acquires with a caller's own token took, as the replies to their requests say.
 
 Another owner may have the same token. So an acquire of unknown outcome is not cleaned up for that alone: the cleanup
-could delete the other owner's lock. It is cleaned up when a reply says that this acquire itself took the key. Such a
-reply counts also after the caller has given up. If the connection breaks before it comes, the key is left to its ttl.
+could delete the other owner's lock. It is cleaned up when a reply says that this acquire itself took the key, also when
+the reply comes after the caller has given up. If the connection breaks before, the key is left to its ttl.
 
-The acquires of one server transport with one key and one token share a `Claim`: the lock that one of them takes is
-found with the same token by another, and is that one's from then on.
+The acquires of one server transport with one key and one token share a `Claim`: the lock that one of them takes may be
+found by another, which owns it from then on.
 
-Who may touch what: the fields of a claim are used under the mutex of its `Claims`, which a signal handler or a
+Thread safety: the fields of a claim are used under the mutex of its `Claims`, which a signal handler or a
 finalizer of the same thread may enter again. The thread or loop that reads the connection calls a `Heard`.
 """
 
@@ -65,13 +65,13 @@ class Claim:
         self._is_held = False
 
     def take(self) -> None:
-        """A request of an acquire took the key, whether or not the acquire has ended."""
+        """Note that a request of an acquire took the key, whether or not the acquire has ended."""
         with self._claims.mutex:
             self._is_taken = True
-            self._undo_if_unheld()
+            self._clean_up_if_unheld()
 
     def end(self, is_held: bool) -> None:
-        """An acquire has ended.
+        """Note that an acquire has ended.
 
         Args:
             is_held: whether its caller owns the lock: then late replies do not matter any more.
@@ -82,9 +82,9 @@ class Claim:
                 self._is_held = True
                 if self._claims.open.get(self._entry) is self:
                     del self._claims.open[self._entry]
-            self._undo_if_unheld()
+            self._clean_up_if_unheld()
 
-    def _undo_if_unheld(self) -> None:
+    def _clean_up_if_unheld(self) -> None:
         # Under the mutex: an acquire that begins later finds the entry among those that are to be cleaned up first.
         if self._is_taken and not self._is_held and not self.under_way:
             self._is_taken = False

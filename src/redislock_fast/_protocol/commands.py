@@ -1,4 +1,4 @@
-"""The operations on one lock: acquire, release, reacquire, extend and look. See `operation.py` for their rules."""
+"""The operations on one lock: acquire, release, reacquire, extend and read. See `operation.py` for their rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HANDED_OVER = 2
 
 
 def acquire_request(capabilities: Capabilities, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
-    """The first request of an `Acquire`, and the reply that means "ours"."""
+    """The first request of an `Acquire`, and the reply that means that the lock is ours."""
     if capabilities.set_get:
         if ttl_ms is None:
             return (b"SET", key, token, b"NX", b"GET"), None
@@ -48,7 +48,7 @@ def acquire_request(capabilities: Capabilities, key: bytes, token: bytes, ttl_ms
 class Acquire(TokenOperation):
     """Take the lock if it is free.
 
-    Idempotent: a lock that holds this very token after an attempt of unknown outcome was taken by that attempt.
+    Idempotent: a lock that holds this token after an attempt of unknown outcome was taken by that attempt.
 
     Attributes:
         result: whether the lock is ours.
@@ -132,7 +132,7 @@ class _NativeOrScript(TokenOperation):
     _native = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
 
     def _refusal(self, reply: Reply, capabilities: Capabilities) -> bool:
-        """Handle a reply that is no verdict. True: the lock is not held. False: ask again, in the next form."""
+        """Handle a reply that is no verdict. True: the lock is not held. False: send the next form of the request."""
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
         text = str(reply)
@@ -165,10 +165,10 @@ class Release(_NativeOrScript):
 
     The first request deletes a lock without the contended flag. The key queue is used only where that finds no such
     lock and the token is one that may have the flag. Where the scripts of the queue cannot be executed, a contended
-    lock is deleted, and its waiters find out by their health checks.
+    lock is deleted, and its waiters notice that by their health checks.
 
-    Idempotent: if nothing of ours is found after an attempt of unknown outcome that left while the lease was valid,
-        that attempt was executed.
+    Idempotent: if the token is not found after an attempt of unknown outcome that left while the lease was valid, that
+    attempt was executed.
 
     Args:
         expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or is
@@ -229,7 +229,7 @@ class Release(_NativeOrScript):
             self.result = reply > 0 or (self.unsettled and self.valid)
             return True
         if self._step == "pass on" and isinstance(reply, hiredis.ReplyError):
-            # Forbidden, or the queue's key has become of another type, or the slot moves.
+            # Forbidden, or the queue's key holds another type now, or the slot moves.
             if self.queue_error_code(reply) != "NOSCRIPT":
                 self._step = "delete marked"
             return False
@@ -289,7 +289,7 @@ class Extend(TokenOperation):
     That needs the time at which the lease ends; where it is not known (a token set by hand), PTTL is asked first.
     Where scripts are forbidden and `SET ... IFEQ` is not, the new ttl is computed here from GET and PTTL.
 
-    `expires_at` is, at the end, the time until which the lease is certainly valid.
+    Once finished, `expires_at` is the time until which the lease is certainly valid.
     """
 
     sent_at = 0.0

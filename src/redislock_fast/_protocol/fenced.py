@@ -1,8 +1,8 @@
 """The operations that number a lock's holders, for fencing; see `operation.py` for their rules.
 
 A number is given once, to one holder, and is higher than all numbers before it. A script gives it, from a counter that
-never expires, while the lock is held. A holder that asks again gets the number that it has. Without scripts there are
-no numbers. (Kleppmann, "How to do distributed locking", calls the number a fencing token.)
+never expires, while the lock is held. A holder that asks again gets the same number. Without scripts there are no
+numbers. (Kleppmann, "How to do distributed locking", calls the number a fencing token.)
 """
 
 from __future__ import annotations
@@ -83,10 +83,9 @@ class AcquireOwnFenced(AcquireOwn, AcquireFenced):
 class Fence(TokenOperation):
     """Number the holder of a lock that was taken without a number, by a hand-over.
 
-    Idempotent: the number of a token that holds the lock does not change. So the token must never have had a number
-    before.
+    Idempotent: the number of a token that holds the lock does not change. So the token must have had no number before.
 
-    `result` is False when the lock is not held with the token any more. `fence` is the number when it is True.
+    `result` is whether the lock is still held with the token; then `fence` is the number.
     """
 
     fence = 0

@@ -63,7 +63,7 @@ def guard_key(key: bytes) -> bytes:
 
 
 def channel_beside(key: bytes, listener: bytes) -> bytes:
-    """A channel for a listener, in the lock's slot. Locks of one slot share it, which bounds the number of channels."""
+    """A listener's channel in the lock's slot. Locks of one slot share it, which bounds the number of channels."""
     return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), listener)
 
 

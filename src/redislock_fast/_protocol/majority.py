@@ -1,4 +1,4 @@
-"""A majority round: one operation at all servers of a Redlock, how they have voted, and what is certain by then.
+"""A majority round: one operation at all servers of a Redlock, their votes, and the outcome.
 
 The rules are those of "The Redlock algorithm", https://redis.io/docs/latest/develop/clients/patterns/distributed-locks:
 the clock starts before the first request leaves, a majority decides, and a lease counts for its ttl less the time
@@ -7,9 +7,9 @@ passed and an allowance for clocks that drift.
 Each server executes an operation of `commands.py`, whose result is the server's vote. A server that answers with an
 error, cannot be reached or does not answer has no vote.
 
-Who may touch what: `verdicts`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks
-its server or by the reader of that server's connection. A vote never changes; one that comes late is still noted.
-`decided` becomes True, and stays so.
+Thread safety: `verdicts`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks its
+server or by the reader of that server's connection. A vote never changes; one that comes late is still noted. Once
+True, `decided` stays so.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class MajorityRound:
         decided: whether no vote that is missing can change the outcome.
         began: the time before the first request, in the clock's seconds.
         insists: whether the servers must execute it in the end, also those that have not answered for long.
-        undone: whether it was given up, so that nothing more must be set.
+        given_up: whether it was given up, so that nothing more must be set.
     """
 
     insists = False
-    undone = False
+    given_up = False
     decided = False
 
     def __init__(
@@ -102,7 +102,7 @@ class MajorityRound:
         return self.operations[index].request(capabilities, self.began)
 
     def lose(self, index: int, sent: bool) -> None:
-        """The connection broke before the reply came; `sent`: after a byte of the request may have left."""
+        """Note that the connection broke before the reply; `sent`: a byte of the request may have left."""
         self.operations[index].note_unanswered(sent)
         self.lost[index] = True
 
@@ -110,7 +110,7 @@ class MajorityRound:
         """Take a server's reply. True: the server is done. False: send it the next request.
 
         Raises:
-            Malformed: the reply is none that the request can have; the connection must be left.
+            Malformed: the request cannot have this reply; the connection must be given up.
         """
         if self.verdicts[index] is not None:  # by another connection, when this one seemed broken
             return True
@@ -123,10 +123,10 @@ class MajorityRound:
         if finished:
             self.verdicts[index] = operation.result
             self._count()
-        return finished or self.undone
+        return finished or self.given_up
 
     def _count(self) -> None:
-        """Called after each vote is noted: of several threads that do so at once, the last one sees all votes."""
+        """Update `decided`, after each vote: of several threads that vote at once, the last one sees all votes."""
         verdicts = self.verdicts
         if not self.decided and (
             verdicts.count(True) >= self._quorum or verdicts.count(False) > len(verdicts) - self._quorum
@@ -153,11 +153,11 @@ class MajorityRound:
     # ---- cleanup ----
 
     def close(self, now: float) -> None:
-        """The caller stops waiting: give up a round that has failed."""
+        """Note that the caller stops waiting, and give up a round that has failed."""
 
     def give_up(self) -> None:
-        """The caller will not learn of the outcome: what the servers have agreed to must not stay."""
-        self.undone = not self.insists
+        """Note that the caller will not learn the outcome, so that what the servers have agreed to must not stay."""
+        self.given_up = not self.insists
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         """By server: the key and token that must not stay there."""
@@ -206,7 +206,7 @@ class AcquireRound(LeaseRound):
             self.give_up()
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
-        if not self.undone:
+        if not self.given_up:
             return {}
         return {
             index: (operation.key, operation.token)
@@ -218,7 +218,7 @@ class AcquireRound(LeaseRound):
 class ReacquireRound(LeaseRound):
     """Set the ttl wherever the lock holds this token.
 
-    An extend sets the whole ttl, too: a server that missed an earlier extend has the same lease as the others then.
+    An extend sets the whole ttl, too, so that a server that missed an earlier extend gets the same lease as the others.
 
     Args:
         keys: by server.
@@ -272,7 +272,7 @@ class ReleaseRound(MajorityRound):
 
 
 class _ReadOwn(ReadHolder):
-    """Whether the lock holds this token; with `another`, whether it holds another value; any value, for no token."""
+    """Read whether the lock holds this token; with `another`, another value; without a token, any value."""
 
     def __init__(self, key: bytes, token: bytes, another: bool = False) -> None:
         super().__init__(key)

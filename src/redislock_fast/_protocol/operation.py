@@ -1,16 +1,15 @@
 """The common part of all operations on a lock: their contract, their errors, and how they read a server's errors.
 
-An operation is a state machine without I/O, clock or randomness. It is asked for its next request, is fed the reply or
-is told that the connection broke, until it is finished and `result` stands. The same machines serve every transport,
-and tests drive them by hand.
+An operation is a state machine without I/O, clock or randomness. A transport asks it for its next request, and feeds it
+the reply or notes that the connection broke, until it is finished and `result` is set. The same machines serve every
+transport, and tests drive them by hand.
 
 Rules:
-- Every request is idempotent for its token, so an operation whose outcome is unknown is simply asked for its request
-  again. The reason stands at each class.
+- Every request is idempotent for its token, so after an unknown outcome an operation is asked for its request again.
+  Each class gives the reason.
 - A `Capabilities` says what the server of one connection understands. A machine that learns that the server refuses a
-  form
-  of a command (an ACL, a proxy) lowers the dialect and goes on with the next best form. A missing native command is
-  never an error.
+  form of a command (an ACL, a proxy) lowers the capabilities and goes on with the next best form. A missing native
+  command is never an error.
 - An error that means "not executed, try later" raises `NotExecuted`; any other error of the server raises `Refused`.
 - A reply of a type or shape that the request cannot have raises `Malformed`: it may be the reply to another request.
 """
@@ -100,14 +99,14 @@ class Exchange(Protocol):
             NotExecuted: try the same request later.
             Redirected: try it at another node.
             Refused: the server's error.
-            Malformed: the request cannot have this reply; the connection must be left.
+            Malformed: the request cannot have this reply; the connection must be given up.
         """
 
     def note_unanswered(self, sent: bool) -> None:
         """Note that the connection broke, or the time was up, before the reply came."""
 
     def takes(self) -> list[tuple[bytes, bytes]]:
-        """The keys and tokens that it is about to set: a cleanup of them must be sent before it."""
+        """The keys and tokens that it is about to set: a pending cleanup of them must be sent first."""
 
 
 class Operation(Exchange, Protocol):
@@ -132,8 +131,7 @@ class Operation(Exchange, Protocol):
 class TokenOperation:
     """The common part of all operations on one token.
 
-    The defaults are class attributes: an operation is made for every acquire and release, and assigns only
-    what differs.
+    The defaults are class attributes, for speed: an operation assigns only what differs.
     """
 
     is_pipeline = False

@@ -1,7 +1,7 @@
-"""Taking a lock by the caller's own token: a caller that finds the lock held with its token has it already.
+"""Takes a lock by the caller's own token: a caller that finds the lock held with its token has it already.
 
-With a request's or a job's id as the token, an acquire is idempotent beyond the one call: a worker that is given the
-job again goes on with the lock that its first try took.
+With the id of a request or a job as the token, an acquire is idempotent beyond one call: a worker that gets the job
+again continues with the lock that its first try took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 __all__ = ["AcquireOwn", "has_taken"]
 
 _MAX_RENEWALS = 3
-"""A lock may end between being found held and being renewed. After so many times, it counts as not to be had."""
+"""A lock may end between being found held and being renewed. After so many times, the acquire fails."""
 
 
 def has_taken(request: Args, reply: Reply) -> bool:
@@ -29,12 +29,11 @@ class AcquireOwn(Acquire):
     """Take the lock if it is free, or held with this very token: then its lease begins anew.
 
     A lock that is found held is reacquired, which changes nothing that does not hold the token. `sent_at` is then the
-    time of the reacquire. The lock may be an older one with little of its ttl left, so an attempt of unknown outcome
-    makes no
-    difference: that it may have set the key says nothing about the lease.
+    time of the reacquire. An attempt of unknown outcome makes no difference: the lock that is found may be an older one
+    with little of its ttl left.
 
-    Where the server refuses the reacquire, or to let the key be read, the lock counts as another's, as it does for
-    `Acquire`. After a SET of unknown outcome, that is an error: the lock may be ours, or may become ours.
+    Where the server refuses the reacquire or the reading, the lock counts as another's, as for `Acquire`. After a SET
+    of unknown outcome, that is an error: the lock may be ours, or may become ours.
 
     `unsettled` is about the SETs alone, since a reacquire sets no missing key. An acquire that ends with an error does
     not touch a lock that was held before under the same token: that has its old lease or a new one (without a ttl,

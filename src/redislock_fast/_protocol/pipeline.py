@@ -1,10 +1,9 @@
-"""Operations on many locks of one server, in one round after another until each has a verdict.
+"""Operations on many locks of one server, in one round trip after another until each has a verdict.
 
-Each lock has a machine of `commands.py`. Nearly every lock of a batch is settled by the plain reply to the first
-request, so `AcquirePipeline` and `ReleasePipeline` write and read those in bulk, and make a machine only for the other
-locks.
+Each lock has a machine of `commands.py`. The plain reply to the first request settles nearly every lock of a batch, so
+`AcquirePipeline` and `ReleasePipeline` write and read these in bulk, and make a machine only for the other locks.
 
-An error for one lock never keeps the others from their verdicts: it is raised when all the others have theirs.
+An error for one lock is raised once all the others have their verdicts.
 """
 
 from __future__ import annotations

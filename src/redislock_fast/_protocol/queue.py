@@ -1,7 +1,7 @@
 """The operations of a waiter: join the key queue, leave it, and watch a lock whose holder will not hand it over.
 
-See `operation.py` for their rules. None of them fails where polling would work: a command that the server does not know
-or does not allow ends them `denied`.
+See `operation.py` for their rules. Where the server does not know or does not allow a command, they end `denied`, and
+the waiter polls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _QUEUED = [int, bytes, int, int, int]
 def join_request(
     key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
 ) -> Args:
-    """The first request of a `JoinQueue` that looks for nobody."""
+    """The first request of a `JoinQueue` without `look_for`."""
     keys = queue_keys(key)
     return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
 
@@ -134,10 +134,9 @@ class LeaveQueue(Release):
     """Leave the queue.
 
     A lock that was granted meanwhile is passed on, or kept: then `result` is True and `value` is its value. With
-    `keep`, a lock that is free (its lease ended, or it was deleted) is taken, too, unless another waiter can be given
-    it. Where the script is forbidden, a lock that holds the token is released as `Release` does it. So it is where the
-    slot is
-    moving: then the place in the queue is left in the background.
+    `keep`, a lock that is free (its lease ended, or it was deleted) is taken, too, unless another waiter can get it.
+    Where the script is forbidden, or the slot moves, a lock that holds the token is released as by `Release`; in a slot
+    that moves, a cleanup in the background leaves the queue.
 
     Args:
         keep: whether a lock that was granted meanwhile, or is free, is kept.
@@ -188,8 +187,8 @@ class LeaveQueue(Release):
 def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, bytes]]) -> list[Args]:
     """The requests that clean up after whatever was sent for these keys and tokens. They are posted behind it.
 
-    A lock that was taken may have got the contended flag since, so it is handed over. The native commands behind that
-    delete the lock where scripts are forbidden. No caller reads the replies.
+    A lock that was taken may have got the contended flag since, so it is handed over. Where scripts are forbidden, the
+    native commands behind that delete the lock. No caller reads the replies.
     """
     requests: list[Args] = []
     knows_leave = False
@@ -211,7 +210,7 @@ def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, byte
 class Watch(TokenOperation):
     """Let the server push a message when the lock changes next. `value` is its value now, None for none.
 
-    Only a read arms it, for one change; an extend counts as a change.
+    A read arms it, for one change; an extend counts as a change.
     """
 
     is_pipeline = True
@@ -272,7 +271,7 @@ MOST_KEYS = 1000
 class Subscriptions:
     """The channels of one connection.
 
-    Who may touch what: any thread, by atomic methods of dict and set alone.
+    Thread safety: any thread uses it, by atomic methods of dict and set alone.
 
     Args:
         capabilities: what the server of the connection understands.
@@ -305,15 +304,15 @@ class Subscriptions:
         return (self._channel or channel_beside(key, self._listener)) in self._subscribed
 
     def note_subscription(self, channel: bytes, allowed: bool) -> None:
-        """The connection has tried to subscribe."""
+        """Note that the connection has tried to subscribe."""
         self._subscribed[channel] = allowed
 
     def note_end(self, channel: bytes) -> None:
-        """The server has ended the subscription."""
+        """Note that the server has ended the subscription."""
         self._subscribed.pop(channel, None)
 
     def forbid(self, key: bytes) -> None:
-        """The connection may not use this lock's queue."""
+        """Note that the connection may not use this lock's queue."""
         if len(self._forbidden) >= MOST_KEYS:
             self._forbidden.clear()
         self._forbidden.add(key)

@@ -1,7 +1,7 @@
 """Waiting until replicas have a lock; see `operation.py` for the rules.
 
 `WAIT` counts the replicas that have acknowledged all that its own connection has written (redis.io and valkey.io). So a
-reacquire is sent before it: in the stream to the replicas, that follows the acquire, whichever connection sent that.
+reacquire is sent before it, which follows the acquire in the stream to the replicas, whichever connection sent that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Replicate"]
 
 
 class Replicate:
-    """Begin the lease of a held lock anew, and wait until so many replicas have it.
+    """Begin the lease of a held lock anew, and wait until enough replicas have it.
 
     The server holds its reply back for up to `wait_ms`, and with it every later reply on the same connection.
     Idempotent: a lock that is not held with this token is left alone.

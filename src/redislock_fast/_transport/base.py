@@ -1,4 +1,4 @@
-"""What the transports for threads and for event loops share: keys and tokens as bytes, the connection, its errors.
+"""The part of a server transport that threads and event loops share: keys and tokens as bytes, the connection, errors.
 
 Nothing here waits, sends or receives.
 """
@@ -131,7 +131,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         )
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here: a waiter has it now, or no waiter was in the queue."""
+        """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
         connection = self.connection
         if connection is not None and connection.registry is not None:
             connection.registry.note_hand_over(key, handed_over)
@@ -157,8 +157,8 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     def leave_if_silent(self, connection: ConnectionType) -> None:
         """Send nothing more on a connection on which nothing has come for the pool's `socket_timeout`.
 
-        A caller's own limit says nothing about the connection; so much silence does. The connection is not closed: a
-        cleanup must be sent behind the request that it cleans up. It closes when nothing refers to it any more.
+        The end of a caller's own limit says nothing about the connection. The connection is not closed, since a cleanup
+        must be sent behind the request that it cleans up. It closes when nothing refers to it any more.
         """
         if 0 <= self.timeout_s <= connection.pipe.silence_s:
             self._give_up(connection)
@@ -181,7 +181,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         trouble: BaseException,
         unanswered: list[ConnectionType],
     ) -> bool:
-        """Note what an attempt has raised. Returns False for what is to be raised at once: no attempt mends it.
+        """Note what an attempt has raised. Returns False for an error after which no further attempt can help.
 
         Args:
             attempts: of the operation.
@@ -207,7 +207,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         trouble: Exception,
         unanswered: list[ConnectionType],
     ) -> Exception:
-        """Leave the connection if it cannot be used any more. Returns redis-py's error for one of `TRANSIENT`."""
+        """Give up the connection if it cannot be used any more. Returns redis-py's error for one of `TRANSIENT`."""
         if isinstance(trouble, ConnectionBroken):
             operation.note_unanswered(trouble.sent)
             self._drop(connection)
@@ -228,8 +228,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     def authenticate(self, request: Args) -> None:
         """Send new credentials on the connection, in order with all other requests. From any thread.
 
-        The server's answer is not waited for: a connection that goes on with the old credentials is replaced when the
-        server does not accept them any more.
+        No caller waits for the reply: a connection whose credentials the server stops accepting is replaced then.
         """
         connection = self.connection
         if connection is not None:

@@ -1,10 +1,10 @@
-"""What must be deleted on a server after an acquire whose outcome is unknown: the same for threads and event loops.
+"""Deletes what acquires of unknown outcome may have left on a server: the part that threads and event loops share.
 
 An acquire that fails may have set its key, or the server may set it later. The key and token are then put on a list
 and deleted in the background, until the server has confirmed it. Nothing here waits.
 
-Who may touch what: any thread adds to `_pending_cleanup`, by one `+=` on the list; each world says in its `cleanup.py`
-under which lock entries are removed. `_endings` is used by atomic methods of set alone.
+Thread safety: any thread adds to `_pending_cleanup`, by one `+=` on the list; `threads/cleanup.py` and
+`loop/cleanup.py` say when entries are removed. `_endings` is used by atomic methods of set alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cleanup:
 
     @abstractmethod
     def _start_cleanup(self) -> None:
-        """Have the cleanup go on in the background."""
+        """Make sure that the cleanup runs in the background."""
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
@@ -55,9 +55,8 @@ class Cleanup:
     def tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         """Clean up after an acquire that failed although the server may have executed it, or may do so later.
 
-        On each connection, the cleanup is sent behind the attempt. So the last command on each connection is the
-        cleanup, whatever the order in which the server reads the connections. An attempt with a caller's own token is
-        cleaned up by its claim alone.
+        On each connection, the cleanup is sent behind the attempt, so it comes last in whatever order the server reads
+        the connections. An attempt with a caller's own token is cleaned up by its claim alone.
 
         Args:
             operation: what was executed.
@@ -77,7 +76,7 @@ class Cleanup:
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has confirmed it."""
-        if not entries or isinstance(sys.exc_info()[1], Forked):  # a call that fails by a fork goes on in the parent
+        if not entries or isinstance(sys.exc_info()[1], Forked):  # a call that a fork ends here goes on in the parent
             return
         self._pending_cleanup += entries
         self._start_cleanup()
@@ -88,7 +87,7 @@ class Cleanup:
         return not self._pending_cleanup or self._is_owner_gone()
 
     def _post_first(self, connection: Any) -> None:
-        """Send what goes first on a new connection: it ends the old ones, and then cleans up what they may have done.
+        """Send the first requests of a new connection: they end the old connections, and then clean up after them.
 
         Otherwise the server could execute a request on an old connection after the cleanup for it.
         """
@@ -100,7 +99,7 @@ class Cleanup:
     def _next_cleanup(self) -> Pipeline:
         """The oldest entries that go to one server. They are moved to the front of `_pending_cleanup`.
 
-        Only the one that removes entries from the list just now may call this.
+        Only the thread or task that removes entries from the list may call this.
         """
         del self._pending_cleanup[:-_MAX_PENDING_CLEANUP]
         oldest = self._pending_cleanup[:_CLEANUP_AT_ONCE]

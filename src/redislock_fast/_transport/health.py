@@ -1,10 +1,9 @@
-"""How a server has kept up with the majority rounds of Redlocks lately.
+"""How fast a server has lately answered the majority rounds of Redlocks: says whether to ask it, or to wait for it.
 
-A `ServerHealth` belongs to a server transport, and so to all Redlocks of its client in this process or event loop. It
-says whether to ask the server, and which servers to wait for first.
+A `ServerHealth` belongs to a server transport, and so to all Redlocks of its client in this process or event loop.
 
-Who may touch what: any thread assigns an attribute, each as a whole, and `owed` is changed by atomic methods of set
-alone. All of them are hints but `owed`.
+Thread safety: any thread assigns an attribute as a whole; `owed` is changed by atomic methods of set alone. All
+attributes but `owed` are hints.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LONGEST_BACK_OFF_S = 1.0
 
 
 class ServerHealth:
-    """How a server has kept up with majority rounds lately.
+    """How fast a server has lately answered majority rounds.
 
     Attributes:
         capabilities: of the connection that was used last; None before the first.
@@ -45,7 +44,7 @@ class ServerHealth:
         self._renew(None)
 
     def meet(self, capabilities: Capabilities) -> bool:
-        """Begin anew if the connection, told by its dialect, is another one: nothing may keep the old one alive."""
+        """Begin anew on another connection. Its capabilities identify it: a reference would keep the old one alive."""
         if capabilities is self.capabilities:
             return False
         self._renew(capabilities)
@@ -62,8 +61,8 @@ class ServerHealth:
     def note_wait(self, waited_s: float | None) -> None:
         """Note for how long the server was waited for in a round, in seconds; None: its vote was not needed.
 
-        Differences below `_CHANCE_S` do not count: they are chance, and the server that is asked first should be waited
-        for first. Without a wait the figure fades, or one outlier would count for ever.
+        Differences below `_CHANCE_S` are chance and do not count: the server that is asked first is waited for first.
+        Without a wait the figure fades, or one outlier would count for ever.
         """
         self._waited_s = self._waited_s * _FADING if waited_s is None else waited_s
         self.slowness = int(self._waited_s / _CHANCE_S)

@@ -1,4 +1,4 @@
-"""Majority rounds over the servers of a Redlock: what threads and event loops have in common.
+"""Majority rounds over the servers of a Redlock: the part that threads and event loops share.
 
 A `Voting` is one or several majority rounds under way. It has a `Vote` for each server and round, which sends the
 round's requests to the server and takes the replies. Nothing here waits: `threads/quorum.py` and `loop/quorum.py` do.
@@ -6,7 +6,7 @@ round's requests to the server and takes the replies. Nothing here waits: `threa
 A caller stops waiting as soon as the outcome of its rounds is certain. The votes that are missing then are still taken
 when they come, and those without a reply are kept in `ServerHealth.owed`.
 
-Who may touch what: the caller posts a `Vote`, and the reader of the connection gives it the reply. `listener` is
+Thread safety: the caller posts a `Vote`, and the reader of the connection gives it the reply. `listener` is
 assigned before the caller looks at the votes, and read after the reader has noted one, so no verdict is missed. A
 `Voting` belongs to its caller.
 """
@@ -30,10 +30,10 @@ from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._util.times import clock
 
-__all__ = ["BallotType", "Quorum", "Vote", "Voting", "insist", "meet"]
+__all__ = ["Quorum", "Vote", "VoteType", "Voting", "insist", "meet"]
 
 _TRIES = 2
-"""A connection that the server closed while it was idle is noticed by the request that is lost on it."""
+"""A request is sent once more: only a request that fails shows that the server has closed an idle connection."""
 
 
 class Vote:
@@ -47,7 +47,7 @@ class Vote:
     Attributes:
         connection: the connection on which the last request left; None before, and when it broke.
         connections: every connection on which a request left, while a caller waits for the round.
-        listener: its `tell` is called when there is a verdict; None where nobody waits for that.
+        listener: its `tell` is called when there is a verdict; None while no caller waits for it.
     """
 
     connection: Any = None
@@ -58,7 +58,7 @@ class Vote:
 
     def __init__(self, server: Any, round_: MajorityRound, index: int) -> None:
         # The garbage collector does not see what a pipe keeps for the replies to come: it must not keep the pipe.
-        self._channel: weakref.ref[Any] = weakref.ref(server)
+        self._server: weakref.ref[Any] = weakref.ref(server)
         self.round = round_
         self.index = index
         self.health: ServerHealth = server.health
@@ -70,12 +70,12 @@ class Vote:
 
     @property
     def is_new(self) -> bool:
-        """Whether the server is waited for after the others have decided: the first lock is held everywhere."""
+        """Whether the server is waited for after the others have decided, so that the first lock is held everywhere."""
         return not self.connections and self.health.is_new
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the round is not over without this vote. Once False, it stays so."""
+        """Whether the round needs this vote to end. Once False, it stays so."""
         return (not self.round.decided or self.is_new) and self.is_open
 
     @property
@@ -89,11 +89,11 @@ class Vote:
         return self.round.verdicts[self.index] is not None
 
     def skip(self, error: Exception) -> None:
-        """The server does not vote, for this reason."""
+        """Note why the server does not vote."""
         self.round.errors[self.index] = error
 
     def lose(self, sent: bool, cause: Exception) -> None:
-        """The connection broke; `sent`: after a byte may have left. It is tried again once."""
+        """Note that the connection broke, and try again once; `sent`: a byte may have left before."""
         self.connection = None
         self.round.lose(self.index, sent)
         self.tries -= 1
@@ -116,7 +116,7 @@ class Vote:
         """Take a reply, and send the next request if the operation takes more than one.
 
         Raises:
-            Malformed: as `MajorityRound.take`. That breaks the connection, and every request on it is lost.
+            Malformed: as `MajorityRound.take`. That breaks the connection, with every request on it.
         """
         capabilities: Any = self._capabilities
         self.health.silent = False
@@ -138,12 +138,12 @@ class Vote:
 
     def _current_connection(self) -> Any:
         """The connection on which the request left, if the server transport still uses it; else None."""
-        server = self._channel()
+        server = self._server()
         connection = None if server is None else server.connection
         return connection if connection is not None and connection.capabilities is self._capabilities else None
 
     def close(self, connection: Any) -> None:
-        """Close a connection that has lost its authentication. Every request on it is lost."""
+        """Close a connection that is not authenticated any more, with every request on it."""
         connection.close()
 
     def leave(self) -> None:
@@ -156,13 +156,14 @@ class Vote:
         self.connection = self.listener = None
 
 
-BallotType = TypeVar("BallotType", bound=Vote)
+VoteType = TypeVar("VoteType", bound=Vote)
 
 
-class Voting(Generic[BallotType]):
-    """Majority rounds that are held at once, as a context: by its end, nobody waits for them any more.
+class Voting(Generic[VoteType]):
+    """Majority rounds that are held at once, as a context manager.
 
-    An acquire that has failed by then, or was interrupted or cancelled, is cleaned up.
+    At its end the caller stops waiting. An acquire that has failed by then, or was interrupted or cancelled, is cleaned
+    up.
 
     Args:
         servers: the servers' transports.
@@ -175,7 +176,7 @@ class Voting(Generic[BallotType]):
     """
 
     def __init__(
-        self, servers: Sequence[ServerTransport[Any]], rounds: Sequence[MajorityRound], kind: type[BallotType]
+        self, servers: Sequence[ServerTransport[Any]], rounds: Sequence[MajorityRound], kind: type[VoteType]
     ) -> None:
         self._servers = servers
         self._rounds = rounds
@@ -190,18 +191,18 @@ class Voting(Generic[BallotType]):
             if vote is None
         ]
 
-    def awaited(self) -> list[BallotType]:
+    def awaited(self) -> list[VoteType]:
         """The votes without which the outcome is not certain yet."""
         return [vote for vote in self.votes if vote.is_awaited]
 
     def time_is_up(self) -> None:
-        """The servers whose votes are still awaited have been waited for in vain."""
+        """Note the end of the time limit: the votes that are still awaited did not come."""
         for vote in self.awaited():
             vote.health.silent = True
             if vote.connection is not None:
                 self._servers[vote.index].leave_if_silent(vote.connection)
 
-    def __enter__(self) -> Voting[BallotType]:
+    def __enter__(self) -> Voting[VoteType]:
         """Nothing has been sent yet."""
         return self
 
@@ -229,8 +230,8 @@ class Voting(Generic[BallotType]):
     def _clean_up(self, round_: MajorityRound, entries: dict[int, tuple[bytes, bytes]]) -> None:
         """Delete what must not stay on a server.
 
-        The cleanup goes behind each request on its connection; and where it is not known what the server has done, into
-        the background too, until the server has confirmed it.
+        The cleanup is sent behind each request on its connection. Where the outcome is unknown, it also goes on in the
+        background until the server has confirmed it.
         """
         connections = {vote.index: vote.connections for vote in self.votes if vote.round is round_}
         for index, entry in entries.items():
@@ -246,17 +247,17 @@ class Voting(Generic[BallotType]):
 
 
 def meet(server: ServerTransport[Any], connection: Any) -> bool:
-    """A round is about to use a connection. Returns whether it is a new one."""
+    """Note the connection that a round is about to use. Returns whether it is a new one."""
     health = server.health
     owed = health.owed
     if not health.meet(connection.capabilities):
         return False
-    insist(server, owed)  # on the old connection, where no reply comes any more
+    insist(server, owed)  # owed on the old connection, where no reply comes any more
     return True
 
 
 def insist(server: ServerTransport[Any], owed: set[Vote]) -> None:
-    """The connection broke on which these replies were owed: releases are done again in the background."""
+    """Do the releases again in the background whose connection broke before their replies came."""
     while owed:
         vote = owed.pop()
         if vote.round.insists and not vote.has_voted:
@@ -284,20 +285,20 @@ class Quorum:
         return _quorums.get(key) or _quorums.setdefault(key, cls(transports))
 
     def clean_up_round(self, round_: MajorityRound) -> None:
-        """Clean up in the background after a round whose outcome nobody has noted."""
+        """Clean up in the background after a round whose outcome no caller has noted."""
         round_.give_up()
-        self._undo_rest(round_)
+        self._clean_up_rest(round_)
 
-    def _undo_rest(self, round_: MajorityRound) -> None:
+    def _clean_up_rest(self, round_: MajorityRound) -> None:
         for index, entry in round_.to_clean_up().items():
-            self._undo_at(index, [entry])
+            self._clean_up_at(index, [entry])
 
     def clean_up(self, entries: list[MajorityEntry]) -> None:
         """Delete locks that hold their tokens, at all servers, without waiting."""
         for index in range(len(self._transports)):
-            self._undo_at(index, [(entry.keys[index], entry.token) for entry in entries])
+            self._clean_up_at(index, [(entry.keys[index], entry.token) for entry in entries])
 
-    def _undo_at(self, index: int, entries: list[tuple[bytes, bytes]]) -> None:
+    def _clean_up_at(self, index: int, entries: list[tuple[bytes, bytes]]) -> None:
         with contextlib.suppress(RedisConnectionError):  # this server's client is gone, perhaps not the others'
             self._transports[index].clean_up(entries)
 

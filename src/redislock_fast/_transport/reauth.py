@@ -3,10 +3,10 @@
 A `StreamingCredentialProvider` of redis-py (5.3 and later) announces each new token to the event listeners of redis-py,
 which call `re_auth_callback` of the pool. A provider may keep only one callback, so none is registered with it: the
 pool's `re_auth_callback` is extended instead, on that one pool object. Older versions of redis-py have no such method,
-nor do the nodes of its asyncio cluster client. Then nothing is done here, and a connection with expired credentials is
-replaced when the server says so.
+nor do the nodes of its asyncio cluster client: there, a connection with expired credentials is replaced when the server
+says so.
 
-Who may touch what: any thread uses `_ReAuth.servers`, by atomic methods of list alone.
+Thread safety: any thread uses `_ReAuth.servers`, by atomic methods of list alone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from redislock_fast._util.times import GRACE_S, clock
 __all__ = ["FINAL", "FOREVER_S", "TRANSIENT", "Attempts", "is_settled_by"]
 
 FOREVER_S = 1e9
-"""Longer than this is no limit: clocks and locks overflow beyond."""
+"""A longer time counts as no limit: clocks and locks overflow beyond."""
 
 FINAL = (AuthenticationError, AuthorizationError, Refused, Redirected, Forked)
 """Errors that no further attempt at the same server can mend."""
@@ -77,7 +77,7 @@ class Attempts:
         return bounded_s if self._reply_s < 0 else min(self._reply_s, bounded_s)
 
     def note_failure(self, trouble: Exception, error: Exception) -> None:
-        """An attempt has failed: decide whether there is another one.
+        """Decide after a failed attempt whether there is another one.
 
         Args:
             trouble: what was raised; one of `TRANSIENT`.
@@ -120,15 +120,15 @@ class Attempts:
 
 
 def is_settled_by(operation: Exchange, capabilities: Capabilities, came: list[Any]) -> bool:
-    """Take what came of a first request that the caller has sent by itself. Returns whether the operation is finished.
+    """Take the outcome of a first request that the caller has sent itself. Returns whether the operation is finished.
 
     Args:
         operation: whose request it was.
         capabilities: of the connection on which it left.
-        came: the reply, and what was raised instead of it, or None. It is emptied.
+        came: the reply and the error, one of them None. The list is emptied.
 
     Raises:
-        BaseException: what was raised; and whatever `Exchange.feed` raises.
+        BaseException: the error; and whatever `Exchange.feed` raises.
     """
     reply, interruption = came
     came.clear()  # an error keeps the frames that it came through: none of them may keep the error

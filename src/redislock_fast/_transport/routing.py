@@ -1,4 +1,4 @@
-"""How an operation finds its node in a cluster: what the transports for threads and for event loops share.
+"""Finds the node of a cluster for an operation: the part that threads and event loops share.
 
 - MOVED names the node that has the slot now: the move is noted, and the next attempt goes to that node.
 - ASK names the node to which the slot is being moved, for a key that is not at the old node: the next attempt alone
@@ -194,7 +194,7 @@ def error_of(trouble: Exception) -> Exception:
 
 
 class ClusterRules(ServerTransport[ConnectionType]):
-    """What the transport of a cluster does differently from that of one server."""
+    """The methods in which the transport of a cluster differs from that of one server."""
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class ClusterRules(ServerTransport[ConnectionType]):
         return node is not None and node.is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here: a waiter has it now, or no waiter was in the queue."""
+        """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
         node = self._node_of(key)
         if node is not None:
             node.note_hand_over(key, handed_over)
@@ -232,15 +232,13 @@ class _NodeAttempts(Attempts):
 
 
 class NodeRules(ServerTransport[ConnectionType]):
-    """What the transport of a node does differently from that of one server: the cluster's `Route` decides on retries.
+    """The methods in which the transport of a node differs from that of one server: a `Route` decides on retries.
 
-    But only a request that fails shows that a connection was closed while idle, or is not authenticated any more: that
-    request is tried again at once.
+    But a request is tried again at once where its failure shows that the connection was closed while idle, or is not
+    authenticated any more.
     """
 
-    _cluster: weakref.ref[ClusterRules[ConnectionType]] | None = (
-        None  # of whose nodes it is one; None for a dedicated one
-    )
+    _cluster: weakref.ref[ClusterRules[ConnectionType]] | None = None  # None: of a dedicated connection
 
     def is_current(self, waiter: Waiter) -> bool:
         """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""

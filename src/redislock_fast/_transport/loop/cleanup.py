@@ -1,7 +1,7 @@
 """The cleanup of one server transport for an event loop, in a task of its own that ends when nothing is left.
 
-Who may touch what: everything belongs to the loop's thread. While the task waits for the server, other tasks add
-entries to `_pending_cleanup`, and take those that they are about to set again.
+Thread safety: everything belongs to the loop's thread. While the task waits for the server, other tasks add entries to
+`_pending_cleanup`, and remove those that they are about to set again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LoopCleanup(ServerTransport[AsyncConnection]):
         returning = self._returning(operation)
         if not returning:
             return
-        if self._cleaner is not None:  # it would try again what it has begun
+        if self._cleaner is not None:  # it would clean up again what it has begun
             self._cleaner.cancel()
             self._cleaner = None
         gone = set(returning)

@@ -195,7 +195,7 @@ class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
         client = await self._informed_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
-            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
+            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
                 await _read_topology(client)
             node = next_node(client, route, is_fresh=True)
         return self._server_to(client, node)

@@ -30,7 +30,7 @@ class AsyncConnection:
         capabilities: the capabilities.
         ending: the request that ends this connection when another one sends it; None where the server does not say.
         registry: the registry of its waiters; None where no messages can come.
-        callers: functions that wake a caller which waits for the reply to a posted request; called with BROKEN when the
+        callers: functions that wake callers that wait for the reply to a posted request; called with BROKEN when the
             reply cannot come any more.
         timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 for ever.
     """

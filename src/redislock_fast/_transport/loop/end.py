@@ -1,16 +1,16 @@
-"""How connections end with their event loop: the server answers first what is under way on them, within a second.
+"""Closes connections at the end of their event loop, once the server has answered what is under way, within a second.
 
 - For the connections of one client in one loop, an asynchronous generator is suspended. `asyncio.run`, and every other
   runner that calls `loop.shutdown_asyncgens()`, closes the generator after all tasks were cancelled, while the loop
   still runs.
 - A connection to which nothing refers any more is closed once its server has answered, or after a second.
-- A loop that is closed in another way drops its timers. One of these timers holds the socket, and waits then until the
-  server has read what was sent.
+- A loop that is closed in another way drops its timers. One of them holds the socket, and then waits until the server
+  has read what was sent.
 
 A socket must not be closed before that: the first reply to a closed socket makes the server drop the connection with
 the requests that it has not read yet, and among these may be the cleanup for the requests before them.
 
-Who may touch what: everything belongs to the loop's thread; `retire` and `_Remains.__del__` may run in any thread.
+Thread safety: everything belongs to the loop's thread; `retire` and `_Remains.__del__` may run in any thread.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The event loop delivers each reply as it comes, so a majority round is over as soon as its outcome is certain, whichever
 servers answer first.
 
-Who may touch what: everything belongs to the loop's thread.
+Thread safety: everything belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _LoopVote(Vote):
 
     def start(self) -> None:
         """Send the request, now or as soon as there is a connection."""
-        server: LoopServerTransport | None = self._channel()
+        server: LoopServerTransport | None = self._server()
         if server is None or self.listener is None:
             return
         health = self.health
@@ -68,7 +68,7 @@ class _LoopVote(Vote):
         connection = server.connection
         if connection is not None:
             if meet(server, connection):
-                broken = partial(_break, self._channel, health.asked, health.owed)
+                broken = partial(_break, self._server, health.asked, health.owed)
                 connection.pipe.closed.add_done_callback(broken)
             if health.silent:
                 server.leave_if_silent(connection)
@@ -76,7 +76,7 @@ class _LoopVote(Vote):
             if self.must_wait:
                 self.skip(TimeoutError("it has not answered for a while"))
             elif not self.post(connection):
-                health.asked.discard(self)  # else the end of this connection would be told to the next request
+                health.asked.discard(self)  # else the next request would be notified of the end of this connection
                 self.start_again()
         elif health.backs_off(clock()):
             assert health.trouble is not None
@@ -122,7 +122,7 @@ class _LoopVoting(Voting[_LoopVote]):
         rounds: the majority rounds.
 
     Attributes:
-        over: done once nothing is to be waited for any more.
+        over: done once no vote is awaited any more.
     """
 
     def __init__(self, servers: list[LoopServerTransport], rounds: tuple[MajorityRound, ...]) -> None:
@@ -135,7 +135,7 @@ class _LoopVoting(Voting[_LoopVote]):
         self._timer = self._loop.call_later(self.ends_at - clock(), self.time_is_up)
 
     def tell(self, _: None) -> None:
-        """See whether the rounds are over."""
+        """Check whether the rounds are over."""
         waiting = self._waiting
         while waiting and not waiting[-1].is_awaited:
             waiting.pop()
@@ -161,7 +161,7 @@ class _LoopVoting(Voting[_LoopVote]):
 
 
 def _break(server_ref: weakref.ref[Any], asked: set[_LoopVote], owed: set[Vote], _: object) -> None:
-    """The connection broke on which these votes were asked for, or are owed."""
+    """Handle the end of the connection on which these votes were asked for, or are owed."""
     server = server_ref()
     if server is None or server.has_ended:
         return

@@ -2,11 +2,11 @@
 
 A `LoopServerTransport` does for a loop what `_transport.threads.server.ThreadServerTransport` does for threads.
 
-- Cancelling a caller detaches it: its request stays under way. A cancelled acquire is cleaned up behind its request.
-- Connecting is a task of its own. Each caller waits for it as long as that caller likes.
+- A caller that is cancelled leaves its request under way. A cancelled acquire is cleaned up behind its request.
+- Connecting is a task of its own, for which each caller waits within its own time limit.
 - Its tasks end with their loop, and so does its connection: see `_transport/loop/end.py`.
 
-Who may touch what: a `LoopServerTransport`, its connection and its tasks belong to the loop's thread.
+Thread safety: a `LoopServerTransport`, its connection and its tasks belong to the loop's thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Alarms:
     """Timers of waiting tasks: one timer of the loop serves all that end within the same 5 ms.
 
     A grant usually comes first, so setting an alarm must be cheap, and no alarm is ever cancelled. A waiter that is not
-    the poller of its key queue sleeps on when its alarm rings.
+    the poller of its key queue continues to wait when its alarm rings.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -211,7 +211,7 @@ class LoopServerTransport(LoopCleanup):
         except BaseException as error:
             if tidies:
                 self._tidy_failed(operation, unanswered, error)
-            # Errors keep this frame, often in a cycle: it must not keep a connection that was left to be closed.
+            # Errors keep this frame, often in a cycle: it must not keep a connection that is to be closed.
             connection = unanswered = call = None
             if tidies and isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
@@ -272,7 +272,7 @@ class LoopServerTransport(LoopCleanup):
         self._dedicated.append(dedicated)
 
     def of_running_loop(self) -> LoopServerTransport:
-        """The running loop's, as `AsyncTransport` has it for the driver."""
+        """The running loop's transport, as for `AsyncTransport`."""
         return self
 
     def clean_up_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
@@ -303,11 +303,11 @@ class LoopServerTransport(LoopCleanup):
             waiter = self.waiter(key, token)
             if waiter is not None:
                 return waiter
-            server = registry.channel_for(key)
-            subscribing = Subscribe(key, registry.subscribe, server)
+            channel = registry.channel_for(key)
+            subscribing = Subscribe(key, registry.subscribe, channel)
             await self.execute(subscribing, attempts.left_s(), [])
             if self.connection is connection:
-                registry.note_subscription(server, subscribing.result)
+                registry.note_subscription(channel, subscribing.result)
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by server: here, one group."""

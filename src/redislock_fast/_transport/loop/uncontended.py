@@ -1,7 +1,7 @@
 """An uncontended acquire and release by a task, in one coroutine each, as `_transport/threads/uncontended.py` has them.
 
-The one request leaves without steps or a state machine. Only the reply that settles it is dealt with here; whatever
-else comes of it is handed to the steps of `_procedures/lock.py`, which go on from there. Nothing else knows of this.
+The one request leaves without steps or a state machine. Only the reply that settles it is handled here; any other
+outcome is handed to the steps of `_procedures/lock.py`, which go on from there. No other module knows of this.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class UncontendedBase(LockBase):
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
         server = self._transport.of_running_loop()
-        connection = server.connection  # nothing that is yet to be undone concerns a new token
+        connection = server.connection  # no pending cleanup concerns a new token
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
@@ -60,7 +60,7 @@ class UncontendedBase(LockBase):
                     return True
                 begun = (connection, reply, None)
             except BaseException as interruption:
-                if owner.token == token:  # it came just behind the noting
+                if owner.token == token:  # the interruption came just after it was noted
                     owner.token = None
                 begun = (connection, None, interruption)
             attempt = Acquire(self._key, token, ttl_ms)

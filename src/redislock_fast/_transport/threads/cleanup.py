@@ -2,7 +2,7 @@
 
 It also reads the late replies to acquires with a caller's own token: they say whether there is something to clean up.
 
-Who may touch what: entries are removed from `_pending_cleanup` under `_cleaning_up`, which a signal handler or
+Thread safety: entries are removed from `_pending_cleanup` under `_cleaning_up`, which a signal handler or
 finalizer of the same thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods
 of set alone.
 """
@@ -34,11 +34,11 @@ from redislock_fast._util.times import clock
 __all__ = ["ThreadCleanup"]
 
 _EXIT_LIMIT_S = 1.0
-"""How long a program that ends waits for the cleanup: its threads end with it."""
+"""How long a program waits for the cleanup at its end, in seconds."""
 
 
 class ThreadCleanup(ServerTransport[Connection]):
-    """The part of a `ThreadServerTransport` that cleans up. It keeps no thread alive that has nothing to do.
+    """The part of a `ThreadServerTransport` that cleans up.
 
     Args:
         owner: the connection pool of the server.
@@ -62,8 +62,8 @@ class ThreadCleanup(ServerTransport[Connection]):
         connection.pipe.post(request, heard)
         try:
             mailbox.wait(timeout_s, soon=True)
-        except ConnectionBroken as lost:
-            raise ConnectionBroken(True, str(lost)) from None
+        except ConnectionBroken as error:
+            raise ConnectionBroken(True, str(error)) from None
         except Forked:
             raise
         except BaseException:
@@ -80,7 +80,7 @@ class ThreadCleanup(ServerTransport[Connection]):
         return super().idle and not (self._unheard and not self._is_owner_gone())
 
     def may_rest(self) -> bool:
-        """Whether the cleanup thread may end. Once this has returned True, whatever is left later starts another."""
+        """Whether the cleanup thread may end. Once this has returned True, a later cleanup starts another thread."""
         if self.idle:
             self._cleaner = None  # before the second check: what was left before this has relied on this thread
         return self.idle
@@ -99,7 +99,7 @@ class ThreadCleanup(ServerTransport[Connection]):
                 pass  # no retry mends that: the locks end with their ttl
             except Exception:  # any: connecting runs users' code, too, for example for credentials
                 unanswered = cleaning_up.unfinished
-            # Behind the others, which may be on another node: a dead node must not keep those waiting.
+            # Behind the others, which may be on another node: they must not wait for a dead node.
             postponed = [*cleaning_up.to_clean_up(failed=False), *map(self._pending_cleanup.__getitem__, unanswered)]
             del self._pending_cleanup[: len(cleaning_up)]
             self._pending_cleanup += postponed
@@ -147,7 +147,7 @@ class ThreadCleanup(ServerTransport[Connection]):
         try:
             # An acquire waits here only if its token is just being cleaned up.
             if not self._cleaning_up.acquire(timeout=-1 if bounded_s is None else bounded_s):
-                raise TimeoutError("an earlier acquire with this token could not be undone in time")
+                raise TimeoutError("an earlier acquire with this token could not be cleaned up in time")
             returning = self._returning(operation)
             if returning:
                 self.run(Pipeline([LeaveQueue(key, token) for key, token in returning]), attempts.left_s(), [])
@@ -172,7 +172,7 @@ _cleaners: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 @atexit.register
 def _finish_cleanup() -> None:
-    """Wait for the cleanup: a program may be interrupted just when it is granted a lock."""
+    """Wait for the cleanup: a program may be interrupted at the very moment at which it is granted a lock."""
     deadline = clock() + _EXIT_LIMIT_S
     for cleaner in list(_cleaners):
         cleaner.join(max(deadline - clock(), 0.0))

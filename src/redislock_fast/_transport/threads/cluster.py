@@ -1,9 +1,9 @@
 """The transport of a cluster for threads: one server transport for each node, found by the lock's slot.
 
-A `ThreadClusterTransport` sends nothing by itself. It keeps what is to be cleaned up, so that the cleanup goes to the
-node that has the slot by then.
+A `ThreadClusterTransport` sends nothing by itself. It keeps the list of what is to be cleaned up, so that the cleanup
+goes to the node that has the slot by then.
 
-Who may touch what: as in `_transport/threads/server.py`; a cluster and its nodes share one `inside`.
+Thread safety: as in `_transport/threads/server.py`; a cluster and its nodes share one `inside`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class _Node(NodeRules[Connection], ThreadServerTransport):
         node_request.begun = (self, connection, mailbox)
         try:
             connection.pipe.post_many(node_request.operation.request(connection.capabilities, clock()), mailbox.tell)
-        except ConnectionBroken as lost:
-            node_request.operation.note_unanswered(lost.sent)
+        except ConnectionBroken as error:
+            node_request.operation.note_unanswered(error.sent)
             node_request.begun = None
         finally:
             self.inside.discard(thread)
@@ -129,7 +129,7 @@ class _NodeRequest:
         node.run(self.route.exchange, self.route.left_s(), self.unanswered)
 
     def give_up(self) -> None:
-        """The caller does not wait any more."""
+        """Note that the caller stops waiting."""
         if self.begun is not None:
             self.operation.note_unanswered(True)
             self.unanswered.append(self.begun[1])
@@ -241,7 +241,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         client = self._live_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
-            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # what is known must do
+            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
                 client.nodes_manager.initialize()
             node = next_node(client, route, is_fresh=True)
         return self._server_to(client, node)

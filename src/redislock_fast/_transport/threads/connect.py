@@ -1,8 +1,7 @@
 """Opening connections for threads: redis-py opens a connection, and a `Pipe` takes its socket over.
 
-redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers. So a connection is
-made with the pool's own class and settings, connected by redis-py, and then driven by a `Pipe`. It is never one of the
-pool's own connections: nothing is taken out of a user's pool.
+redis-py's connection classes know URLs, AUTH, TLS, Sentinel, unix sockets and credential providers. So the connection
+is made with the pool's own class and settings. It is never one of the pool's own, so a user's pool loses nothing.
 """
 
 from __future__ import annotations

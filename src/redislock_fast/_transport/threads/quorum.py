@@ -1,14 +1,14 @@
 """The servers of a Redlock, asked by threads.
 
 All requests of a majority round leave before any reply is waited for. Then the calling thread reads one connection
-after the other until the outcome is certain: first those of servers that have made no round wait lately, and none for
-long before it has looked at the others. So a server that is slow or silent costs nothing unless its vote is needed.
+after the other until the outcome is certain. It begins with the servers for which no round has waited lately, and waits
+long for none before it has looked at the others. So a slow or silent server costs nothing unless its vote is needed.
 
-A server without a connection is connected to in a thread of its own, which no caller waits for longer than its round
-lasts. After a failure that is not tried again at once.
+A thread of its own connects to a server without a connection. A caller waits for that at most until its round ends.
+After a failure, connecting is not tried again at once.
 
-A release returns when a majority has answered. The next caller reads the replies that are missing then; since there may
-be none, a thread looks for them until they have come.
+A release returns when a majority has answered. The next caller reads the missing replies, or else a thread does; see
+`_LateReplies`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONNECT_LIMIT_S = 5.0
 _STALE_AFTER_S = 0.01
 _FIRST_SLICE_S = 0.001
 _SLICE_GROWTH = 4
-_LOOK_EVERY_S = 0.1
+_READ_EVERY_S = 0.1
 _LINGER_S = 1.0
 
 _patience = attrgetter("health.silent", "health.slowness")
@@ -51,7 +51,7 @@ class ThreadQuorum(Quorum):
 
     def __init__(self, transports: list[ThreadServerTransport]) -> None:
         super().__init__(transports)
-        self._lookout = _Lookout(transports)
+        self._late_replies = _LateReplies(transports)
 
     def drive(self, steps: Steps) -> Any:
         """Do what the steps say. Returns what they return."""
@@ -96,12 +96,12 @@ class ThreadQuorum(Quorum):
                 _collect(self._transports, voting)
         finally:
             if any(round_.insists for round_ in rounds):
-                self._lookout.look(self._transports)
+                self._late_replies.expect(self._transports)
 
     def _ask_apart(self, rounds: Sequence[MajorityRound]) -> None:
         """Hold rounds on connections of their own: this is a signal handler or a finalizer inside of another call.
 
-        The thread that reads the shared connections may be this very one, which cannot go on meanwhile.
+        This very thread may be the reader of the shared connections, which cannot go on meanwhile.
         """
         apart = [server.apart() for server in self._transports]
         try:
@@ -112,14 +112,14 @@ class ThreadQuorum(Quorum):
             for round_ in rounds:
                 for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
-                self._undo_rest(round_)  # the transports apart are gone before they could do so
+                self._clean_up_rest(round_)  # the transports apart are gone before they could do so
 
 
 def _collect(servers: Sequence[ThreadServerTransport], voting: Voting[Vote]) -> None:
     """Post the requests and wait for the votes: in turn for each connection that is made, and for each vote.
 
-    The order is that of the servers' patience: those that have made no round wait lately come first. A silent server is
-    not asked before it is known whether the others suffice.
+    The servers for which no round has waited lately come first. A silent server is asked only where the others do not
+    suffice.
     """
     connect_s = 0.0
     slice_s = _FIRST_SLICE_S
@@ -167,14 +167,14 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
 
 
 def _read(server: ThreadServerTransport, connection: Connection) -> None:
-    """Read what has come, be it the end, and wait for nothing."""
+    """Read what has come, also the end of the stream, without waiting."""
     server.hear(connection.pipe.mailbox(), 0.0)
     if server.health.owed:  # else it is silent because it was asked for nothing
         server.leave_if_silent(connection)
 
 
 def _wait(vote: Vote, slice_s: float, ends_at: float) -> bool:
-    """Wait for a vote for `slice_s` at most, inside of its server transport. Returns False if that was in vain."""
+    """Wait for a vote for `slice_s` at most, inside of its server transport. Returns False if it did not come."""
     mailbox: Mailbox | None = vote.listener
     if mailbox is None:
         vote.listener = mailbox = vote.connection.pipe.mailbox()
@@ -196,7 +196,7 @@ def _wait(vote: Vote, slice_s: float, ends_at: float) -> bool:
 
 
 def _connected(server: ThreadServerTransport, wait_until: float) -> Connection | None:
-    """The server transport's connection. Without one, it is made in the background, and waited for until then."""
+    """The server transport's connection. A missing one is made in the background; this waits for it until then."""
     server.leave_if_broken()
     connection = server.connection
     if connection is None:
@@ -217,7 +217,7 @@ def _opening(server: ThreadServerTransport) -> threading.Thread | None:
         return opening
     if health.backs_off(clock()):
         return None
-    # Two at once, after a race, do no harm: the server transport connects once.
+    # Two threads at once, after a race, do no harm: the server transport connects once.
     opening = threading.Thread(target=_open, args=(weakref.ref(server),), name="redislock_fast-connect", daemon=True)
     health.trouble = None
     health.opening = opening
@@ -240,13 +240,13 @@ def _open(server_ref: weakref.ref[ThreadServerTransport]) -> None:
             server.health.connected()
 
 
-class _Lookout:
-    """Reads the replies for which no caller waits any more.
+class _LateReplies:
+    """Reads the replies for which no caller waits any more, in a thread where no other call does.
 
-    A release that was lost with its connection is done again in the background, even if there is no other call. The
-    thread that looks for that stays for `_LINGER_S`, so that the next release need not start another.
+    A release whose connection broke is done again in the background. The thread stays for `_LINGER_S`, so that the next
+    release need not start another.
 
-    Who may touch what: any thread assigns `_until` and `_thread`, each as a whole. A caller assigns `_until` and then
+    Thread safety: any thread assigns `_until` and `_thread`, each as a whole. A caller assigns `_until` and then
     reads `_thread`; the thread that ends does so the other way round.
 
     Args:
@@ -258,8 +258,8 @@ class _Lookout:
         self._until = 0.0
         self._thread: threading.Thread | None = None
 
-    def look(self, servers: Sequence[ThreadServerTransport]) -> None:
-        """Have a thread look for the replies that are owed after this call has read what has come."""
+    def expect(self, servers: Sequence[ThreadServerTransport]) -> None:
+        """Read what has come, and have a thread read the replies that are still owed."""
         if any(server.health.owed for server in servers):
             self._until = clock() + _LINGER_S
             thread = self._thread
@@ -268,15 +268,15 @@ class _Lookout:
                 self._start()
 
     def _start(self) -> None:
-        # Two at once, after a race, do no harm.
-        self._thread = thread = threading.Thread(target=self._run, name="redislock_fast-look", daemon=True)
+        # Two threads at once, after a race, do no harm.
+        self._thread = thread = threading.Thread(target=self._run, name="redislock_fast-late-replies", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
             thread.start()
 
     def _run(self) -> None:
         owing = self._refs
         while owing or clock() < self._until:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_READ_EVERY_S)
             owing = [ref for ref in self._refs if _owes(ref())]
         self._thread = None
         if clock() < self._until:
@@ -284,7 +284,7 @@ class _Lookout:
 
 
 def _owes(server: ThreadServerTransport | None) -> bool:
-    """Read what has come, and do again what was lost. Returns whether replies are still owed."""
+    """Read what has come, and do again what failed with its connection. Returns whether replies are still owed."""
     if server is None or not server.health.owed:
         return False
     connection = server.connection

@@ -1,15 +1,15 @@
 """The transport of one server for threads: one connection per server and process, shared by all its threads.
 
-A `ThreadServerTransport` drives operations over its connection. It connects when there is no connection, sends again
-what was lost, gives up when the pool's retry policy or the caller's time is used up, and then cleans up.
+A `ThreadServerTransport` drives operations over its connection. It connects where there is no connection, sends again
+what got no reply, gives up when the pool's retry policy or the caller's time is used up, and then cleans up.
 
-Who may touch what: any thread reads `ThreadServerTransport.connection`; it is replaced under `_connecting`, and a stale
+Thread safety: any thread reads `ThreadServerTransport.connection`; it is replaced under `_connecting`, and a stale
 connection is broken and says so. `inside` is used by atomic methods of set alone.
 
 A signal handler or a finalizer may run at any point and use a lock of the same client. Its thread is then inside of the
-transport already, perhaps as the one that reads for all threads. So that operation gets a dedicated connection, as does
-an operation whose reply the server delays. A dedicated connection is kept for the next use until the main one is
-replaced: `_dedicated` is used by atomic methods of list alone.
+transport already, perhaps as the reader for all threads. So its operation gets a dedicated connection, as does an
+operation whose reply the server delays. A dedicated connection is kept for the next use until the main one is replaced:
+`_dedicated` is used by atomic methods of list alone.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         Every connection on which a request left without an answer is added to `unanswered`.
         """
         thread = get_ident()
-        if operation.begun is None and thread in self.inside:  # otherwise it was not when the request left
+        if operation.begun is None and thread in self.inside:  # a begun operation left before the thread was inside
             self.run_dedicated(operation, limit_s, unanswered)
             return
         attempts = self._attempts(limit_s)
@@ -173,11 +173,11 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
             waiter = self.waiter(key, token)
             if waiter is not None:
                 return waiter
-            server = registry.channel_for(key)
-            subscribing = Subscribe(key, registry.subscribe, server)
+            channel = registry.channel_for(key)
+            subscribing = Subscribe(key, registry.subscribe, channel)
             self.run(subscribing, attempts.left_s(), [])
             if self.connection is connection:
-                registry.note_subscription(server, subscribing.result)
+                registry.note_subscription(channel, subscribing.result)
 
     def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
@@ -276,11 +276,11 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
                 self.connection = connection
             return self.connection
         finally:
-            with contextlib.suppress(RuntimeError):  # not taken: an interrupt may come at the very moment
+            with contextlib.suppress(RuntimeError):  # an interrupt may come before the lock is taken
                 self._connecting.release()
 
     def forget(self) -> None:
-        """In a forked child: leave the parent's connection and unfinished business to the parent."""
+        """In a forked child: leave the parent's connection and cleanup to the parent."""
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
         self._forget_cleanup()

@@ -1,7 +1,7 @@
 """An uncontended acquire and release by a thread, in as few calls as can be.
 
-The one request leaves without steps or a state machine. Only the reply that settles it is dealt with here; whatever
-else comes of it is handed to the steps of `_procedures/lock.py`, which go on from there. Nothing else knows of this.
+The one request leaves without steps or a state machine. Only the reply that settles it is handled here; any other
+outcome is handed to the steps of `_procedures/lock.py`, which go on from there. No other module knows of this.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UncontendedBase(LockBase):
         token, ttl_ms = new_token(), self._ttl_ms
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
-        connection = transport.connection  # nothing that is yet to be undone concerns a new token
+        connection = transport.connection  # no pending cleanup concerns a new token
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
@@ -61,7 +61,7 @@ class UncontendedBase(LockBase):
                 if reply is not NOT_ASKED:
                     begun = (connection, reply, None)
             except BaseException as interruption:
-                if owner.token == token:  # it came just behind the noting
+                if owner.token == token:  # the interruption came just after it was noted
                     owner.token = None
                 begun = (connection, None, interruption)
             if begun is not None:
