@@ -415,16 +415,6 @@ async def test_dropped_lock_is_released_while_what_its_hook_has_started_goes_on(
     assert not started[0].done()
 
 
-@in_loop
-async def test_reentered_lock_is_released_by_the_last_release(async_valkey_client: redis.asyncio.Redis) -> None:
-    lock = Lock(async_valkey_client, "name", timeout=FAR_S, reentrant=True)
-    async with lock:
-        async with lock:
-            assert await in_task(lock.try_acquire) is False
-        assert await lock.owned()
-    assert not await async_valkey_client.exists("name")
-
-
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """No loop complains, such as of a task that was destroyed."""

@@ -1,7 +1,7 @@
 """Holding a lock while something fails: the server, the connection, the user's rights, the process itself.
 
-Rules: as in test_holding. What a holder believes is compared with what the server says: while `valid` is true, the key
-holds his token.
+Rules: as in test_holding. What a lock believes is compared with what the server says: while `valid` is true, the key
+holds its token.
 """
 
 from __future__ import annotations

@@ -248,6 +248,7 @@ def test_client_that_is_none_is_refused(world: World, client: Any) -> None:
         world.ours.Lock(client, "name")
 
 
+NAN = float("nan")
 BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"auto_renew": True}, ValueError, "auto_renew needs a timeout"),
     ({"auto_renew": True, "timeout": 0}, ValueError, "auto_renew needs a timeout"),
@@ -266,7 +267,7 @@ BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"wait_replicas": 1, "wait_timeout": 1}, ValueError, "wait_replicas needs a timeout"),
     *(
         ({"wait_replicas": 1, "wait_timeout": seconds, "timeout": 10}, error, "wait_timeout")
-        for seconds, error in [(0, ValueError), (float("inf"), ValueError), ("1", TypeError), (10, ValueError)]
+        for seconds, error in [("1", TypeError), *((bad, ValueError) for bad in (0, -1, NAN, float("inf"), 10))]
     ),
     ({"breaker": object}, TypeError, "calling"),
     ({"auto_renewal": True}, TypeError, "auto_renewal"),

@@ -1,6 +1,6 @@
-"""A holding that is named by its token or carried by a handle: entered again, prolonged, let go, taken over.
+"""Locks by their token or a handle: acquired again, prolonged, detached, attached; and tokens that are never shown.
 
-Rules: real servers; threads and tasks alike where both can.
+Rules: real servers, threads and tasks alike.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import pytest
 import redis
 from redis.exceptions import LockError
 
-from redislock_fast import Handle, Lock, LockLostError, LossReason
+from redislock_fast import Handle, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import PATIENCE_S, in_thread, run_script, wait_until
+from tests.support.helpers import PATIENCE_S, run_script, wait_until
 from tests.support.holding import (
     BRIEF_S,
     KEPT_S,
@@ -34,7 +34,9 @@ from tests.support.holding import (
     until_passed,
 )
 from tests.support.waiting import FAR_S, Contender
+from tests.support.worlds import World
 
+IN_BOTH = pytest.mark.usefixtures("world")
 CANARY = "canary-token"
 OTHER = "canary of another"
 TOKENS = pytest.mark.parametrize("token", [CANARY, CANARY.encode()], ids=["str", "bytes"])
@@ -164,9 +166,12 @@ def test_try_extend_of_a_lock_that_is_not_held_is_an_error(holders: Holders, val
 # Reentrance
 
 
+@IN_BOTH
 @TOKENS
-def test_reentered_lock_is_released_by_the_last_release(valkey_client: redis.Redis, token: str | bytes) -> None:
-    lock = Lock(valkey_client, "name", reentrant=True, **RENEWED)
+def test_reentered_lock_is_released_by_the_last_release(
+    our_lock: Any, valkey_client: redis.Redis, token: str | bytes
+) -> None:
+    lock = our_lock(valkey_client, "name", reentrant=True, **RENEWED)
     assert [lock.acquire(token=token), lock.acquire(), lock.acquire(token=token)] == [True] * 3
     assert lock.acquire(token="another", blocking=False) is False
     for _ in range(2):
@@ -178,18 +183,21 @@ def test_reentered_lock_is_released_by_the_last_release(valkey_client: redis.Red
         lock.release()
 
 
-def test_reentrance_is_each_threads_own(valkey_client: redis.Redis) -> None:
-    with Lock(valkey_client, "name", timeout=FAR_S, reentrant=True) as lock:
-        assert in_thread(lock.try_acquire) is False
+def test_reentrance_is_each_threads_and_tasks_own(world: World, our_lock: Any, valkey_client: redis.Redis) -> None:
+    lock = our_lock(valkey_client, "name", timeout=FAR_S, reentrant=True)
+    with lock:
+        assert world.beside(lock.try_acquire) is False
         with pytest.raises(LockError, match="not owned"):
-            in_thread(lock.release)
+            world.beside(lock.release)
         with lock:
             pass
         assert lock.owned()
+    assert not valkey_client.exists("name")
 
 
-def test_lost_lock_is_not_reentered(valkey_client: redis.Redis, losses: Losses) -> None:
-    lock = Lock(valkey_client, "name", reentrant=True, on_lost=losses, **RENEWED)
+@IN_BOTH
+def test_lost_lock_is_not_reentered(our_lock: Any, valkey_client: redis.Redis, losses: Losses) -> None:
+    lock = our_lock(valkey_client, "name", reentrant=True, on_lost=losses, **RENEWED)
     lock.acquire()
     lock.acquire()
     valkey_client.delete("name")
@@ -200,6 +208,15 @@ def test_lost_lock_is_not_reentered(valkey_client: redis.Redis, losses: Losses) 
     lock.release()
     with pytest.raises(LockLostError):
         lock.release()
+
+
+@IN_BOTH
+def test_lock_that_was_reentered_is_not_detached(our_lock: Any, valkey_client: redis.Redis) -> None:
+    lock = our_lock(valkey_client, "name", timeout=FAR_S, reentrant=True)
+    with lock, lock:
+        with pytest.raises(LockError, match="more than once"):
+            lock.detach()
+        assert lock.owned()
 
 
 # detach, attach
@@ -366,14 +383,7 @@ def test_lost_lock_is_not_detached(
         holder.call("detach")
 
 
-def test_lock_that_was_reentered_is_not_detached(valkey_client: redis.Redis) -> None:
-    with Lock(valkey_client, "name", timeout=FAR_S, reentrant=True) as lock, lock:
-        with pytest.raises(LockError, match="more than once"):
-            lock.detach()
-        assert lock.owned()
-
-
-# Tokens are nobody's business
+# Tokens are secret
 
 
 def test_no_token_is_shown(

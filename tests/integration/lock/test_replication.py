@@ -1,4 +1,4 @@
-"""Locks that are had only when replicas have them: enough, too few, and every way to fail in between.
+"""Locks that are acquired only when replicas have them: enough, too few, and every way to fail in between.
 
 Rules: a real primary with two replicas of each kind, which a test may freeze; a frozen replica acknowledges nothing.
 What threads and tasks do alike is tested on both.
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -23,9 +22,6 @@ from redis.exceptions import LockError, NoPermissionError
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError, LossReason, NotReplicatedError
-from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import NotExecuted, Refused
-from redislock_fast._protocol.replicas import Replicate
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.lock.test_asyncio_cancel import cancelled_at
@@ -318,25 +314,6 @@ def test_user_who_may_not_wait_is_told_and_holds_nothing(group: Group, callers: 
     wait_until(lambda: not group.admin.exists("name"), "it is undone")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"wait_replicas": 1},
-        {"wait_timeout": 1},
-        {"wait_replicas": -1, "wait_timeout": 1},
-        {"wait_replicas": 1, "wait_timeout": 0},
-        {"wait_replicas": 1, "wait_timeout": -1},
-        {"wait_replicas": 1, "wait_timeout": float("nan")},
-        {"wait_replicas": 1, "wait_timeout": 10},
-        {"wait_replicas": 1, "wait_timeout": 1, "timeout": None},
-    ],
-    ids=str,
-)
-def test_terms_that_make_no_sense_are_refused(callers: Callers, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"wait_"):
-        callers.contender(callers.client(1), **{"timeout": 10, **options})
-
-
 # Interrupted, cancelled, forked, ended
 
 
@@ -415,50 +392,3 @@ def test_loop_that_ends_closes_its_connections(group: Group, each_loop_kind: str
 
     run_in_loop(each_loop_kind, program())
     wait_until(lambda: connections(group.admin, "ended") == 0, "they are closed")
-
-
-# The state machine
-
-
-def machine() -> Replicate:
-    return Replicate(b"name", b"rlf:" + b"0" * 32, 10_000, False, 2, 500)
-
-
-NATIVE = Capabilities([[b"delifeq"], None, [b"lmpop"]])
-MARKED = b"rlf:" + b"0" * 32 + b"+"
-
-
-def test_waits_no_longer_in_all_however_often_it_asks() -> None:
-    operation = machine()
-    assert operation.request(NATIVE, 100.0)[1] == (b"WAIT", 2, 500)
-    operation.note_unanswered(True)
-    assert operation.request(NATIVE, 100.25)[1] == (b"WAIT", 2, 250)
-    assert operation.feed([None, 2], NATIVE) is False
-    again = operation.request(NATIVE, 109.0)
-    assert (again[0][2], again[1]) == (MARKED, (b"WAIT", 2, 1))
-    assert operation.feed([b"OK", 2], NATIVE) is True
-    assert (operation.result, operation.replicas, operation.sent_at, operation.unsettled) == (True, 2, 100.0, True)
-
-
-def test_counts_nothing_for_a_lock_that_is_not_held() -> None:
-    operation = machine()
-    for _ in range(2):
-        operation.request(NATIVE, 0.0)
-        finished = operation.feed([None, 2], NATIVE)
-    assert (finished, operation.held, operation.result, operation.replicas) == (True, False, False, 0)
-
-
-@pytest.mark.parametrize(
-    ("reacquired", "counted", "error"),
-    [
-        (b"OK", hiredis.ReplyError("NOPERM no"), Refused),
-        (hiredis.ReplyError("READONLY You can't write"), hiredis.ReplyError("ERR WAIT cannot be used"), NotExecuted),
-        (hiredis.ReplyError("NOREPLICAS not enough"), 0, NotExecuted),
-    ],
-)
-def test_errors(reacquired: Any, counted: Any, error: type[Exception]) -> None:
-    operation = machine()
-    operation.request(NATIVE, 0.0)
-    with pytest.raises(error):
-        operation.feed([reacquired, counted], NATIVE)
-    assert (operation.result, operation.takes(), operation.to_clean_up(failed=True)) == (False, [], [])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import LockError, RedisError
+from redis.exceptions import LockError
 
 from redislock_fast import LockLostError, LossReason, Redlock
 from redislock_fast.server import Server
@@ -316,20 +316,3 @@ def test_leaving_a_with_after_a_loss_raises_or_logs(fleet: Fleet, losses: Losses
     with pytest.raises(LockLostError, match="deleted") if raises else contextlib.nullcontext(), lock:
         delete(fleet)
         losses.until()
-
-
-def test_callback_may_acquire_again(fleet: Fleet) -> None:
-    def again(lock: Any) -> None:
-        with contextlib.suppress(LockLostError):
-            lock.release()
-        lock.acquire()
-
-    losses = Losses(again)
-    lock = Redlock(clients_of(fleet), "name", on_lost=losses, thread_local=False, **RENEWED)
-    lock.acquire()
-    wait_until_held(fleet)
-    delete(fleet)
-    losses.until()
-    wait_until(lambda: lock.valid, "it is held again")
-    with contextlib.suppress(RedisError):
-        lock.release()
