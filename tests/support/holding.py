@@ -1,4 +1,4 @@
-"""What the tests of holding share: who holds, what `on_lost` was told, time by the server's clock, a GIL that is held.
+"""What the tests of holding share: locks, what `on_lost` was told, time by the server's clock, a GIL that is held.
 
 Rules: nothing here asserts what a lock should do, but for the two that say so.
 """
@@ -27,7 +27,7 @@ KEPT_S = 1.5
 """The ttl of a lock that is to be kept: its renewals may come late by a third of it."""
 
 LONG_S = 1.2 * KEPT_S
-"""Longer than a lock lives that nobody renews."""
+"""Longer than a lock lives that is not renewed."""
 
 SLOW_S = 3.0
 """The ttl of a lock that is to be kept through a fault."""

@@ -17,7 +17,7 @@ from tests.support.helpers import wait_until
 from tests.support.worlds import World
 
 LIMIT_S = 60.0
-"""Longer than a test lasts: who waits for a silent server for so long, fails."""
+"""Longer than a test lasts: a test that waits for a silent server for so long fails."""
 
 SHORT_S = 0.8
 """A limit that is to be reached; not so short that a server which answers does not."""
@@ -89,7 +89,7 @@ def freezing(*servers: Server) -> Iterator[None]:
 
 
 def take(servers: Iterable[Server]) -> None:
-    """Have the lock held by somebody else at these servers."""
+    """Have another hold the lock at these servers."""
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.set("name", "another's")

@@ -327,7 +327,7 @@ def test_loss_that_is_found_twice_at_once_is_told_once(
 
 
 @pytest.mark.slow
-def test_holder_who_prolongs_all_the_time_is_never_believed_to_hold_longer_than_he_does(
+def test_lock_that_is_prolonged_all_the_time_is_never_believed_to_be_held_longer_than_it_is(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)

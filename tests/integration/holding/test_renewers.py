@@ -74,22 +74,6 @@ def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_thread_that_cannot_start_is_started_by_the_next_lock(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            _renewed(client, "first")
-    lock = _renewed(client)
-    assert _outlives(lock)
-    lock.release()
-
-
-@pytest.mark.slow
 def test_a_thread_that_ends_while_a_lock_comes_leaves_none_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +115,7 @@ def test_a_loss_is_told_where_no_thread_can_be_started(client: redis.Redis, monk
 
 @pytest.mark.slow
 @in_loop
-async def test_who_cancels_all_tasks_of_the_loop_ends_no_renewal(valkey: Server) -> None:
+async def test_cancel_of_all_tasks_of_the_loop_ends_no_renewal(valkey: Server) -> None:
     async with redis.asyncio.Redis(port=valkey.port) as client:
         lock = AsyncLock(client, "name", timeout=_TTL_S, auto_renew=True)
         assert await lock.acquire(blocking=False)
@@ -143,23 +127,6 @@ async def test_who_cancels_all_tasks_of_the_loop_ends_no_renewal(valkey: Server)
             await asyncio.sleep(0.05 * random.random())  # it hides nothing
         assert lock.valid
         await lock.release()
-
-
-@pytest.mark.slow
-@in_loop
-async def test_a_loss_that_nobody_has_noticed_is_told_by_who_takes_the_lock_again(valkey: Server) -> None:
-    told: list[LossReason] = []
-    async with redis.asyncio.Redis(port=valkey.port) as client:
-        lock = AsyncLock(client, "name", timeout=_TTL_S, auto_renew=True, on_lost=lambda _, reason: told.append(reason))
-        assert await lock.acquire(blocking=False)
-        time.sleep(_TTL_S)  # the loop stands still
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ResourceWarning)
-            assert await lock.acquire_or_extend()
-        assert [LossReason.EXPIRED] == told
-        await lock.release()
-        await asyncio.sleep(_TTL_S)
-        assert [LossReason.EXPIRED] == told
 
 
 # Dropped handles

@@ -113,7 +113,7 @@ def test_metrics_are_told_that_a_lock_was_lost(holders: Holders, valkey: Server,
     assert [name for name, _ in learning.observed] == ["name"]
 
 
-def test_metrics_that_fail_are_logged_and_cost_nobody_his_lock(
+def test_metrics_that_fail_are_logged_and_lose_no_lock(
     holders: Holders, valkey: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = Watcher(RuntimeError("out of order"))

@@ -135,7 +135,7 @@ async def test_tasks_whose_connection_breaks_for_good_are_all_told(
 
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
 @in_loop
-async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_who_waits(
+async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_waiting_task(
     proxy: Proxy, client: redis.Redis, async_connect: AsyncClients, fault: str
 ) -> None:
     proxied = async_connect(proxy.port, retry=async_once())
@@ -164,7 +164,7 @@ class Refusing(redis.CredentialProvider):
 
 
 @in_loop
-async def test_an_error_that_cannot_be_copied_reaches_each_who_waits(
+async def test_error_that_cannot_be_copied_reaches_each_waiting_task(
     valkey: Server, async_connect: AsyncClients
 ) -> None:
     locks = async_connect(valkey.port, credential_provider=Refusing())
@@ -186,7 +186,7 @@ async def test_replies_that_come_byte_by_byte(server: Server, async_connect: Asy
 
 @pytest.mark.parametrize("garbage", [b"?garbage\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$what\r\n"], ids=str)
 @in_loop
-async def test_garbage_breaks_the_connection_and_costs_nobody_his_result(
+async def test_garbage_breaks_the_connection_and_loses_no_result(
     server: Server, client: redis.Redis, async_connect: AsyncClients, garbage: bytes
 ) -> None:
     async with Relay.before(server) as relay:
@@ -204,9 +204,7 @@ async def test_garbage_breaks_the_connection_and_costs_nobody_his_result(
 
 @pytest.mark.parametrize("unasked", [b"+OK\r\n", b"?", b":1\r\n:1\r\n"], ids=str)
 @in_loop
-async def test_reply_that_nobody_asked_for_is_nobodys(
-    server: Server, async_connect: AsyncClients, unasked: bytes
-) -> None:
+async def test_reply_without_a_request_is_dropped(server: Server, async_connect: AsyncClients, unasked: bytes) -> None:
     async with Relay.before(server) as relay:
         relayed = async_connect(relay.port)
         await warm_up(relayed)

@@ -182,7 +182,7 @@ def test_more_than_there_are_raise(group: Group, callers: Callers) -> None:
     assert caught.value.replicas == 2
 
 
-def test_who_waits_is_given_what_could_not_be_replicated(group: Group, callers: Callers) -> None:
+def test_waiter_is_granted_a_lock_that_could_not_be_replicated(group: Group, callers: Callers) -> None:
     client = callers.client(group.primary.port)
     holder = callers.contender(client, timeout=FAR_S)
     holder.call("acquire")
@@ -238,7 +238,7 @@ def scripts_executed(admin: redis.Redis) -> int:
 # Nobody is in the way of others
 
 
-def test_waiting_for_replicas_holds_up_nobody(group: Group, callers: Callers) -> None:
+def test_waiting_for_replicas_holds_up_no_other(group: Group, callers: Callers) -> None:
     client = callers.client(group.primary.port)
     group.freeze()
     slow = [callers.contender(client, f"slow-{number}", **LONG).acquire() for number in range(3)]
@@ -305,7 +305,7 @@ def test_primary_that_dies_meanwhile_raises_what_the_client_does(servers: Server
         assert contender.lock.local.token is None
 
 
-def test_user_who_may_not_wait_is_told_and_holds_nothing(group: Group, callers: Callers, acl_user: MakeUser) -> None:
+def test_user_that_may_not_wait_is_told_and_holds_nothing(group: Group, callers: Callers, acl_user: MakeUser) -> None:
     user = acl_user(group.primary, "-wait")
     contender = callers.contender(callers.client(group.primary.port, **user.options()), **LONG)
     with pytest.raises(NoPermissionError, match=r"(?i)wait"):
@@ -342,7 +342,9 @@ async def test_acquire_cancelled_at_any_point_leaves_no_lock(group: Group, async
 
 
 @in_loop
-async def test_task_that_is_cancelled_while_it_waits_disturbs_nobody(group: Group, async_connect: AsyncClients) -> None:
+async def test_task_that_is_cancelled_while_it_waits_disturbs_no_other(
+    group: Group, async_connect: AsyncClients
+) -> None:
     client = async_connect(group.primary.port)
     group.freeze()
     locks = [redislock_fast.asyncio.Lock(client, f"name-{n}", thread_local=False, **LONG) for n in range(3)]

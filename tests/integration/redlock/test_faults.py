@@ -360,7 +360,7 @@ def test_release_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, m
 
 @pytest.mark.slow
 @IN_THREADS
-def test_nobody_looks_for_replies_that_have_come_or_that_no_client_waits_for(fleet: Fleet, make: Make) -> None:
+def test_replies_are_polled_only_while_a_client_waits_for_them(fleet: Fleet, make: Make) -> None:
     def somebody_looks() -> bool:
         return any(thread.name == "redislock_fast-look" for thread in threading.enumerate())
 
@@ -415,7 +415,7 @@ def test_wrong_password_is_raised_at_once(make: Make) -> None:
         make.on(make.clients(username="nobody", password="wrong")).acquire()
 
 
-def test_user_who_may_not_use_scripts(world: World, fleet: Fleet, make: Make, acl_user: MakeUser) -> None:
+def test_user_that_may_not_use_scripts(world: World, fleet: Fleet, make: Make, acl_user: MakeUser) -> None:
     if any(server.kind != "valkey" for server in fleet):
         pytest.skip("they need scripts")
     _use(make.on([world.connect(server.port, **acl_user(server, "-@scripting").options()) for server in fleet]))

@@ -279,7 +279,7 @@ def test_lock_of_a_thread_that_ended_is_released_everywhere(fleet: Fleet) -> Non
 # Threads alone
 
 
-def test_lock_that_its_owner_holds_is_not_waited_for_by_him(fleet: Fleet) -> None:
+def test_lock_is_not_waited_for_by_its_owner(fleet: Fleet) -> None:
     clients = clients_of(fleet)
     with Redlock(clients, "name", timeout=FAR_S, auto_renew=True, limit=LIMIT_S) as lock:
         wait_until_held(fleet)

@@ -48,7 +48,7 @@ def test_acquire_sets_one_token_everywhere_and_release_takes_it_away(fleet: Flee
     wait_until_free(fleet)
 
 
-def test_what_is_held_cannot_be_had_and_is_not_touched(fleet: Fleet, make: Make) -> None:
+def test_held_lock_is_not_acquired_and_not_touched(fleet: Fleet, make: Make) -> None:
     holder, other = make(), make(sleep=0.01)
     assert holder.acquire()
     wait_until_held(fleet)
@@ -91,7 +91,7 @@ def test_a_minority_is_given_back(fleet: Fleet, make: Make) -> None:
     assert values(fleet[:3]) == [b"another's"] * 3
 
 
-def test_votes_tell_who_agreed(fleet: Fleet, make: Make) -> None:
+def test_votes_tell_which_servers_agreed(fleet: Fleet, make: Make) -> None:
     lock = make()
     assert lock.verdicts == (None,) * 5
     take(fleet[1:2])
