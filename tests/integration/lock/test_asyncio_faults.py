@@ -91,48 +91,6 @@ async def test_connection_that_ends_as_soon_as_it_is_made_is_made_again(
     await pool.disconnect()
 
 
-@in_loop
-async def test_tasks_whose_connection_breaks_all_go_on_over_one_new_one(
-    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
-) -> None:
-    proxied = async_connect(proxy.port, client_name="locks")
-    await warm_up(proxied)
-    before = connections(client)
-    locks = [Lock(proxied, f"name-{number}", timeout=60, thread_local=False) for number in range(50)]
-    for use in ("acquire", "extend", "reacquire", "release"):
-        proxy.hold()
-        sent = sum(proxy.requests.values())
-        tasks = [asyncio.create_task(all_of(USES[use](lock))) for lock in locks]
-        await eventually(lambda: sum(proxy.requests.values()) >= sent + 50, "all have sent")  # noqa: B023 - at once
-        proxy.cut()
-        proxy.resume()
-        assert all(answer in ([True], [None]) for answer in await asyncio.gather(*tasks))
-        after = connections(client)
-        assert len(after) == 1
-        assert before != after
-        before = after
-    assert [] == client.keys()
-
-
-@in_loop
-async def test_tasks_whose_connection_breaks_for_good_are_all_told(
-    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
-) -> None:
-    proxied = async_connect(proxy.port, retry=async_once())
-    await warm_up(proxied)
-    proxy.refuse()
-    proxy.hold()
-    sent = proxy.requests["SET"]
-    tasks = [asyncio.create_task(Lock(proxied, f"name-{number}").acquire()) for number in range(50)]
-    await eventually(lambda: proxy.requests["SET"] == sent + 50, "all have sent")
-    proxy.cut()
-    proxy.resume()
-    assert all(isinstance(error, redis.ConnectionError) for error in await all_of(*tasks))
-    proxy.accept()
-    assert await Lock(proxied, "other", timeout=10).acquire()
-    await eventually(lambda: [b"other"] == client.keys(), "all attempts are undone")
-
-
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
 @in_loop
 async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_waiting_task(

@@ -200,6 +200,47 @@ def test_cut_during_shared_requests_loses_no_callers_result(
     assert [b"counter"] == client.keys()
 
 
+def test_callers_whose_connection_breaks_all_go_on_over_one_new_one(
+    world: World, our_lock: Any, proxy: Proxy, client: redis.Redis, connect: Connect
+) -> None:
+    proxied = connect(proxy.port, client_name="locks")
+    with our_lock(proxied, "warm-up", timeout=10) as warm_up:
+        warm_up.extend(10)
+        warm_up.reacquire()
+    locks = [our_lock(proxied, f"name-{number}", timeout=60, thread_local=False) for number in range(20)]
+    for use in ("acquire", "extend", "reacquire", "release"):
+        proxy.hold()
+        sent = proxy.requests.total()
+        answers = [world.start(partial(USES[use], lock)) for lock in locks]
+        wait_until(lambda: proxy.requests.total() >= sent + 20, "all have sent")  # noqa: B023 - called at once
+        proxy.cut()
+        proxy.resume()
+        assert all(answer.result(10) in (True, None) for answer in answers)
+        assert 1 == connections(client, "locks")
+    assert [] == client.keys()
+
+
+def test_callers_whose_connection_breaks_for_good_are_all_told(
+    world: World, our_lock: Any, proxy: Proxy, client: redis.Redis, connect: Connect
+) -> None:
+    proxied = connect(proxy.port, retry=once())
+    with our_lock(proxied, "warm-up"):
+        pass
+    proxy.refuse()
+    proxy.hold()
+    sent = proxy.requests["SET"]
+    answers = [world.start(our_lock(proxied, f"name-{number}").acquire) for number in range(20)]
+    wait_until(lambda: proxy.requests["SET"] == sent + 20, "all have sent")
+    proxy.cut()
+    proxy.resume()
+    for answer in answers:
+        with pytest.raises(redis.ConnectionError):
+            answer.result(10)
+    proxy.accept()
+    assert our_lock(proxied, "other", timeout=10).acquire()
+    wait_until(lambda: [b"other"] == client.keys(), "all attempts are undone")
+
+
 # Scripts
 
 
