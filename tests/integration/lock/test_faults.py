@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 from redis.retry import Retry
 
-from redislock_fast.server import KINDS, Server
+from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, pause, start, wait_until
 from tests.support.proxy import Proxy
@@ -38,12 +38,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "owned": lambda lock: lock.owned(),
     "locked": lambda lock: lock.locked(),
 }
-
-
-@pytest.fixture(params=KINDS)
-def mortal_server(request: pytest.FixtureRequest, spare_server: StartServer) -> Server:
-    """Each kind of server in turn, for this test alone."""
-    return spare_server(request.param)
 
 
 def _kill_connections(port: int) -> None:
