@@ -12,6 +12,7 @@ import redis
 
 from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast.server import Server
+from tests.integration.holding.conftest import Held
 from tests.support.helpers import PATIENCE_S, in_fork, run_script, start, wait_until
 from tests.support.holding import (
     BRIEF_S,
@@ -135,15 +136,13 @@ def test_forked_child_keeps_nothing_of_its_parents_alive(valkey: Server, kind: s
 
 
 @pytest.mark.slow
-def test_fork_takes_nothing_from_the_parent(
-    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = holders.hold(valkey.port, on_lost=losses, **RENEWED)
+def test_fork_takes_nothing_from_the_parent(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+    holder = hold(on_lost=losses, **RENEWED)
 
     def child() -> str:
-        return f"{holder.lock.valid} {holder.lock.local.token}"
+        return f"{holder.lock.valid} {holder.lock.lost} {holder.lock.local.token}"
 
-    assert in_fork(child) == "False None"
+    assert in_fork(child) == "False False None"
     until_passed(valkey_client, LONG_S)
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 

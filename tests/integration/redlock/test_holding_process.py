@@ -1,33 +1,17 @@
 """Holding a Redlock in a process that forks, or ends.
 
-Rules: as in test_redlock_holding.
+Rules: as in test_holding.
 """
 
 from __future__ import annotations
 
 import pytest
-import redis
 
 from redislock_fast.server import Server
-from tests.support.helpers import in_fork, run_script
-from tests.support.holding import LONG_S, RENEWED, Holders, Losses, until_passed
+from tests.support.helpers import run_script
 
 Fleet = list[Server]
 pytestmark = pytest.mark.parametrize("fleet", ["mixed"], indirect=True)
-
-
-@pytest.mark.slow
-def test_fork_takes_nothing_from_the_parent(
-    holders: Holders, fleet: Fleet, valkey_client: redis.Redis, losses: Losses
-) -> None:
-    holder = holders.hold_redlock(holders.clients(fleet), on_lost=losses, **RENEWED)
-
-    def child() -> str:
-        return f"{holder.lock.valid} {holder.lock.lost} {holder.lock.local.token}"
-
-    assert in_fork(child) == "False False None"
-    until_passed(valkey_client, LONG_S)
-    assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
 _HOLDERS = {
