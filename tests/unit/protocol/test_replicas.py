@@ -11,7 +11,7 @@ import hiredis
 import pytest
 
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.commands import NotExecuted, Refused
+from redislock_fast._protocol.operation import NotExecuted, Refused
 from redislock_fast._protocol.replicas import Replicate
 
 
