@@ -65,7 +65,7 @@ class _Call:
 
 
 class AcquireBase(LeaseBase):
-    """A lock that can be acquired. The parameters stand on the classes that users name."""
+    """A lock that can be acquired. The public classes describe the parameters."""
 
     # ---- acquire ----
 

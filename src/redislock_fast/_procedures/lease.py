@@ -144,7 +144,7 @@ def _logged(what: str) -> Iterator[None]:
 
 
 class LeaseBase(LockSettings, LeaseHolder):
-    """A lock that may be held. The parameters stand on the classes that users name."""
+    """A lock that may be held. The public classes describe the parameters."""
 
     # ---- what the caller holds ----
 

@@ -61,7 +61,7 @@ _UNGUARDED = contextlib.nullcontext()
 
 
 class LockBase(AcquireBase):
-    """A lock. The parameters stand on the classes that users name."""
+    """A lock. The public classes describe the parameters."""
 
     # ---- acquire ----
 
