@@ -319,7 +319,7 @@ class LockBase(AcquireBase):
     # ---- extend, reacquire ----
 
     def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
-        """Extend. Returns True, or whatever an overridden `do_extend` returns."""
+        """Extend. Returns True, or what an overridden `do_extend` returns."""
         if self._is_overridden("do_extend"):
             prolonging = self._calling(owner, self.do_extend, additional_time, replace_ttl)
         else:
@@ -330,7 +330,7 @@ class LockBase(AcquireBase):
         return (yield from self._prolonging("extend", owner, owner.lease, new_ttl_ms, prolonging))
 
     def _reacquiring(self, owner: Owner) -> Steps:
-        """Reacquire. Returns True, or whatever an overridden `do_reacquire` returns."""
+        """Reacquire. Returns True, or what an overridden `do_reacquire` returns."""
         if self._is_overridden("do_reacquire"):
             prolonging = self._calling(owner, self.do_reacquire)
         else:
@@ -429,14 +429,14 @@ class LockBase(AcquireBase):
 
     # ---- query ----
 
-    def _looking(self) -> Steps:
+    def _checking_locked(self) -> Steps:
         """Returns whether the key exists."""
-        look = ReadHolder(self._key)
-        yield Execute(look)
-        return look.result
+        read = ReadHolder(self._key)
+        yield Execute(read)
+        return read.result
 
-    def _looking_for(self, token: bytes | None) -> Steps:
+    def _checking_owned(self, token: bytes | None) -> Steps:
         """Returns whether the lock is held with this token. `token` is None where the caller holds nothing."""
-        look = ReadHolder(self._key)
-        yield Execute(look)
-        return token is not None and is_held_with(look.holder, token)
+        read = ReadHolder(self._key)
+        yield Execute(read)
+        return token is not None and is_held_with(read.holder, token)

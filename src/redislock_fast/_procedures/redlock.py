@@ -328,7 +328,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     # ---- query ----
 
-    def _looking(self, owner: Owner, token: bytes) -> Steps:
+    def _reading(self, owner: Owner, token: bytes) -> Steps:
         """Returns whether a majority has the key with this token, or with any value for an empty token."""
         owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
         yield Ask(round_)
