@@ -43,7 +43,7 @@ class Owner:
         token: the held lock's token; None where the lock is not held.
         expiry: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
         attempt: the last acquire; where the owner is shared, it may be another caller's.
-        brought: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
+        own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
         contended: the token of a lock for which others waited when it was granted.
         retries: how often the last acquire polled again.
@@ -65,7 +65,7 @@ class Owner:
     attempt: commands.Acquire | None = None
     releasing: bytes | None = None
     contended: bytes | None = None
-    brought: bytes | None = None
+    own_token: bytes | None = None
     retries = 0
     prolongings: Prolongings | None = None
     booked: tuple[bytes | None, float | None] | None = None

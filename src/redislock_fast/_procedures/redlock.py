@@ -135,13 +135,8 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     ) -> Steps:
         """Attempt until the lock is held or the time is up. Returns whether it is held.
 
-        Args:
-            owner: the caller's owner.
-            sleep: as for `acquire`.
-            blocking: as for `acquire`.
-            blocking_timeout: as for `acquire`.
-            attempts: gets the last attempt, for `_clean_up_unnoticed`: the owner may be shared.
-            task: the task that will hold the lock, to be cancelled for a loss; None in threads.
+        `attempts` gets the last attempt, for `_clean_up_unnoticed`: the owner may be shared. `task` is the task that
+        will hold the lock, None in threads. The other parameters are those of `acquire`.
         """
         majority: MajorityLease | None = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
         if majority is None:
@@ -222,11 +217,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     # ---- release ----
 
     def _releasing(self, owner: Owner) -> Steps:
-        """Release the lock at all servers.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
-        """
+        """Release the lock at all servers, as `release` does."""
         self._refuse_in_callback("release", owner)
         majority = owner.quorum
         if majority is None:

@@ -195,12 +195,7 @@ def due_at(lease: Lease, now: float) -> float:
 
 
 def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
-    """Renew the leases that can be renewed.
-
-    Args:
-        leases: the leases that are due.
-        losses: gets the leases that are found to be lost and were not reported before.
-    """
+    """Renew those of the due leases that can be renewed. Adds leases that are found to be lost to `losses`, once."""
     open_ones = renewable(leases, losses)
     if not open_ones:
         return
@@ -285,13 +280,7 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 def attempting(
     leases: list[Lease], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
 ) -> Steps:
-    """Make an attempt to renew leases, and note its results.
-
-    Args:
-        leases: the leases, whose renewal has begun.
-        step: the attempt.
-        verdicts: gives its results, by lease.
-        losses: as for `renewing`.
+    """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 
     Returns:
         The leases that are certainly not held any more, for a reason that is not known yet.
