@@ -1,6 +1,6 @@
 """`Redlock`: one lock over several independent servers, granted by a majority of them.
 
-What it guarantees, what it does not, and when one server serves better: `docs/redlock.md`.
+`docs/redlock.md` says what it guarantees, what it does not, and when one server is the better choice.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Lease:
 
     @property
     def entry(self) -> Any:
-        """What the transport needs to clean up the lock."""
+        """The entry with which the transport cleans up the lock."""
         return self.key, self.token
 
     def may_be_left(self, reason: LossReason) -> bool:

@@ -37,7 +37,7 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 class Owner:
-    """What one owner holds: the defaults below until it acquires.
+    """The token and lease of one owner: the defaults below until it acquires.
 
     Attributes:
         token: the held lock's token; None where the lock is not held.
@@ -153,20 +153,20 @@ class Owner:
 
 
 class ThreadOwner(Owner, threading.local):
-    """What each thread holds: every thread sees attributes of its own."""
+    """The owners of all threads that use one lock object: each thread sees attributes of its own."""
 
     if not TYPE_CHECKING:
         __slots__ = ()
 
 
 class SharedOwner(Owner, SimpleNamespace):
-    """What all threads or tasks that share the lock object hold together."""
+    """The one owner of all threads or tasks that share the lock object."""
 
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 
 
 class PendingOwner(Owner):
-    """What an acquire under way has got so far. No other caller sees it before it is complete.
+    """The token and lease of an acquire under way. No other caller sees them before the acquire is complete.
 
     Args:
         owner: the caller's.

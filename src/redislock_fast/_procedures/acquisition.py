@@ -1,4 +1,4 @@
-"""How a lock is acquired: attempts, and waiting between them. What options ask for besides is in `lock.py`.
+"""How a lock is acquired: attempts, and waiting between them. `lock.py` adds what options ask for.
 
 A lock is acquired in one of three ways:
 

@@ -47,7 +47,7 @@ class RedlockLease(Lease):
 
     @property
     def entry(self) -> MajorityEntry:
-        """What is to be cleaned up at all servers."""
+        """The entry with which all servers are cleaned up."""
         return MajorityEntry(self.keys, self.token, self._quorum)
 
     def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for any reason

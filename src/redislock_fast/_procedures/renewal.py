@@ -107,7 +107,7 @@ class Record(weakref.ref[Lease]):
     def was_dropped(self) -> bool:
         """Whether the lease ended because its lock object was dropped, in this process.
 
-        In a forked child, the leases of the parent's other threads are dropped before the child is told of the fork.
+        In a forked child, the leases of the parent's other threads are dropped before the fork is noted in the child.
         """
         if self.is_over or self.pid != os.getpid():
             return False
@@ -178,7 +178,7 @@ class Schedule:
 
 
 def late_entries(losses: list[LeaseLoss]) -> list[Any]:
-    """What must be cleaned up of lost locks: a renewal may yet be executed. The renewer drops all lost locks."""
+    """End all lost locks for the renewer. Returns the entries of those for which a renewal may yet be executed."""
     for lease, _ in losses:
         lease.record.is_over = True
     return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]
