@@ -150,11 +150,11 @@ class Lock(UncontendedBase, redis.lock.Lock):
 
     def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(drive(self._transport, self._looking()))
+        return bool(drive(self._transport, self._checking_locked()))
 
     def owned(self) -> bool:
         """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
-        return bool(drive(self._transport, self._looking_for(self._held().token)))
+        return bool(drive(self._transport, self._checking_owned(self._held().token)))
 
     # ---- release, extend, reacquire ----
 

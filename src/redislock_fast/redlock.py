@@ -1,6 +1,6 @@
 """`Redlock`: one lock over several independent servers, granted by a majority of them.
 
-What it guarantees, what it does not, and when one server serves better: `docs/redlock.md`.
+`docs/redlock.md` says what it guarantees, what it does not, and when one server is the better choice.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        locked: bool = self._quorum.drive(self._looking(self._held(), b""))
+        locked: bool = self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
     def owned(self) -> bool:
@@ -195,7 +195,7 @@ class Redlock(RedlockBase):
         Sends and raises what `locked` does.
         """
         owner = self._held()
-        return owner.token is not None and bool(self._quorum.drive(self._looking(owner, owner.token)))
+        return owner.token is not None and bool(self._quorum.drive(self._reading(owner, owner.token)))
 
     def __enter__(self) -> Redlock:
         """Acquire.

@@ -168,7 +168,7 @@ class Simulation:
             self._model.put(KEY, self._token + mark, (None, 30, 300, 5000)[choices.below(4)])
         self._capabilities = Capabilities()
         self._reconnect()
-        self._key_queues: list[tuple[object, ...]] = []
+        self._lines: list[tuple[object, ...]] = []
         self.requests: list[Args] = []
 
     def run(self) -> None:
@@ -226,10 +226,10 @@ class Simulation:
         self._capabilities = Capabilities(self._model.execute(PROBE))
 
     def _log(self, *words: object) -> None:
-        self._key_queues.append(words)
+        self._lines.append(words)
 
     def _fail(self, what: str) -> None:
-        lines = [" ".join(str(_SCRIPT_NAMES.get(word, word)) for word in words) for words in self._key_queues]
+        lines = [" ".join(str(_SCRIPT_NAMES.get(word, word)) for word in words) for words in self._lines]
         raise Violation("\n".join([what, *lines, f"now {self._now_ms}: {self._entry()}"]))
 
     # ---- the connection ----

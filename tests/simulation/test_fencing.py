@@ -64,7 +64,7 @@ class _Story:
         self._made = 0
         self._holding = 0
         self._holder: bytes | None = None
-        self._key_queues: list[str] = []
+        self._lines: list[str] = []
         self.fences: dict[int, int] = {}
 
     def run(self) -> None:
@@ -106,7 +106,7 @@ class _Story:
         self._look()
         reply = self._model.execute(request)
         self._look()
-        self._key_queues.append(f"holding {self._holding}: {request[2:]} -> {reply!r}")
+        self._lines.append(f"holding {self._holding}: {request[2:]} -> {reply!r}")
         return reply
 
     def _send(self, client: _Client, operation: AcquireFenced | Fence) -> None:
@@ -150,7 +150,7 @@ class _Story:
             self._fail(f"the numbers do not increase: {numbers}")
 
     def _fail(self, what: str) -> None:
-        raise Violation("\n".join([what, *self._key_queues]))
+        raise Violation("\n".join([what, *self._lines]))
 
     def _give_up(self, client: _Client, operation: AcquireFenced | Fence) -> None:
         client.operation = client.token = None

@@ -42,7 +42,7 @@ class AdaptiveTTL:
 
     For each name, the ttl is `factor` times the `quantile` of its last 128 hold times, never below `floor` nor above
     `ceiling`, and not below `initial` before there are 128. The 512 names released last are kept, at most 1,024; a name
-    that was dropped begins anew.
+    that was dropped starts without hold times.
 
     One object may be shared by any number of locks, threads and event loops; a name means the same lock in all of them.
     A pickle or a copy has the settings without the hold times: another process has its own speed.

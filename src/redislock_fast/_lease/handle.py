@@ -68,14 +68,9 @@ class Handle:
     def of(
         cls, name: str | bytes, token: bytes, timeout: float | None, lease_end: float | None, fence: int | None = None
     ) -> Handle:
-        """A handle of a lock that is held here. Parameters and errors are those of the class, except `lease_end`.
+        """A handle of a lock that is held here, as the class makes it.
 
-        Args:
-            name: the key.
-            token: the lock's token.
-            timeout: the lock's ttl in seconds.
-            lease_end: `expires_at`, in seconds of the clock that leases are measured with here.
-            fence: the fencing token.
+        `lease_end` is `expires_at` in seconds of the clock that leases are measured with here.
         """
         wall_now = time.time()  # read first: the time until the next line is subtracted
         expires_at = None if lease_end is None else wall_now + (lease_end - clock())

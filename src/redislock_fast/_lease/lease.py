@@ -131,11 +131,9 @@ class Lease:
         return self.options.watches and self.ttl_ms is not None
 
     def lose(self, reason: LossReason, by_release: bool = False) -> bool:
-        """Note that the lock is lost. Returns False where a loss was noted before, or the lock was released.
+        """Note that the lock is lost; `by_release`: its own release has found that out.
 
-        Args:
-            reason: why.
-            by_release: whether the lock's own release has found that out.
+        Returns False where a loss was noted before, or the lock was released.
         """
         with mutex.lock:
             if self.loss is not None or (self.over and not by_release):
@@ -164,7 +162,7 @@ class Lease:
 
     @property
     def entry(self) -> Any:
-        """What the transport needs to clean up the lock."""
+        """The entry with which the transport cleans up the lock."""
         return self.key, self.token
 
     def may_be_left(self, reason: LossReason) -> bool:
@@ -215,12 +213,7 @@ class Lease:
             return ttl_ms
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
-        """Note a renewal that was executed, or may yet be.
-
-        Args:
-            expires_at: until when the lease is valid by it.
-            certainly: whether it was certainly executed.
-        """
+        """Note a renewal that was executed certainly, or may yet be, and by which the lease ends at `expires_at`."""
         with mutex.lock:
             if self.loss is not None:
                 return

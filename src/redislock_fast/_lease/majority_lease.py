@@ -1,4 +1,4 @@
-"""What a Redlock holds on a majority of its servers, and until when."""
+"""The lease of a Redlock: its token, and until when a majority of the servers grants it."""
 
 from __future__ import annotations
 

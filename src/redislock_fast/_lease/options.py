@@ -78,7 +78,7 @@ class Options:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
         if not (on_lost is None or callable(on_lost)):
-            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
+            raise TypeError(f"on_lost is not callable: {on_lost!r}")
         if operator.index(wait_replicas) < 0:
             raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
         if bool(wait_replicas) != (wait_timeout is not None):

@@ -37,13 +37,13 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 class Owner:
-    """What one owner holds: the defaults below until it acquires.
+    """The token and lease of one owner: the defaults below until it acquires.
 
     Attributes:
         token: the held lock's token; None where the lock is not held.
         expiry: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
         attempt: the last acquire; where the owner is shared, it may be another caller's.
-        brought: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
+        own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
         contended: the token of a lock for which others waited when it was granted.
         retries: how often the last acquire polled again.
@@ -65,7 +65,7 @@ class Owner:
     attempt: commands.Acquire | None = None
     releasing: bytes | None = None
     contended: bytes | None = None
-    brought: bytes | None = None
+    own_token: bytes | None = None
     retries = 0
     prolongings: Prolongings | None = None
     booked: tuple[bytes | None, float | None] | None = None
@@ -153,20 +153,20 @@ class Owner:
 
 
 class ThreadOwner(Owner, threading.local):
-    """What each thread holds: every thread sees attributes of its own."""
+    """The owners of all threads that use one lock object: each thread sees attributes of its own."""
 
     if not TYPE_CHECKING:
         __slots__ = ()
 
 
 class SharedOwner(Owner, SimpleNamespace):
-    """What all threads or tasks that share the lock object hold together."""
+    """The one owner of all threads or tasks that share the lock object."""
 
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 
 
 class PendingOwner(Owner):
-    """What an acquire under way has got so far. No other caller sees it before it is complete.
+    """The token and lease of an acquire under way. No other caller sees them before the acquire is complete.
 
     Args:
         owner: the caller's.

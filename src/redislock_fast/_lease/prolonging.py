@@ -5,7 +5,7 @@ The times and the order in which the server executes the requests are not known.
 - The request that was executed last was executed after each of the others was sent. So a lease that it set ends no
   earlier than its ttl after the latest of these times.
 - A request that ended before another one began was executed before that one: it cannot be the last.
-- A request that adds to the ttl makes no lease shorter. What it adds counts if no ttl was set while it was under way.
+- A request that adds to the ttl makes no lease shorter. The addition counts if no ttl was set while it was under way.
 - A request that adds and is sent again because its reply did not come may cut the lease to the end that it computed
   first. So may a request without scripts, which sets the end that it has computed.
 

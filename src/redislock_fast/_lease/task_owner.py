@@ -26,7 +26,7 @@ _Key: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 
 
 class _TaskOwner(Owner):
-    """What one task holds."""
+    """The owner of one task."""
 
     def __init__(self, task: _Key) -> None:
         self._task = task

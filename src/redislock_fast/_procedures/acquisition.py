@@ -1,4 +1,4 @@
-"""How a lock is acquired: attempts, and waiting between them. What options ask for besides is in `lock.py`.
+"""How a lock is acquired: attempts, and waiting between them. `lock.py` adds what options ask for.
 
 A lock is acquired in one of three ways:
 
@@ -41,7 +41,7 @@ class _Call:
     Args:
         owner: the caller's owner.
         token: the token of the attempts.
-        brought: the token that the caller passed; None where the caller passed none.
+        own_token: the token that the caller passed; None where the caller passed none.
         waits: whether to wait after the first attempt.
         sleep_s: how long to pause between two attempts or two health checks, in seconds.
         limit: the deadline.
@@ -51,12 +51,12 @@ class _Call:
         attempt: the last attempt.
     """
 
-    __slots__ = ("attempt", "before", "brought", "limit", "owner", "sleep_s", "token", "waits")
+    __slots__ = ("attempt", "before", "limit", "own_token", "owner", "sleep_s", "token", "waits")
 
-    def __init__(self, owner: Owner, token: bytes, brought: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
+    def __init__(self, owner: Owner, token: bytes, own_token: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
         self.owner = owner
         self.before = owner.token
-        self.brought = brought
+        self.own_token = own_token
         self.token = token
         self.waits = waits
         self.sleep_s = sleep_s
@@ -65,7 +65,7 @@ class _Call:
 
 
 class AcquireBase(LeaseBase):
-    """A lock that can be acquired. The parameters stand on the classes that users name."""
+    """A lock that can be acquired. The public classes describe the parameters."""
 
     # ---- acquire ----
 
@@ -86,14 +86,8 @@ class AcquireBase(LeaseBase):
     ) -> Steps:
         """Acquire before the deadline. Returns whether the lock is held.
 
-        Args:
-            limit: the deadline.
-            owner: the caller's owner.
-            sleep: as for `acquire`.
-            blocking: as for `acquire`.
-            token: as for `acquire`.
-            to_clean_up: gets what must be cleaned up where this raises.
-            begun: the first attempt, where its request has been sent already.
+        `to_clean_up` gets what must be cleaned up where this raises. `begun` is the first attempt, where its request
+        has been sent already. The other parameters are those of `acquire`.
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
         waits = limit.waits and bool(self.blocking if blocking is None else blocking)
@@ -109,7 +103,7 @@ class AcquireBase(LeaseBase):
                 return False
             self._note_failure(call, not contended)
             if self._wait == "push":
-                waiting = self._waiting(call.token, call.brought, sleep_s, limit)
+                waiting = self._waiting(call.token, call.own_token, sleep_s, limit)
                 outcome = yield from self._queueing(waiting, owner, to_clean_up)
                 call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
                 if outcome is not POLL:
@@ -129,7 +123,7 @@ class AcquireBase(LeaseBase):
 
     def _is_contended(self, call: _Call) -> bool:
         """Whether others are known to wait, so that an attempt would fail."""
-        if not (call.waits and self._wait == "push" and call.brought is call.before is None):
+        if not (call.waits and self._wait == "push" and call.own_token is call.before is None):
             return False
         is_patient = call.limit.wait_s is None or call.limit.wait_s > call.sleep_s
         contended: bool = self._transport.is_contended(self._key, is_patient)
@@ -153,7 +147,7 @@ class AcquireBase(LeaseBase):
         if attempt is not None and attempt.begun is not None:
             owner.attempt = attempt
         else:
-            attempt = call.attempt = self._new_attempt(call.token, call.brought is not None, owner)
+            attempt = call.attempt = self._new_attempt(call.token, call.own_token is not None, owner)
         yield Execute(attempt, call.limit.left_s())
         if attempt.result:
             self._note(attempt, owner)
@@ -164,7 +158,7 @@ class AcquireBase(LeaseBase):
         """Make one attempt for a caller of `do_acquire`. Returns whether the lock is held."""
         owner = self._acting() or self._mine()
         token = self._transport.encode(token)
-        attempt = self._new_attempt(token, token is owner.brought, owner)
+        attempt = self._new_attempt(token, token is owner.own_token, owner)
         yield Execute(attempt, None if owner.limit is None else owner.limit.left_s())
         if attempt.result:
             self._note(attempt, owner)
@@ -178,7 +172,7 @@ class AcquireBase(LeaseBase):
         """
         call.limit.refused = call.limit.refused or was_asked
         attempt = call.attempt
-        if call.brought is None and attempt is not None and attempt.unsettled:
+        if call.own_token is None and attempt is not None and attempt.unsettled:
             call.token = self._next_token(None)  # a token that is being cleaned up is not used again
         if call.limit.wait_s is None:
             self._refuse_to_wait_for_itself(call.owner, attempt)
@@ -198,9 +192,7 @@ class AcquireBase(LeaseBase):
     def _polling(self, call: _Call, pending: PendingOwner | None = None) -> Steps:
         """Pause and attempt, again and again. Returns whether the lock is held.
 
-        Args:
-            call: the call, whose last attempt has failed.
-            pending: the owner in which an overridden `do_acquire` notes its attempts; None: attempt without a hook.
+        An overridden `do_acquire` notes its attempts in `pending`, which is None for attempts without a hook.
         """
         backoff = Backoff(self._wait, call.sleep_s)
         while True:
@@ -218,7 +210,7 @@ class AcquireBase(LeaseBase):
         """Call an overridden `do_acquire` until it has the lock. Returns whether the lock is held."""
         pending = PendingOwner(call.owner)
         pending.limit = call.limit
-        pending.brought = None if call.brought is None else call.token
+        pending.own_token = None if call.own_token is None else call.token
         if (yield from self._attempting_by_hook(call, pending)):
             return True
         if not call.waits:
@@ -240,10 +232,10 @@ class AcquireBase(LeaseBase):
 
     # ---- waiting by push ----
 
-    def _waiting(self, token: bytes, brought: Any, sleep_s: float, limit: Limit) -> Waiting:
-        """Make the `Waiting` with this token, which is the caller's own where `brought` is not None."""
-        queues = brought is None and is_ours(token)
-        kind = self._attempt_kind if brought is None else self._own_kind
+    def _waiting(self, token: bytes, own_token: Any, sleep_s: float, limit: Limit) -> Waiting:
+        """Make the `Waiting` with this token, which is the caller's own where `own_token` is not None."""
+        queues = own_token is None and is_ours(token)
+        kind = self._attempt_kind if own_token is None else self._own_kind
         return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
 
     def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
@@ -286,10 +278,10 @@ class AcquireBase(LeaseBase):
             return False
         acquired = attempt is not None and attempt.token is token and attempt.result
         # Else another caller with the same token of its own has noted it.
-        noted = owner.token == token and (acquired or call.brought is None)
+        noted = owner.token == token and (acquired or call.own_token is None)
         if noted:
             owner.token = None
-        if call.brought is not None:
+        if call.own_token is not None:
             return acquired and attempt is not None and attempt.took
         return noted or acquired
 

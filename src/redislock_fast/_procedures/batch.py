@@ -1,14 +1,13 @@
-"""Many locks held, extended and released together: the base of `Batch`, for threads and for asyncio.
+"""Many locks acquired, extended and released together: the base of `Batch`, for threads and for asyncio.
 
-Each operation is a generator of steps (`steps.py`). A batch has one token of its own, by which its locks' values tell
-that it holds them. Its acquire:
+A batch has one token for all its locks. Rules of its acquire:
 
 - Windows: a fixed number of requests at most is under way to each server at once, whatever the number of names.
-- Leases are extended while other locks are waited for, so that the batch is returned with fresh leases.
+- While other locks are waited for, the leases of held locks are extended, so that the batch is returned with fresh
+  leases.
 - All or nothing: locks are waited for in the order of their keys, and only the locks before the one that is waited for
   are held. So there is no deadlock: of all waiting batches, the one that waits for the last key waits for none of the
-  others. Servers are asked one after the other: so of two batches that want the same locks at once, one gets all of
-  them as a rule.
+  others. Servers are asked one after the other, so that mostly one of two batches with the same locks gets all of them.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Plan:
     """The checked parameters of an acquire.
 
     Args:
-        names: of the locks.
-        keys_of: gives the names' keys, and whether names that differ have different keys for certain.
-        timeout: the ttl in seconds; None or 0: they do not expire.
+        names: the names of the locks.
+        keys_of: gives the names' keys, and whether different names certainly have different keys.
+        timeout: the ttl in seconds; None or 0: the locks do not expire.
         blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
-        all_or_nothing: whether to take all locks or none.
+        all_or_nothing: whether to acquire all locks or none.
 
     Raises:
         TypeError: `names` is one str or bytes.
@@ -63,8 +62,7 @@ class Plan:
             raise TypeError("names is an iterable of names, not a single one")
         self.names = list(names)
         self.keys, injective = keys_of(self.names)
-        # Shows whether a name comes twice, and is the result of every operation that succeeds for all: made once, this
-        # takes half of the time of a set here and a dict there.
+        # Hot path: one dict finds names that come twice, and is the result of every operation that succeeds for all.
         self.all_held: dict[Name, bool] = dict.fromkeys(self.names, True)
         if len(self.all_held if injective else set(self.keys)) != len(self.keys):
             seen: set[bytes] = set()
@@ -78,12 +76,12 @@ class Plan:
 
 
 class Group:
-    """Held locks of one server, at most a window of them.
+    """The held locks of one server, at most a window of them.
 
     Attributes:
         indexes: their places among the batch's names.
         expires_at: until when all their leases are certainly valid, in the clock's seconds; None: they do not expire.
-        doubtful: whether a release of unknown outcome left while they were valid.
+        doubtful: whether a release of unknown outcome was sent while they were valid.
     """
 
     def __init__(self, indexes: Indexes, expires_at: float | None) -> None:
@@ -93,7 +91,7 @@ class Group:
 
 
 class BatchLease:
-    """The locks that a batch holds: its token, and groups of locks."""
+    """The locks that a batch holds: its token, and groups of locks. To be used by one thread or task at a time."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -137,7 +135,7 @@ class BatchLease:
             self.groups.remove(group)
 
     def rounds(self, groups: list[Group]) -> Steps:
-        """Returns the groups in rounds: lists of groups of different servers, which are asked at once."""
+        """Returns the groups in rounds: lists of groups of different servers, which are asked at the same time."""
         if len(groups) < 2:
             return [[*groups]] if groups else []
         parts = yield Split([self.plan.keys[group.indexes[0]] for group in groups])
@@ -153,10 +151,10 @@ class BatchBase:
         self.missed: list[Name] = []
         self.acquired: list[Name] = names[:] if lease.groups else []
         if missed:
-            gone = set(missed)
-            self.missed = [names[index] for index in sorted(gone)]
+            others = set(missed)
+            self.missed = [names[index] for index in sorted(others)]
             if lease.groups:
-                self.acquired = [name for index, name in enumerate(names) if index not in gone]
+                self.acquired = [name for index, name in enumerate(names) if index not in others]
 
     def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
         """The verdicts by name, in the order given."""
@@ -178,7 +176,7 @@ class BatchBase:
     def _check_exit(self, results: dict[Name, bool]) -> None:
         lost: list[Any] = [name for name, released in results.items() if not released]
         if lost:
-            message = f"Cannot release {len(lost)} locks that are no longer owned, {lost[0]!r} among them"
+            message = f"Cannot release {len(lost)} locks that are no longer owned, such as {lost[0]!r}"
             raise LockNotOwnedError(message, lock_name=lost[0])
 
     # ---- steps ----
@@ -204,25 +202,25 @@ class BatchBase:
             raise LockError(f"Cannot {verb} a batch of locks with no timeout")
         verdicts: list[tuple[Indexes, list[bool]]] = []
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
-            machines = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
-            operations = [Pipeline(of_group) for of_group in machines]
+            parts = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
+            operations = [Pipeline(of_group) for of_group in parts]
             try:
                 yield all_of(operations)
             finally:
-                for group, of_group, operation in zip(groups, machines, operations, strict=True):
+                for group, of_group, operation in zip(groups, parts, operations, strict=True):
                     verdicts.append((group.indexes, operation.results))
                     self._note_leases(group, of_group, operation)
         return self._result(verdicts)
 
-    def _note_leases(self, group: Group, machines: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
+    def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
         ttl_s = (self._lease.plan.ttl_ms or 0) / 1000
         if operation.unfinished:
-            if operation.unsettled and isinstance(machines[0], Reacquire) and group.expires_at is not None:
-                group.expires_at = min(group.expires_at, machines[0].sent_at + ttl_s)
+            if operation.unsettled and isinstance(parts[0], Reacquire) and group.expires_at is not None:
+                group.expires_at = min(group.expires_at, parts[0].sent_at + ttl_s)
             return
         ends = [
             one.expires_at if isinstance(one, Extend) else one.sent_at + ttl_s
-            for one, held in zip(machines, operation.results, strict=True)
+            for one, held in zip(parts, operation.results, strict=True)
             if held
         ]
         group.expires_at = min((end for end in ends if end is not None), default=None)
@@ -240,16 +238,16 @@ class BatchBase:
 
 
 _WINDOW = 1024
-"""How many requests may be under way to one server at once: with more, nothing is gained."""
+"""How many requests may be under way to one server at once: more would not be faster."""
 
 _FRESH = 0.75
-"""The part of a lease that must be left when it is returned."""
+"""The part of each lease that must be left when the batch is returned."""
 
 
 def acquiring(lease: BatchLease) -> Steps:
     """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
 
-    If it raises, `lease` has all locks that may be held, for the driver to clean up.
+    If it raises, `lease` has all locks that may be held, for the caller to clean up.
     """
     acquisition = _Acquisition(lease)
     return acquisition.all_or_nothing() if lease.plan.all_or_nothing else acquisition.what_is_free()
@@ -268,7 +266,7 @@ class _Acquisition:
     # ---- the two ways ----
 
     def what_is_free(self) -> Steps:
-        """Take the locks that are free, in rounds."""
+        """Acquire the locks that are free, in rounds. Returns the indexes of the locks that were missed."""
         missed = yield from self._round(range(len(self._plan.keys)))
         missed += yield from self._refresh()
         waited = False
@@ -282,7 +280,10 @@ class _Acquisition:
         return missed
 
     def all_or_nothing(self) -> Steps:
-        """Take all locks, in the order of their keys: while one is waited for, only those before it are held."""
+        """Acquire all locks, in the order of their keys: while one is waited for, only those before it are held.
+
+        Returns the indexes of the locks that were missed; where there are any, no lock is held.
+        """
         keys = self._plan.keys
         order = sorted(range(len(keys)), key=keys.__getitem__)
         place = {index: at for at, index in enumerate(order)}
@@ -329,7 +330,7 @@ class _Acquisition:
         for windows in (yield from self._rounds(indexes)):
             groups = [Group(window, None) for window in windows]
             operations = [AcquirePipeline(self._lease.keys_of(window), self._lease.token, ttl_ms) for window in windows]
-            self._lease.groups += groups  # before it is asked: so every error cleans it up
+            self._lease.groups += groups  # before the servers are asked, so that every error cleans them up
             yield all_of(operations, self._limit_s())
             for group, operation in zip(groups, operations, strict=True):
                 if ttl_ms is not None:
@@ -351,13 +352,13 @@ class _Acquisition:
             aged = self._aged(round_, ttl_ms)
             if not aged:
                 continue
-            machines = [
+            parts = [
                 [Reacquire(key, self._lease.token, ttl_ms) for key in self._lease.keys_of(group.indexes)]
                 for group in aged
             ]
-            operations = [Pipeline(of_group) for of_group in machines]
+            operations = [Pipeline(of_group) for of_group in parts]
             yield all_of(operations, self._limit_s())
-            for group, of_group, operation in zip(aged, machines, operations, strict=True):
+            for group, of_group, operation in zip(aged, parts, operations, strict=True):
                 lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
                 group.expires_at = min(one.sent_at for one in of_group) + ttl_ms / 1000
                 self._lease.forget(group, operation.results)
@@ -368,7 +369,7 @@ class _Acquisition:
         return [group for group in groups if group.expires_at is None or group.expires_at <= least]
 
     def _give_back(self, indexes: set[int]) -> Steps:
-        """Release those of these locks that are held."""
+        """Release the locks with these indexes that are held."""
         given = [
             Group(held, group.expires_at)
             for group in self._lease.groups
@@ -394,7 +395,7 @@ class _Acquisition:
             self._lease.groups = [Group(window, end) for windows in rounds for window in windows]
 
     def _rounds(self, indexes: Indexes) -> Steps:
-        """Cut into rounds of windows. A window has locks of one server; a round, at most one window of each server."""
+        """Returns rounds of windows. A window has locks of one server; a round, at most one window of each server."""
         if not indexes:
             return []
         parts: Sequence[Sequence[int]] = yield Split(self._lease.keys_of(indexes))

@@ -90,7 +90,7 @@ class LeaseHolder:
         """Refuse an operation in a callback for a loss: a lock that others hold by this object is not the callback's.
 
         Raises:
-            LockLostError: the callback has not acquired the lock again, and the owner has another lease than the lost.
+            LockLostError: the callback has not acquired the lock again, and the owner's lease is not the lost one.
         """
         told = told_of(self)
         if told is not None and self._lease_of(owner) is not told:
@@ -144,7 +144,7 @@ def _logged(what: str) -> Iterator[None]:
 
 
 class LeaseBase(LockSettings, LeaseHolder):
-    """A lock that may be held. The parameters stand on the classes that users name."""
+    """A lock that may be held. The public classes describe the parameters."""
 
     # ---- what the caller holds ----
 

@@ -61,7 +61,7 @@ _UNGUARDED = contextlib.nullcontext()
 
 
 class LockBase(AcquireBase):
-    """A lock. The parameters stand on the classes that users name."""
+    """A lock. The public classes describe the parameters."""
 
     # ---- acquire ----
 
@@ -77,14 +77,8 @@ class LockBase(AcquireBase):
     ) -> Steps:
         """Acquire. Returns whether the lock is held.
 
-        Args:
-            owner: the caller's owner.
-            sleep: as for `acquire`.
-            blocking: as for `acquire`.
-            blocking_timeout: as for `acquire`.
-            token: as for `acquire`.
-            to_clean_up: gets what must be cleaned up where this raises.
-            task: the task that will hold the lock; None in threads.
+        `to_clean_up` gets what must be cleaned up where this raises. `task` is the task that will hold the lock; None
+        in threads. The other parameters are those of `acquire`.
         """
         if self._options is None:
             limit = self._limit(blocking_timeout)
@@ -213,15 +207,11 @@ class LockBase(AcquireBase):
         owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
 
     def _drop_failed(
-        self, owner: Owner, pending: PendingOwner, before: bytes | None, brought: Any
+        self, owner: Owner, pending: PendingOwner, before: bytes | None, own_token: Any
     ) -> list[tuple[bytes, bytes]]:
         """Drop what a failed acquire has got. Returns what must be cleaned up.
 
-        Args:
-            owner: the caller's owner.
-            pending: what the acquire has got.
-            before: the token that was held before.
-            brought: the token that the caller passed; None where the caller passed none.
+        `before` is the token that was held before, `own_token` the token that the caller passed, or None.
         """
         token = pending.token
         if token is None or token == before:
@@ -233,7 +223,7 @@ class LockBase(AcquireBase):
             owner.token = None
         attempt = pending.attempt
         took = attempt is not None and attempt.token == token and attempt.took
-        return [(self._key, token)] if brought is None or took else []
+        return [(self._key, token)] if own_token is None or took else []
 
     # ---- release ----
 
@@ -271,11 +261,7 @@ class LockBase(AcquireBase):
             self._account(owner, lease, True)
 
     def _releasing_for_caller(self, expected_token: Any) -> Steps:
-        """Release by token, for a caller of `do_release`.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: the lock is not held with this token.
-        """
+        """Release by token, for a caller of `do_release`."""
         if not (yield from self._releasing_token(expected_token, self._acting() or self._held())):
             raise self._not_owned("release")
 
@@ -319,7 +305,7 @@ class LockBase(AcquireBase):
     # ---- extend, reacquire ----
 
     def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
-        """Extend. Returns True, or whatever an overridden `do_extend` returns."""
+        """Extend. Returns True, or what an overridden `do_extend` returns."""
         if self._is_overridden("do_extend"):
             prolonging = self._calling(owner, self.do_extend, additional_time, replace_ttl)
         else:
@@ -330,7 +316,7 @@ class LockBase(AcquireBase):
         return (yield from self._prolonging("extend", owner, owner.lease, new_ttl_ms, prolonging))
 
     def _reacquiring(self, owner: Owner) -> Steps:
-        """Reacquire. Returns True, or whatever an overridden `do_reacquire` returns."""
+        """Reacquire. Returns True, or what an overridden `do_reacquire` returns."""
         if self._is_overridden("do_reacquire"):
             prolonging = self._calling(owner, self.do_reacquire)
         else:
@@ -340,14 +326,9 @@ class LockBase(AcquireBase):
         return (yield from self._prolonging("reacquire", owner, owner.lease, self._ttl_ms, prolonging))
 
     def _prolonging(self, verb: str, owner: Owner, lease: Lease, new_ttl_ms: int | None, prolonging: Steps) -> Steps:
-        """Prolong the lease of a lock that is held on options, and tell the renewer.
+        """Run the steps that prolong the lease of a lock that is held on options, and tell the renewer.
 
-        Args:
-            verb: "extend" or "reacquire".
-            owner: the caller's owner.
-            lease: the owner's lease.
-            new_ttl_ms: the ttl that is set, in milliseconds; None: the steps add to the ttl.
-            prolonging: the steps that prolong the lease.
+        `new_ttl_ms` is the ttl that the steps set, or None where they add to the ttl.
         """
         if lease.is_lost():
             yield from self._raising_lost(verb, lease)
@@ -369,16 +350,7 @@ class LockBase(AcquireBase):
         return result
 
     def _extending_once(self, owner: Owner | None, additional_time: float, replace_ttl: bool) -> Steps:
-        """Extend by token. Returns True.
-
-        Args:
-            owner: the caller's owner; None: the one for which `do_extend` was called.
-            additional_time: as for `extend`.
-            replace_ttl: as for `extend`.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: the lock is not held, or has no ttl on the server.
-        """
+        """Extend by token, as `extend` does. Returns True. `owner` is None in a call of `do_extend`."""
         add_ms = added_ms(additional_time, replace_ttl)
         owner = owner or self._acting() or self._held()
         token = self._token_of(owner, "extend")
@@ -399,14 +371,7 @@ class LockBase(AcquireBase):
         return True
 
     def _reacquiring_once(self, owner: Owner | None) -> Steps:
-        """Set the lease back to the whole ttl by token. Returns True.
-
-        Args:
-            owner: the caller's owner; None: the one for which `do_reacquire` was called.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: the lock is not held.
-        """
+        """Reacquire by token, as `reacquire` does. Returns True. `owner` is None in a call of `do_reacquire`."""
         ttl_ms = self._ttl_ms
         assert ttl_ms is not None
         owner = owner or self._acting() or self._held()
@@ -429,14 +394,14 @@ class LockBase(AcquireBase):
 
     # ---- query ----
 
-    def _looking(self) -> Steps:
+    def _checking_locked(self) -> Steps:
         """Returns whether the key exists."""
-        look = ReadHolder(self._key)
-        yield Execute(look)
-        return look.result
+        read = ReadHolder(self._key)
+        yield Execute(read)
+        return read.result
 
-    def _looking_for(self, token: bytes | None) -> Steps:
+    def _checking_owned(self, token: bytes | None) -> Steps:
         """Returns whether the lock is held with this token. `token` is None where the caller holds nothing."""
-        look = ReadHolder(self._key)
-        yield Execute(look)
-        return token is not None and is_held_with(look.holder, token)
+        read = ReadHolder(self._key)
+        yield Execute(read)
+        return token is not None and is_held_with(read.holder, token)

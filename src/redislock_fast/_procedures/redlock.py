@@ -1,13 +1,13 @@
-"""What a `Redlock` does, step by step, for threads and for tasks.
+"""The operations of a `Redlock`, step by step, for threads and for tasks.
 
 Rules:
-- Every attempt has a token of its own, so nothing that an earlier attempt has left can be taken for it. The tokens lack
-  the marker of `_util/tokens.py`: no queue forms behind a Redlock, since no single server can hand it over.
-- Where no majority can agree because too many servers refuse, that is an answer. Where it cannot because too many do
-  not answer, that is an error, unless there is time for another attempt.
+- Every attempt has a token of its own, so what an earlier attempt has left never counts for it. The tokens lack the
+  marker of `_util/tokens.py`: a Redlock has no queue, since no single server can hand it over.
+- Where too many servers refuse, the result is negative. Where too many do not reply, that is an error, unless there is
+  time for another attempt.
 - A lock that is held on options has a `Lease`, which says until when it is held. Without one, its `MajorityLease` does.
 
-Who may touch what: a holding is its owner's; where threads or tasks share it, each attribute is assigned as a whole.
+Who may touch what: see `_lease/owner.py`.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from redislock_fast._util.tokens import MARKER, new_token
 __all__ = ["RedlockBase"]
 
 _SILENT_ATTEMPTS = 3
-"""So many attempts in a row without the votes of a majority end an `acquire` that would wait for ever."""
+"""After so many attempts in a row without the votes of a majority, an `acquire` without a deadline raises."""
 
-_dice = random.SystemRandom()  # the module's own is the user's, who may have seeded all contenders alike
+_dice = random.SystemRandom()  # a user may have seeded the module's own alike in all contenders
 
 _PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
 class RedlockBase(RedlockSettings, LeaseHolder):
-    """A Redlock without its servers. The parameters stand on the classes that users name."""
+    """A Redlock without its servers. The public classes describe the parameters."""
 
     # ---- what the caller holds ----
 
     @property
     def verdicts(self) -> tuple[bool | None, ...]:
-        """How the servers have voted in the caller's last operation on this lock.
+        """The servers' votes in the caller's last operation on this lock.
 
-        By server: True for agreed, False for refused, None where no reply has come, or an error. A vote that comes
-        after the outcome was certain is still noted here.
+        By server: True for agreed, False for refused, None for no reply or an error. Votes that come after the outcome
+        was certain are added.
         """
         round_ = self._held().round
         return (None,) * len(self._servers) if round_ is None else tuple(round_.verdicts)
@@ -82,9 +82,9 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         return self.remaining() > 0
 
     def remaining(self) -> float:
-        """For how long the caller's lease is certainly valid from now, in seconds; 0.0 if it is not. Asks no server.
+        """How long the caller's lease is certainly still valid, in seconds. Asks no server.
 
-        0.0 too after a release of unknown outcome.
+        0.0 where the lock is lost or not held, or a release has an unknown outcome.
         """
         held = self._held()
         return 0.0 if self._is_released(held) else max(self._valid_until(held) - clock(), 0.0)
@@ -103,7 +103,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         return -math.inf if owner.quorum is None else owner.quorum.valid_until
 
     def _is_released(self, owner: Owner) -> bool:
-        """Whether its release was called, and may have been executed although that failed."""
+        """Whether a release was called and has failed, but may have been executed."""
         return owner.quorum is not None and owner.quorum.releasing is not None
 
     def _lease(self, owner: Owner, verb: str) -> MajorityLease:
@@ -113,13 +113,13 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         return owner.quorum
 
     def _forget(self, owner: Owner, token: bytes) -> None:
-        """The lock is not held under this token any more."""
+        """Note that the lock is not held under this token any more."""
         lease = owner.lease
         if lease is not None and lease.token == token:
             self._let_go(lease)
             lease.end()
             owner.lease = None
-        if owner.token == token:  # where the holding is shared, another caller may have acquired meanwhile
+        if owner.token == token:  # where the owner is shared, another caller may have acquired meanwhile
             owner.token = owner.quorum = None
 
     # ---- acquire ----
@@ -135,13 +135,8 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     ) -> Steps:
         """Attempt until the lock is held or the time is up. Returns whether it is held.
 
-        Args:
-            owner: the caller's holding.
-            sleep: as for `acquire`, and so the next two; None for the lock's own setting.
-            blocking: whether to wait.
-            blocking_timeout: for how long, in seconds.
-            attempts: gets the last attempt, for `_clean_up_unnoticed`: the holding may be shared.
-            task: the task that holds the lock, to be cancelled for a loss; None in threads.
+        `attempts` gets the last attempt, for `_clean_up_unnoticed`: the owner may be shared. `task` is the task that
+        will hold the lock, None in threads. The other parameters are those of `acquire`.
         """
         majority: MajorityLease | None = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
         if majority is None:
@@ -164,7 +159,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         blocking_timeout: float | None,
         attempts: list[AcquireRound],
     ) -> Steps:
-        """Attempt until a majority agrees or the time is up. Returns the lease, yet to be noted, or None."""
+        """Attempt until a majority agrees or the time is up. Returns the lease or None; the caller must note it."""
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -201,7 +196,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     def _begin(
         self, options: Options, owner: Owner, majority: MajorityLease, task: asyncio.Task[object] | None
     ) -> None:
-        """Begin to hold on options; before the lease is noted, or another owner might release it without a tenure."""
+        """Begin the lease of a lock that is held on options.
+
+        This comes before the token is noted: another caller that shares the owner must not release the lock without it.
+        """
         before, owner.lease = owner.lease, None
         end_telling(self)
         if before is not None:
@@ -211,7 +209,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         self._keep(lease)
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
-        """An interrupt came between the outcome and its return to the caller, so the lock is not held."""
+        """Clean up after an interrupt between the outcome and its return to the caller: the lock is not held."""
         for attempt in attempts:
             self._forget(owner, attempt.token)
             self._quorum.clean_up_round(attempt)
@@ -219,11 +217,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     # ---- release ----
 
     def _releasing(self, owner: Owner) -> Steps:
-        """Release everywhere.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have done so.
-        """
+        """Release the lock at all servers, as `release` does."""
         self._refuse_in_callback("release", owner)
         majority = owner.quorum
         if majority is None:
@@ -250,7 +244,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         verdicts = list(majority.refusals)
         doubtful = [False] * len(verdicts)
         before = majority.releasing
-        if before is not None:  # what it has achieved counts, and what it may have achieved
+        if before is not None:  # its votes count, and servers without a vote may have executed it
             verdicts = [
                 refusal if vote is None else vote for vote, refusal in zip(before.verdicts, verdicts, strict=True)
             ]
@@ -263,7 +257,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     # ---- extend, reacquire ----
 
     def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
-        """Prolong the lease by a time, or set it to that."""
+        """Add to the lease, or set its ttl."""
         add_ms = added_ms(additional_time, replace_ttl)
         majority = self._lease(owner, "extend")
         left_ms = 0 if replace_ttl else max(math.ceil((majority.ends_at - clock()) * 1000), 0)
@@ -274,7 +268,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         yield from self._prolonging(owner, self._lease(owner, "reacquire"), "reacquire", self._ttl_ms)
 
     def _prolonging(self, owner: Owner, majority: MajorityLease, verb: str, ttl_ms: int) -> Steps:
-        """Set the lease anew. Where it was lost, what is left of it is given back."""
+        """Set the ttl of the lease. Where the lock was lost, the servers that still hold it are asked to release it."""
         lease = self._lease_of(owner)
         if lease is not None:
             yield from self._prolonging_on_options(owner, lease, majority, verb, ttl_ms)
@@ -293,7 +287,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 majority.times = (lease.deadline, majority.ends_at)
                 try:
                     prolonged = yield from self._setting_lease(owner, majority, ttl_ms)
-                finally:  # as a lease of the usual ttl that is valid as long
+                finally:  # the drift of the usual ttl is added, which `Lease.deadline` subtracts
                     owner.expiry = (majority.token, majority.valid_until + drift_s(self._ttl_ms / 1000))
         except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
             raise
@@ -301,15 +295,15 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             if lease.loss is None:
                 self._keep(lease)  # it may have made the lease shorter
             raise
-        if not prolonged or lease.loss is not None:  # a loss that was told meanwhile stands
+        if not prolonged or lease.loss is not None:  # a loss that was reported meanwhile stands
             self._quorum.clean_up([lease.entry])
             yield from self._raising_lost(verb, lease)
         self._keep(lease)
 
     def _setting_lease(self, owner: Owner, majority: MajorityLease, ttl_ms: int) -> Steps:
-        """Set the lease anew. Returns False where it was lost.
+        """Set the ttl of the lease. Returns False where the lock was lost.
 
-        A majority that agrees when the lease was over prolongs nothing.
+        Where a majority agrees after the end of the lease, the lock was lost.
         """
         limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
         owner.round = round_ = ReacquireRound(self._keys, majority.token, ttl_ms, limit_s, list(majority.refusals))
@@ -323,10 +317,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 raise _error_of(round_)
         return False
 
-    # ---- look ----
+    # ---- query ----
 
-    def _looking(self, owner: Owner, token: bytes) -> Steps:
-        """Whether a majority holds the token; any value, for an empty one."""
+    def _reading(self, owner: Owner, token: bytes) -> Steps:
+        """Returns whether a majority has the key with this token, or with any value for an empty token."""
         owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
         yield Ask(round_)
         if not round_.decided:
@@ -339,11 +333,11 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._name)
 
     def _finding_out(self, lease: Lease) -> Steps:
-        """Why it is lost. Sends `GET name` where the lease has not ended."""
+        """Returns why the lock was lost. Sends `GET name` where the lease has not ended."""
         if clock() >= lease.deadline:
             return LossReason.EXPIRED
         round_ = TakenRound(self._keys, lease.token, self._limit_s)
-        with contextlib.suppress(Exception):  # then nothing is known
+        with contextlib.suppress(Exception):  # then the reason is not known
             yield Ask(round_)
         return reason_of_round(round_)
 
@@ -352,13 +346,13 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
 
 def _is_hopeless(round_: MajorityRound) -> bool:
-    """Whether no majority can vote because of errors that no retry mends."""
+    """Whether no majority can vote because of permanent errors."""
     errors = sum(isinstance(error, _PERMANENT) for error in round_.errors)
     return errors > len(round_.verdicts) // 2
 
 
 def _error_of(round_: MajorityRound) -> Exception:
-    """The error of a round with too few votes: the gravest of the servers' errors, or how many servers have voted."""
+    """The error of a round with too few votes: a permanent error of a server, or how many servers have voted."""
     errors = [error for error in round_.errors if error is not None]
     for error in errors:
         if isinstance(error, _PERMANENT):
@@ -370,4 +364,4 @@ def _error_of(round_: MajorityRound) -> Exception:
         return TimeoutError(message)
     if isinstance(errors[0], NotExecuted):
         return redis_error(str(errors[0]))
-    return ConnectionError(f"{message}; one of the others: {errors[0]}")
+    return ConnectionError(f"{message}; the error of another one: {errors[0]}")

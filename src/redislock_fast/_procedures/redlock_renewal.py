@@ -1,7 +1,7 @@
-"""Renewal of Redlocks: what `renewal.py` does on one server, by majority rounds over several.
+"""Renewal of Redlocks by majority rounds; `renewal.py` renews locks on one server.
 
-Rules: those of `renewal.py`. Where a majority agrees, the lease is renewed; where a majority refuses, it is lost; where
-too few servers vote, it is tried again until the lease ends. All leases that are due are renewed at once.
+Rules: those of `renewal.py`. Where a majority agrees, the lease is renewed. Where a majority refuses, the lock is lost.
+Where too few servers vote, the renewal is retried until the lease ends. All leases that are due are renewed at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redislock_fast._util.times import clock
 __all__ = ["RedlockLease", "reason_of_round", "renew", "renewing"]
 
 _MOST_AT_ONCE = 256
-"""Majority rounds under way at once: so few that the replies which a frozen server owes then fit its connection."""
+"""Majority rounds under way at once: so few that all replies that a frozen server owes fit one connection."""
 
 
 class RedlockLease(Lease):
@@ -28,11 +28,11 @@ class RedlockLease(Lease):
 
     Args:
         lock: the lock object.
-        keys: by server.
-        expiry: as the lock knows it.
-        ttl_ms: its ttl.
-        options: the options.
-        quorum: asks the servers.
+        keys: the key, by server.
+        majority: the lock's lease without options.
+        ttl_ms: the ttl in milliseconds.
+        options: the lock's options.
+        quorum: the lock's servers.
     """
 
     __slots__ = ("_quorum", "keys", "majority")
@@ -47,7 +47,7 @@ class RedlockLease(Lease):
 
     @property
     def entry(self) -> MajorityEntry:
-        """What is to be cleaned up at all servers."""
+        """The entry with which all servers are cleaned up."""
         return MajorityEntry(self.keys, self.token, self._quorum)
 
     def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for any reason
@@ -55,19 +55,19 @@ class RedlockLease(Lease):
         return self.options.auto_renew
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
-        """Note a renewal, as for a lock on one server, and in the lease too: an extend adds to the last ttl set."""
+        """Note a renewal, in the `MajorityLease` too: an extend adds to the ttl that was set last."""
         super().renewed(expires_at, certainly)
         if self.expires_at == expires_at:
             self.majority.times = (self.majority.valid_until, expires_at)
 
 
 def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
-    """Renew what is due at the servers of a Redlock; a `Burst`."""
+    """Renew the leases that are due at the servers of a Redlock; a `Burst`."""
     return quorum.drive(renewing(due, losses))
 
 
 def renewing(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
-    """Renew what can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
+    """Renew the leases that can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
         yield from _renewing_batch(open_ones[at : at + _MOST_AT_ONCE], losses)
@@ -105,7 +105,7 @@ def _asking_why(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
 
 
 def reason_of_round(round_: TakenRound) -> LossReason:
-    """Why a lock was lost whose lease has not ended, by what a majority of the servers holds now."""
+    """Why a lock was lost whose lease has not ended, judged by the values that a majority of the servers has now."""
     if round_.agreed:
         return LossReason.TAKEN
     return LossReason.DELETED if round_.refused else LossReason.SERVER_GONE

@@ -1,4 +1,4 @@
-"""The settings of a `Redlock`, for threads and for tasks, and where it notes what its callers hold."""
+"""The settings of a `Redlock` and the owners of its callers, for threads and for tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FEWEST = 3
 
 
 class RedlockSettings:
-    """A Redlock without its operations. The parameters stand on the classes that users name.
+    """A Redlock without its operations. The public classes describe the parameters.
 
-    Who may touch what: `owner` is replaced in a forked child alone; its own rules stand in `_lease/ownership.py`.
+    Who may touch what: `local` is replaced only in a forked child. For its own rules, see `_lease/owner.py`.
     """
 
     _options: Options | None = None
@@ -54,7 +54,7 @@ class RedlockSettings:
         self._ttl_ms = positive_ms(timeout, "timeout")
         self._limit_s = min(positive_ms(limit, "limit") / 1000, valid_s(self._ttl_ms))
         if self._limit_s <= 0:
-            raise ValueError(f"a timeout of {timeout!r} s leaves nothing, less 1 % and 2 ms for the clocks")
+            raise ValueError(f"a timeout of {timeout!r} s is too short: clock drift takes 1 % and 2 ms of it")
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -74,11 +74,11 @@ class RedlockSettings:
     @staticmethod
     @abstractmethod
     def _quorum_of(transports: list[Any]) -> Any:
-        """The servers, to be asked together."""
+        """The quorum of these servers."""
 
     @abstractmethod
     def _new_owner(self) -> Any:
-        """What `owner` is where `thread_local` is true."""
+        """Make `local`, where `thread_local` is true."""
 
     @property
     def name(self) -> Any:
@@ -92,7 +92,7 @@ class RedlockSettings:
 
     @property
     def servers(self) -> tuple[Any, ...]:
-        """The clients, in the order in which `verdicts` has their servers."""
+        """The clients, in the order of `verdicts`."""
         return self._servers
 
     # ---- what the caller holds ----
@@ -102,18 +102,18 @@ class RedlockSettings:
         self.local = self._new_owner() if self.thread_local else SharedOwner()
 
     def _held(self) -> Owner:
-        """What the caller holds and may release. A forked child holds nothing of its parent's."""
+        """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Owner = self.local.held()
-        return holding
+        owner: Owner = self.local.held()
+        return owner
 
     def _mine(self) -> Owner:
-        """Where what the caller acquires is noted."""
+        """The owner in which the caller's acquire is noted."""
         if self._generation != fork.generation:
             self._own_nothing()
-        holding: Owner = self.local.mine()
-        return holding
+        owner: Owner = self.local.mine()
+        return owner
 
     # ---- copying ----
 
@@ -125,13 +125,13 @@ class RedlockSettings:
         """Refuse to be pickled.
 
         Raises:
-            TypeError: always. Another process makes the lock anew, on clients of its own.
+            TypeError: always. Another process must make a lock object of its own, with clients of its own.
         """
         raise TypeError(f"the lock {self._name!r} cannot be pickled: make it anew in the other process")
 
 
 def _check(servers: tuple[Any, ...]) -> None:
-    """Check that a majority of these servers means something.
+    """Check that these servers can form a majority.
 
     Raises:
         TypeError: a cluster is among them.
@@ -139,26 +139,26 @@ def _check(servers: tuple[Any, ...]) -> None:
     """
     count = len(servers)
     if count < _FEWEST:
-        raise ValueError(f"a Redlock needs 3 servers at least, not {count}: a majority of fewer survives no failure")
+        raise ValueError(f"a Redlock needs 3 servers at least, not {count}: fewer tolerate no failure")
     if count % 2 == 0:
-        raise ValueError(f"a Redlock needs an odd number of servers: {count} survive no more failures than {count - 1}")
+        raise ValueError(f"a Redlock needs an odd number of servers: {count} tolerate as few failures as {count - 1}")
     seen: set[Any] = set()
     for server in servers:
         pool = getattr(server, "connection_pool", None)
         if pool is None:
-            raise TypeError("a server of a Redlock is a single one: a cluster is no independent server")
+            raise TypeError("a server of a Redlock must be a single server, not a cluster")
         address = _address(pool)
         if address in seen:
-            raise ValueError(f"{address} is among the servers more than once: its votes would count for two")
+            raise ValueError(f"{address} is among the servers more than once: it would have two votes")
         seen.add(address)
 
 
 def _address(pool: Any) -> Any:
-    """What tells a pool's server from others, by the settings alone. Another database is no other server."""
+    """The address of a pool's server, by the settings alone. Databases of one server have the same address."""
     settings = pool.connection_kwargs
     if settings.get("path"):
         return settings["path"]
-    if "host" not in settings:  # a sentinel's, which finds its server when it connects
+    if "host" not in settings:  # a sentinel's pool, which finds its server when it connects
         return pool.service_name, frozenset(_address(one.connection_pool) for one in pool.sentinel_manager.sentinels)
     host = "127.0.0.1" if settings["host"] == "localhost" else settings["host"]
     return f"{host}:{settings.get('port', 6379)}"

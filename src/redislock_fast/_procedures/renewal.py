@@ -1,10 +1,8 @@
-"""Renewal: which lease is due when, and how all leases that are due on one server are renewed in one batch.
+"""Renewal: schedules leases, and renews all leases that are due on one server in one batch.
 
 Rules: a renewal is compare-only and never recreates a lost lock. It is retried until the lease ends. A lost lock stays
-lost: whatever may still be executed for it is cleaned up. There is one renewer for each server, so a frozen server
-delays no renewal on another one.
-
-Nothing here waits.
+lost: requests that may still be executed for it are cleaned up. There is one renewer for each server, so a frozen
+server delays no renewal on another one.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ __all__ = [
 ]
 
 _MOST_AT_ONCE = 1024
-"""Requests of a renewal batch that are under way at once, as in a batch of locks."""
+"""How many requests of a renewal batch are under way at once, as in a batch of locks."""
 
 _SHORTEST_LIMIT_S = 0.05
 _LONGEST_LIMIT_S = 1.0  # threads renew one batch after another: it must not delay the next, or the report of a loss
-_LIMIT = 1 / 3  # of what is left of the lease that ends first, for one attempt
+_LIMIT = 1 / 3  # the part of the first lease's remaining time that one attempt may take
 
-_dice = random.SystemRandom()  # the module's own may be seeded by the user, and is alike in forked processes
+_dice = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
 
 _deadline_of = operator.attrgetter("deadline")
 
@@ -67,7 +65,7 @@ class LeaseLoss(NamedTuple):
 
 
 Burst: TypeAlias = "Callable[[Any, list[Lease], list[LeaseLoss]], Any]"
-"""Renews the leases that are due on a transport, and adds those found lost. For a loop, it gives a coroutine."""
+"""Renews the leases that are due on a transport, and adds losses to the list. For a loop, it returns a coroutine."""
 
 
 class Verdict(NamedTuple):
@@ -75,7 +73,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         held: whether the lock is held; None where that is not known.
-        expires_at: until when its lease is valid by that, in the clock's seconds; None: nothing was sent.
+        expires_at: until when its lease is valid by the renewal, in the clock's seconds; None: nothing was sent.
     """
 
     held: bool | None
@@ -83,14 +81,14 @@ class Verdict(NamedTuple):
 
 
 class Record(weakref.ref[Lease]):
-    """A schedule's reference to a lease: enough to clean up when the lock's handle was dropped.
+    """A schedule's reference to a lease: enough to clean up when the lock object was dropped.
 
     Attributes:
-        entry: the cleanup that is needed then.
+        entry: what must be cleaned up then.
         key: the lock's name on the wire.
-        pid: of the process that may clean up.
-        ticks: when it is due, in the schedule's milliseconds; None: it is not scheduled.
-        is_over: whether the lease needs no more care.
+        pid: the process that may clean up.
+        ticks: when the lease is due, in the schedule's milliseconds; None: it is not scheduled.
+        is_over: whether the lease has ended for the renewer.
     """
 
     __slots__ = ("entry", "is_over", "key", "pid", "ticks")
@@ -107,9 +105,9 @@ class Record(weakref.ref[Lease]):
         self.is_over = False
 
     def was_dropped(self) -> bool:
-        """Whether the lease ended because its handle was dropped, in this process.
+        """Whether the lease ended because its lock object was dropped, in this process.
 
-        In a forked child, the leases of the parent's other threads are dropped before the child is told of the fork.
+        In a forked child, the leases of the parent's other threads are dropped before the fork is noted in the child.
         """
         if self.is_over or self.pid != os.getpid():
             return False
@@ -117,22 +115,22 @@ class Record(weakref.ref[Lease]):
         return True
 
     def warn(self) -> None:
-        """Warn that the handle was dropped. Where warnings are errors, this raises."""
+        """Warn that the lock object was dropped. Where warnings are errors, this raises."""
         name = self.key.decode(errors="backslashreplace")
         warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
 class Schedule:
-    """Which lease is due when.
+    """The leases of one renewer, by the time when they are due.
 
     Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
-    removing cost a dict operation, and renewal batches form by themselves.
+    removing take one dict operation, and leases are renewed in batches.
 
-    Thread safety: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may come in between;
-    it only adds or removes a record of its own.
+    Who may touch what: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may interrupt
+    that thread; it only adds or removes a record of its own.
 
     Attributes:
-        looks_at: when the renewer will look without being told, in the clock's seconds.
+        looks_at: when the renewer will next take the leases that are due, in the clock's seconds.
     """
 
     def __init__(self) -> None:
@@ -142,11 +140,11 @@ class Schedule:
         self.looks_at = math.inf
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
-        """Schedule a record, in place of its earlier time. Returns whether the renewer must be told."""
+        """Schedule a record, instead of at its earlier time. Returns whether the renewer must be woken."""
         self.remove(record)
         grain = 1 << max(int(interval_s * 1000 * _GRAIN).bit_length() - 1, 0)
         ticks = max(int(due_at * 1000) // grain * grain, 0)
-        if ticks <= self._taken:  # rounded down, it would be due again and again until its time
+        if ticks <= self._taken:  # rounded down, it would be taken again and again before its time
             ticks = math.ceil(due_at * 1000)
         record.ticks = ticks
         if ticks not in self._due:
@@ -161,7 +159,7 @@ class Schedule:
             record.ticks = None
 
     def take(self, now: float) -> list[Lease]:
-        """Take the leases that are due now off the schedule."""
+        """Remove the leases that are due now from the schedule. Returns them."""
         due: list[Lease] = []
         self._taken = int(now * 1000)
         while self._ticks and self._ticks[0] <= self._taken:
@@ -180,14 +178,14 @@ class Schedule:
 
 
 def late_entries(losses: list[LeaseLoss]) -> list[Any]:
-    """The cleanups of lost locks whose renewal may yet be executed. The lost locks get no more care."""
+    """End all lost locks for the renewer. Returns the entries of those for which a renewal may yet be executed."""
     for lease, _ in losses:
         lease.record.is_over = True
     return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]
 
 
 def due_at(lease: Lease, now: float) -> float:
-    """When a lease is due next."""
+    """When a lease is due next, in the clock's seconds."""
     if lease.troubled or lease.busy or lease.renewing:
         return lease.retry_at(now)
     return lease.due_at(now, _dice.random())
@@ -197,12 +195,7 @@ def due_at(lease: Lease, now: float) -> float:
 
 
 def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
-    """Renew the leases that can be renewed.
-
-    Args:
-        leases: the leases that are due.
-        losses: gets the leases that are found to be lost and have not been reported yet.
-    """
+    """Renew those of the due leases that can be renewed. Adds leases that are found to be lost to `losses`, once."""
     open_ones = renewable(leases, losses)
     if not open_ones:
         return
@@ -220,10 +213,10 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
 
 @contextlib.contextmanager
 def unheeded() -> Iterator[None]:
-    """Go on after any error: a renewal is retried until the lease ends, or its result stays unknown.
+    """Suppress any error: a renewal is retried until the lease ends, and its result may stay unknown.
 
-    An error keeps the frames that it has passed, and redis-py's errors keep one another: they must not keep a lease, or
-    a dropped lock would be renewed until the next garbage collection.
+    The traceback is dropped, because it would keep the lease's frames alive, and a dropped lock would be renewed until
+    the next garbage collection.
     """
     try:
         yield
@@ -232,7 +225,7 @@ def unheeded() -> Iterator[None]:
 
 
 def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
-    """The leases that can be renewed. Of the others, notes which are lost by now."""
+    """The leases that can be renewed. Adds the leases that were lost to `losses`."""
     now = clock()
     open_ones: list[Lease] = []
     for lease in leases:
@@ -287,13 +280,7 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 def attempting(
     leases: list[Lease], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
 ) -> Steps:
-    """Make an attempt to renew leases, and note its results.
-
-    Args:
-        leases: the leases, whose renewal has begun.
-        step: the attempt.
-        verdicts: gives its results, by lease.
-        losses: as for `renewing`.
+    """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 
     Returns:
         The leases that are certainly not held any more, for a reason that is not known yet.
@@ -329,21 +316,21 @@ def _note(lease: Lease, verdict: Verdict, now: float, losses: list[LeaseLoss]) -
 
 
 def limit_s(leases: list[Lease], now: float) -> float:
-    """How many seconds to wait for the replies: there must be time for another attempt."""
+    """How long to wait for the replies, in seconds: there must be time for another attempt."""
     first_deadline: float = min(map(_deadline_of, leases))
     return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
 def _asking_why(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
-    looks = [ReadHolder(lease.key) for lease in leases]
-    operation = Pipeline(looks)
+    reads = [ReadHolder(lease.key) for lease in leases]
+    operation = Pipeline(reads)
     with unheeded():
         yield Execute(operation, limit_s(leases, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
-    for lease, look in zip(leases, looks, strict=True):
-        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(look), losses)
+    for lease, read in zip(leases, reads, strict=True):
+        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses)
 
 
-def reason_of(look: ReadHolder) -> LossReason:
-    """Why a lock is lost whose lease has not ended, judged by the value that its key has now."""
-    return LossReason.TAKEN if look.result else LossReason.DELETED
+def reason_of(read: ReadHolder) -> LossReason:
+    """Why a lock was lost whose lease has not ended, judged by the value that its key has now."""
+    return LossReason.TAKEN if read.result else LossReason.DELETED

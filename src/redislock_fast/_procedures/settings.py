@@ -1,7 +1,4 @@
-"""The settings of a lock: redis-py's attributes and hooks, which may be changed at any time.
-
-Nothing here sends anything.
-"""
+"""The settings of a lock: redis-py's attributes and hooks, which may be changed at any time. Sends nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ __all__ = [
     "WaitBy",
 ]
 
-# By weak references: what is started meanwhile, such as the task that connects, keeps a copy of the context.
+# By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
 _acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
@@ -57,7 +54,7 @@ UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
 
 
 class _LuaScript:
-    """A script as redis-py's `Script` is called, without a client of its own to keep alive."""
+    """A script with the call of redis-py's `Script`, but without a reference to a client."""
 
     def __init__(self, text: str) -> None:
         self.script = text
@@ -100,22 +97,22 @@ _hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name 
 
 
 class Backoff:
-    """How long to sleep before each attempt but the first.
+    """The pauses before the attempts of one acquire, but the first.
 
     Args:
         wait: the lock's setting.
-        sleep: in seconds, where that is no backoff.
+        sleep: the pause in seconds where `wait` is no backoff.
     """
 
     def __init__(self, wait: WaitBy, sleep: float) -> None:
         self._sleep = sleep
         self._failures = 0
-        self._backoff = None if isinstance(wait, str) else copy.deepcopy(wait)  # which may remember its last pause
+        self._backoff = None if isinstance(wait, str) else copy.deepcopy(wait)  # it may remember its last pause
         if self._backoff is not None:
             self._backoff.reset()  # type: ignore[no-untyped-call]
 
     def next_s(self) -> float:
-        """After one more attempt that failed, in seconds."""
+        """The pause after one more attempt that has failed, in seconds."""
         if self._backoff is None:
             return self._sleep
         self._failures = min(self._failures + 1, MOST_FAILURES)
@@ -123,7 +120,7 @@ class Backoff:
 
 
 class LockSettings:
-    """The settings of a lock. The parameters stand on the classes that users name."""
+    """The settings of a lock. The public classes describe the parameters."""
 
     lua_release: Any = None
     lua_extend: Any = None
@@ -135,8 +132,8 @@ class LockSettings:
 
     local: Any
 
-    _attempt_kind: type[Acquire] = Acquire  # with a token made here
-    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own
+    _attempt_kind: type[Acquire] = Acquire  # with a new token
+    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
     _transport: Any
     _wait: WaitBy = "push"
     _options: Options | None = None
@@ -156,7 +153,7 @@ class LockSettings:
         wait: WaitBy = "push",
         **options: Unpack[OptionSettings],
     ) -> None:
-        # Not through the properties: a lock is often made for one use.
+        # Hot path: properties are bypassed, since a lock is often made for one use.
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._name = name
@@ -173,7 +170,7 @@ class LockSettings:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        if wait != "push":  # an attribute less in most locks
+        if wait != "push":  # else the class's attribute serves
             self.wait = wait
         if options or adaptive is not None:
             self._options = Options(adaptive=adaptive, **options)
@@ -192,7 +189,7 @@ class LockSettings:
 
     @abstractmethod
     def _new_owner(self) -> Any:
-        """What `owner` is where `thread_local` is true."""
+        """Make `local`, where `thread_local` is true."""
 
     @property
     def redis(self) -> Any:
@@ -229,13 +226,13 @@ class LockSettings:
 
     @property
     def wait(self) -> WaitBy:
-        """How `acquire` waits: "push", "poll" or a backoff of redis-py."""
+        """How `acquire` waits: "push", "poll" or a `redis.backoff.AbstractBackoff`."""
         return self._wait
 
     @wait.setter
     def wait(self, wait: WaitBy) -> None:
         if wait not in ("push", "poll") and not isinstance(wait, AbstractBackoff):
-            raise ValueError(f"wait is 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
+            raise ValueError(f"wait must be 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
         self._wait = wait
 
     def _own_nothing(self) -> None:
@@ -245,7 +242,7 @@ class LockSettings:
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
 
-        A class with scripts of its own, by `LUA_*_SCRIPT` or `lua_*`, has those executed and no native commands.
+        Where a class has scripts of its own, in `LUA_*_SCRIPT` or `lua_*`, they are sent instead of native commands.
         """
         cls = type(self)
         if cls.lua_release is None:
@@ -276,7 +273,7 @@ class LockSettings:
         return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
 
     def _may_be_flagged(self) -> bool:
-        """Whether waiters may mark the lock's value: hooks and scripts of others may compare it with the token."""
+        """Whether waiters may add the contended flag to the value, which others' scripts may compare with the token."""
         return self._has_own_hooks() or (  # do_acquire compares none
             self.lua_release is RELEASE
             and self.lua_extend is EXTEND
@@ -292,8 +289,8 @@ class LockSettings:
         encoded: bytes = self._transport.encode(token)
         return encoded
 
-    # An overridden hook may call the original. That finds the owner for which it acts in the context, and leaves there
-    # what it has got: others may act at the same time, by the same lock object.
+    # An overridden hook may call the original, which finds the owner for which it acts in the context and notes its
+    # results there: other callers may use the same lock object at the same time.
 
     def _acting(self) -> Owner | None:
         """The owner for which an overridden hook calls the original."""
@@ -301,28 +298,28 @@ class LockSettings:
         return acting[1]() if acting is not None and acting[0]() is self else None
 
     def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any) -> Steps:
-        """Call an overridden hook, for this holding. Returns what it returns."""
+        """Call an overridden hook for this owner. Returns what the hook returns."""
         before = _acting.set((weakref.ref(self), weakref.ref(owner)))
         try:
             return (yield CallHook(partial(hook, *args)))
         finally:
-            with contextlib.suppress(ValueError):  # a dropped task ends in the context of whatever collects it
+            with contextlib.suppress(ValueError):  # a dropped task may end in another context
                 _acting.reset(before)
 
     # ---- copying ----
 
     def __copy__(self) -> Any:
-        """A second handle: same client, same token."""
+        """A second lock object: same client, same token."""
         return twin_of(self)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled.
 
         Raises:
-            TypeError: always. `detach` makes a handle, which can be pickled.
+            TypeError: always. `detach` returns a handle, which can be pickled.
         """
         raise TypeError(
-            f"the lock {self._name!r} cannot be pickled: hand it to another process by detach() and attach()"
+            f"the lock {self._name!r} cannot be pickled: pass it to another process by detach() and attach()"
         )
 
 
@@ -330,7 +327,7 @@ _AnyLock = TypeVar("_AnyLock", bound=LockSettings)
 
 
 class LockerBase(Generic[_AnyLock]):
-    """What the two `Locker`s share. The parameters stand on the classes that users name."""
+    """The base of both `Locker` classes, which describe its parameters."""
 
     _lock_class: type[_AnyLock]
 
@@ -351,7 +348,7 @@ class LockerBase(Generic[_AnyLock]):
         wait: WaitBy = "push",
         **options: Unpack[OptionSettings],
     ) -> _AnyLock:
-        """A lock on this client; the parameters are those of `Lock`."""
+        """Make a lock with this client. Takes and raises what `Lock` does."""
         return self._lock_class(
             self._client,
             name,

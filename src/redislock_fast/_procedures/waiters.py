@@ -448,7 +448,7 @@ class WaiterRegistry(Subscriptions):
                     del self._key_queues[waiter.key]
             if key_queue.waiters:
                 next_poller = key_queue.succeed(waiter)
-            else:  # else waiter and key queue would keep each other until a garbage collection, in some acquire
+            else:  # else waiter and key queue would keep each other until a garbage collection
                 key_queue.queue.clear()
                 key_queue.poller = None
         if next_poller is not None:

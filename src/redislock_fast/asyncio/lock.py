@@ -132,11 +132,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
 
     async def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(await drive(self._transport, self._looking()))
+        return bool(await drive(self._transport, self._checking_locked()))
 
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
-        return drive(self._transport, self._looking_for(self._held().token))
+        return drive(self._transport, self._checking_owned(self._held().token))
 
     # ---- release, extend, reacquire ----
 

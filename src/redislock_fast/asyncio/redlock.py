@@ -133,7 +133,7 @@ class Redlock(RedlockBase):
 
     async def locked(self) -> bool:
         """Whether a majority of the servers has the key; see `redislock_fast.Redlock.locked`."""
-        locked: bool = await self._quorum.drive(self._looking(self._held(), b""))
+        locked: bool = await self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
     def owned(self) -> Coroutine[Any, Any, bool]:
@@ -141,7 +141,7 @@ class Redlock(RedlockBase):
         return self._owned(self._held())
 
     async def _owned(self, owner: Owner) -> bool:
-        return owner.token is not None and bool(await self._quorum.drive(self._looking(owner, owner.token)))
+        return owner.token is not None and bool(await self._quorum.drive(self._reading(owner, owner.token)))
 
     async def __aenter__(self) -> Redlock:
         """Acquire.
