@@ -1,7 +1,4 @@
-"""What the tests of Redlock share: the clients of five servers, and a look at the servers from outside.
-
-Rules: as in helpers.
-"""
+"""Helpers of the tests of Redlock: the clients of five servers, and the values on the servers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 
 LIMIT_S = 60.0
-"""Longer than a test lasts: who waits for a silent server for so long, fails."""
+"""Longer than a test lasts: waiting for a silent server for so long fails the test."""
 
 SHORT_S = 0.8
 """A limit that is to be reached; not so short that a server which answers does not."""
@@ -34,7 +31,7 @@ def make(fleet: Iterable[Server], **settings: Any) -> Redlock:
 
 
 def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
-    """What stands at the key, by server."""
+    """The value at the key, by server."""
     found = []
     for server in fleet:
         with redis.Redis(port=server.port) as client:
@@ -56,7 +53,7 @@ def wait_until_held(fleet: Iterable[Server]) -> None:
 
 @contextlib.contextmanager
 def freezing(*servers: Server) -> Iterator[None]:
-    """The servers do nothing meanwhile."""
+    """Within the block, the servers are frozen."""
     for server in servers:
         server.signal(signal.SIGSTOP)
     try:
@@ -67,7 +64,7 @@ def freezing(*servers: Server) -> Iterator[None]:
 
 
 def take(servers: Iterable[Server]) -> None:
-    """Have the lock held by somebody else at these servers."""
+    """Have the lock held by another client at these servers."""
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.set("name", "another's")

@@ -1,10 +1,9 @@
-"""Runs one text for threads and for tasks: a test is written for threads, and its locks may be asyncio's.
+"""Runs one test for threads and for tasks: it is written for threads, and its locks may be asyncio's.
 
 A module with `pytestmark = pytest.mark.usefixtures("world")` runs each of its tests in threads, and in a task of each
 kind of loop. In a loop, `lock_class` makes asyncio locks whose methods block: the test is a greenlet of the task, which
-awaits for it. So all that a test does is done by one task, and the test's other clients stay synchronous.
-
-Rules: conftest.py imports the fixtures and the hook. What a test does in other threads must not use an asyncio lock.
+awaits for it. So one task does all that the test does, and the test's other clients stay synchronous. Other threads of
+a test must not use an asyncio lock. `conftest.py` imports the fixtures and the hook.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from tests.support.helpers import CLASSES
 
 THREADS = "threads"
 IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
-"""For a test that is about threads alone."""
+"""Marks a test of threads alone."""
 
 _COPIED = ("host", "port", "db", "encoding", "encoding_errors", "decode_responses")
 
 
 def waited(answer: Any) -> Any:
-    """What the awaitable returns or raises; anything else as it is. For the greenlet of a test."""
+    """Await an awaitable in the greenlet of a test; anything else is returned as it is."""
     if not inspect.isawaitable(answer):
         return answer
     import greenlet
