@@ -96,7 +96,7 @@ class MajorityRound:
         return self.verdicts[index] is None and self.errors[index] is None
 
     def request(self, index: int, capabilities: Capabilities) -> Args:
-        """What to send to a server next."""
+        """The next request to a server."""
         self.sent[index] = True
         self.lost[index] = False
         return self.operations[index].request(capabilities, self.began)
