@@ -55,7 +55,7 @@ class Pipe:
 
     Args:
         owner: what owns the socket: its `disconnect()` closes it.
-        sock: a connected stream socket, or what has a socket's methods.
+        sock: a connected stream socket, or an object with its methods.
     """
 
     def __init__(self, owner: Any, sock: socket.socket) -> None:

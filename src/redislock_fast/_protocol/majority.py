@@ -302,7 +302,7 @@ class ReadRound(MajorityRound):
 
 
 class TakenRound(MajorityRound):
-    """Read whether another value stands at the key.
+    """Read whether the key has another value.
 
     Args:
         keys: by server.

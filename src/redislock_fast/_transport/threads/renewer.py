@@ -4,7 +4,7 @@ Thread safety: any thread uses the schedule and `_thread`, under `_turn`, which 
 enter again.
 
 Each `on_lost` callback runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
-A pool would need as many threads as callbacks block, and a pooled thread would keep what a callback has acquired.
+In a pool, blocked callbacks would use up the threads, and a thread would keep the locks that a callback has acquired.
 
 A C extension that holds the GIL delays renewal, too: see docs/holding.md.
 """
