@@ -1,8 +1,8 @@
 """Fixtures: real servers, clients to them, and the lock classes that the parity suite compares.
 
-Rules: a server starts when the first test asks for it and serves the whole session, except those that a test may kill,
-freeze or reconfigure (`spare_server`); every test finds an empty database. `REDISLOCK_FAST_ALL_SERVERS=1` makes a
-missing server a failure instead of a skip.
+A server starts when the first test asks for it and serves the whole session, except those that a test may kill,
+freeze or reconfigure (`spare_server`). Every test gets an empty database. With `REDISLOCK_FAST_ALL_SERVERS=1`, a
+missing server is a failure, not a skip.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.support.worlds import our_lock, pytest_pyfunc_call, world, world_of  
 
 ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it starts in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ModuleNotFoundError):  # wheels are tested without it
@@ -70,7 +70,7 @@ FLEETS = {
 
 
 def absent(what: str) -> NoReturn:
-    """Skip the test, or fail it where everything must be at hand."""
+    """Skip the test, or fail it where all servers are required."""
     if ALL_SERVERS:
         pytest.fail(f"{what}, and REDISLOCK_FAST_ALL_SERVERS=1")
     pytest.skip(what)
@@ -78,13 +78,13 @@ def absent(what: str) -> NoReturn:
 
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of ours wait as redis-py's do, unless they are told otherwise."""
+    """Makes our locks poll as redis-py's do, unless their settings say otherwise."""
     monkeypatch.setattr(LockSettings, "_wait", "poll")
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is under way when a caller's time ends is answered, however busy the machine."""
+    """Makes callers wait longer for requests that are under way at the end of their time: the machine may be busy."""
     monkeypatch.setattr(retries, "GRACE_S", PATIENCE_S)
 
 
@@ -201,7 +201,7 @@ def connect() -> Iterator[Connect]:
     clients: list[redis.Redis] = []
 
     def make(port: int, **options: Any) -> redis.Redis:
-        # By number: a forked child may find the lock of the C library for names taken by a thread that it has not.
+        # By number: in a forked child, a thread of the parent may hold the C library's lock for names.
         clients.append(redis.Redis(**{"host": "127.0.0.1", "port": port, **options}))
         return clients[-1]
 
@@ -315,7 +315,7 @@ def async_connect() -> AsyncClients:
 
 @pytest.fixture
 def async_client(server: Server, async_connect: AsyncClients) -> redis.asyncio.Redis:
-    """A fresh asyncio client of each kind of server in turn; `client` looks at the same server from outside."""
+    """A fresh asyncio client of each kind of server in turn; `client` is one of the same server."""
     return async_connect(server.port)
 
 
@@ -440,10 +440,10 @@ def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Pee
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """Where callers run."""
+    """A pool for callers."""
     pool = ThreadPoolExecutor(64)
     yield pool
-    pool.shutdown(wait=False)  # what a failed test left waiting ends with its pipe
+    pool.shutdown(wait=False)  # callers of a failed test end with their pipe
 
 
 @pytest.fixture(params=CALLERS)
@@ -463,5 +463,5 @@ def holders(callers: Callers) -> Iterator[Holders]:
 
 @pytest.fixture
 def losses() -> Losses:
-    """What the lock under test tells."""
+    """The losses that the lock under test reports."""
     return Losses()

@@ -1,1 +1,1 @@
-"""A model of a server, and simulations of waiters, holders and Redlocks in a lossy world."""
+"""A model of a server, and simulations of waiters, holders and Redlocks with faults."""

@@ -1,4 +1,4 @@
-"""What goes wrong in the simulation of waiting: connections, processes, the server, operators, and a foreign holder."""
+"""The faults of the simulations: connections, processes, the server, operators, and a foreign holder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DENIALS = (
 
 
 class Stage(Protocol):
-    """What faults strike, and who is told of them."""
+    """The simulation in which the faults happen."""
 
     dice: random.Random
     world: World
@@ -54,13 +54,13 @@ class Stage(Protocol):
 
     @property
     def waiters(self) -> Sequence[Any]:
-        """Those who may be cancelled."""
+        """The callers that may be cancelled."""
 
     def look(self) -> None:
-        """The server's keys may have changed."""
+        """Note that the server's keys may have changed."""
 
     def check_exclusion(self, new: BatchLease) -> None:
-        """Somebody has just begun to hold."""
+        """Check exclusion when a holder begins to hold."""
 
 
 class Faults:
@@ -102,7 +102,7 @@ class Faults:
         }
 
     def plan(self, count: int) -> None:
-        """Let so many go wrong at most, and perhaps a foreign holder come."""
+        """Schedule at most so many faults, and perhaps a foreign holder."""
         dice = self._dice
         span_us = dice.choice((5000, 30_000, 200_000))
         for _ in range(1 + int(count * dice.random())):
@@ -114,13 +114,13 @@ class Faults:
             self._world.at(1000 + int(span_us * dice.random()), None, self._rival_tries)
 
     def denial(self) -> frozenset[str]:
-        """What a user may not do."""
+        """The commands that a user may not use."""
         denied = self._dice.choice(_DENIALS)
-        # Who may neither run a script nor has a command for it cannot release at all: no schedule helps him.
+        # A user without scripts on a server without commands in their place cannot release at all.
         return denied if self._model.has & {"DELIFEQ", "DELEX"} or "EVAL" not in denied else frozenset()
 
     def operate(self, name: str) -> None:
-        """Something happens to the server."""
+        """Let something happen to the server."""
         self._world.changed = True
         self._world.set_server_clock()
         self._on_the_server[name]()
@@ -144,7 +144,7 @@ class Faults:
     # ---- what happens to a process ----
 
     def _cut(self, process: Process, delay_us: int) -> None:
-        """The server notices first, and its replies are lost, or the client does."""
+        """Cut the connection: the server notices first, and its replies are lost, or the client does."""
         connection = process.connection
         if connection is None:
             return
@@ -156,31 +156,31 @@ class Faults:
 
     @staticmethod
     def _lose_unsent(process: Process, _delay_us: int) -> None:
-        """The next request finds the connection broken before it leaves."""
+        """Let the next request find the connection broken before it leaves."""
         process.loses_next = True
 
     def _deafen(self, process: Process, _delay_us: int) -> None:
-        """Something on the way drops pushes, perhaps on the next connections too."""
+        """Drop pushes on the way, perhaps on the next connections too."""
         process.deaf = self._dice.random() < 0.5
         if process.connection is not None:
             process.connection.session.deaf = True
 
     def _kill(self, process: Process, delay_us: int) -> None:
-        """It is gone; now and then its connection stays open for ever."""
+        """Kill the process; sometimes its connection stays open for ever."""
         process.dead = self._world.changed = True
         for connection in list(process.connections):
             if self._dice.random() < 0.7:
                 self._world.after(delay_us, None, connection.vanish)
 
     def _freeze(self, process: Process, _delay_us: int) -> None:
-        """It is stopped for a while; what comes meanwhile waits for it."""
+        """Stop the process for a while; what comes meanwhile waits for it."""
         longest_us = self._dice.choice((1000, 50_000, 500_000, 3_000_000))
         until_us = self._world.now_us + int(longest_us * self._dice.random())
         process.frozen_until_us = max(process.frozen_until_us, until_us)
         self.end_us = max(self.end_us, process.frozen_until_us)
 
     def _deny(self, process: Process, _delay_us: int) -> None:
-        """Its user may do less from now on."""
+        """Take rights from the user of the process."""
         process.denied = self.denial()
         process.was_barred = process.was_barred or "EVAL" in process.denied
         if process.connection is not None:
@@ -189,7 +189,7 @@ class Faults:
     # ---- what happens to the server ----
 
     def _restart(self) -> None:
-        """It comes back without its data."""
+        """Restart the server without its data."""
         self._model.flush()
         self._model.flush_scripts()
         self._world.server_is_down = True
@@ -201,14 +201,14 @@ class Faults:
         self._world.after(down_us, None, setattr, self._world, "server_is_down", False)
 
     def _fill(self) -> None:
-        """For a while it has no memory left."""
+        """Let the server have no memory left for a while."""
         self._model.full = True
         self._world.after(int(0.1e6 * self._dice.random()), None, setattr, self._model, "full", False)
 
     # ---- a lock of redis-py's ----
 
     def _rival_tries(self) -> None:
-        """A holder in a process of his own: unmarked, and without a queue."""
+        """Let a rival in a process of its own try to acquire, without the contended flag and the queue."""
         simulation, world, dice = self._simulation, self._world, self._dice
         world.changed = True
         world.set_server_clock()

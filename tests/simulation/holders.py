@@ -1,7 +1,7 @@
-"""Those who hold in the simulation of holding: each takes a lock, keeps it, and gives it back or does not.
+"""The holders of the simulation of holding: each takes a lock, keeps it, and releases it or does not.
 
-They use `asyncio.Lock` itself, on a simulated loop and transport. Some share a lock object; each of them gives back
-what he has acquired himself, and nothing else.
+They use `asyncio.Lock` itself, on a simulated loop and transport. Some share a lock object; each releases only what it
+has acquired itself.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class SimulatedLock(Lock):
 
 
 class Stay:
-    """One holding, as its holder and the simulation know it.
+    """One lock that is held, as its holder and the simulation know it.
 
     Attributes:
-        lock: by weak reference, as its tenure: whether they are dropped is the holder's business.
+        lock: by weak reference, as its lease: the holder alone decides when they are dropped.
         token: the lock's.
         granted_us: when the server gave it, by the server's clock.
-        begun_s: when its holder was told.
-        by_hand: whether he has prolonged it himself.
-        order: the how manieth holder of the lock it was.
+        begun_s: when its holder was notified.
+        by_hand: whether its holder has prolonged it itself.
+        order: how many holders the lock had before, plus one.
         fence: its number.
-        over: whether its holder has begun to give it back.
-        told: the reason for which its loss was told.
+        over: whether its holder has begun to release it.
+        told: the reported reason of its loss.
         invalid_since_us: since when it is not valid.
-        gone_by_us: when nothing of it may stand at the server any more.
+        gone_by_us: when nothing of it may be on the server any more.
     """
 
     def __init__(self, holder: Holder, lock: Lock) -> None:
@@ -67,18 +67,18 @@ class Stay:
         self.gone_by_us: int | None = None
 
     def is_valid(self) -> bool:
-        """Whether its holder may believe that he holds."""
+        """Whether its holder may believe that it holds."""
         lock = self.lock()
         return lock is not None and not self.over and lock.local.token == self.token and lock.valid
 
 
 class Holder:
-    """One who takes locks and holds them.
+    """Takes locks and holds them.
 
     Attributes:
-        stays: what he has held by the present lock object.
-        rounds: how many locks he will still take.
-        shared: the lock object that he has in common with others of his process.
+        stays: what it has held by the present lock object.
+        rounds: how many locks it will still take.
+        shared: the lock object that it shares with other holders of its process.
     """
 
     def __init__(self, simulation: Simulation, site: Site, number: int) -> None:
@@ -111,7 +111,7 @@ class Holder:
             self.renews, self.ends = first.renews, first.ends
 
     def is_done(self) -> bool:
-        """Whether nothing more will come of him."""
+        """Whether it will do nothing more."""
         return self.task.done() or self.process.dead
 
     async def _live(self) -> None:
@@ -130,14 +130,14 @@ class Holder:
             self.stays = []
 
     async def _end_shared(self) -> None:
-        """The lock object lives on: what is held by it must be given back."""
+        """Release what is held by the shared lock object, which lives on."""
         while self.shared is not None and self.stays and self._has(self.shared):
             with contextlib.suppress(LockError, asyncio.CancelledError):
                 await self._release(self.shared)
                 return
 
     def _has(self, lock: Lock) -> bool:
-        """Whether the lock object still has what he has acquired."""
+        """Whether the lock object still has what this holder has acquired."""
         token: bytes | None = lock.local.token
         return token == self.stays[-1].token
 

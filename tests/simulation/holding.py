@@ -1,8 +1,8 @@
 """A simulation of holding: a few holders in a few processes, a lossy world between them and the server.
 
-Each takes a lock with `asyncio.Lock` itself, on terms, holds it, prolongs it, and releases or drops it; its renewer,
-its tenures and all procedures below are the library's own. Rules: after every event the invariants at `Simulation` are
-checked, and a `Violation` names the one that broke and tells the story. Time is simulated.
+Each takes a lock with `asyncio.Lock` itself, with options, holds it, prolongs it, and releases or drops it. Renewer,
+leases and all procedures below are the library's own. After every event the invariants at `Simulation` are checked; a
+`Violation` names the broken one and contains the story. Time is simulated.
 
     python -m tests.simulation.holding --seeds 100000 --jobs 2
     python -m tests.simulation.holding --seed 4711 -v
@@ -66,7 +66,7 @@ class Site:
     """A process, and what its locks need.
 
     Attributes:
-        shared: the first of those who share a lock object.
+        shared: the first of the holders that share a lock object.
     """
 
     def __init__(self, simulation: Simulation, process: Process) -> None:
@@ -82,19 +82,20 @@ class Simulation:
     Invariants:
         - Exclusion by validity: no two locks of one key are `valid` at the same moment. (Not where an operator deleted
           or took the key, or the server lost its data, after the earlier was granted.)
-        - The truth: where a lock is valid, its token stands at the server, for longer than `remaining()`. (Likewise.)
-        - A loss is told once, soon, for a reason that is true; what is told is never valid again and never renewed.
+        - Truth: where a lock is valid, its token stays at the server for longer than `remaining()`. (With the same
+          exceptions.)
+        - A loss is reported once, soon, for a true reason; the lock is never valid or renewed afterwards.
         - A lock whose server and holder answer is renewed for as long as it is held, in a calm world exactly up to
           `max_hold`.
-        - What is released, lost or dropped is not renewed, and leaves the server with its ttl; in a calm world, at once
-          when it is dropped.
-        - At the end the renewers have nothing on their schedules.
-        - Fences rise from holder to holder, and who writes with his is never overtaken by an earlier one. (As long as
+        - A lock that is released, lost or dropped is not renewed, and leaves the server with its ttl; in a calm world,
+          at once when it is dropped.
+        - At the end the schedules of the renewers are empty.
+        - Fences rise from holder to holder, and no write with a fence comes before one with a lower fence. (As long as
           the server keeps its data.)
 
     Args:
         seed: what decides everything.
-        tells: whether to write the story down.
+        tells: whether to record the story.
         model: the server.
         kind: of `_KINDS`; by default the seed decides.
         late_us: for how long at most the server reads on from a connection that its client has given up.
@@ -152,11 +153,11 @@ class Simulation:
     # ---- what is noted ----
 
     def note_error(self, context: dict[str, Any]) -> None:
-        """A task or callback has raised what nobody caught."""
+        """Note an error that no task or callback has caught."""
         self.fail(f"{context.get('message')}: {context.get('exception')!r}")
 
     def note_request(self, operation: Operation) -> None:
-        """An operation begins."""
+        """Note that an operation begins."""
         if isinstance(operation, Pipeline):
             for part in operation._operations:
                 stay = self._stays.get(part.token) if isinstance(part, Reacquire) else None
@@ -167,7 +168,7 @@ class Simulation:
         self.look()
 
     def look(self) -> None:
-        """Whose are the locks now?"""
+        """Check which holders have the locks now."""
         for key, before in self._owners.items():
             entry = self.model.entry(key)
             word = None if entry is None else entry.value
@@ -182,7 +183,7 @@ class Simulation:
                 self._written.pop(key, None)
 
     def watch(self, key: bytes) -> None:
-        """Somebody will hold this lock."""
+        """Note that this lock will be held."""
         self._owners.setdefault(key, None)
         self._changes.setdefault(key, [])
         self._fences.setdefault(key, [])
@@ -193,9 +194,9 @@ class Simulation:
         return b"rlf:%032x" % self._tokens
 
     def begin(self, stay: Stay) -> None:
-        """Somebody has been told that he holds."""
+        """Note that a holder has acquired its lock."""
         if stay.token not in self._orders:
-            self.fail(f"{stay.who} was told that the lock is his, and it never was")
+            self.fail(f"{stay.who} was notified of a lock that it never had")
             return
         stay.order = self._orders[stay.token]
         stay.begun_s = self.world.clock()
@@ -218,7 +219,7 @@ class Simulation:
         self._fences[stay.key].append((stay.order, stay.fence))
 
     def write(self, stay: Stay) -> None:
-        """A holder writes to what the lock protects, which refuses a fence below the last."""
+        """Let a holder write to the protected resource, which refuses a fence below the last."""
         if not self.fenced or stay.fence is None or stay.granted_us < self._faults.deleted_us:
             return
         order, fence = self._written.get(stay.key, (0, 0))
@@ -233,7 +234,7 @@ class Simulation:
         untold = [stay for stay in self._stays.values() if stay.lock() is lock and not stay.told]
         lost = [stay for stay in untold if (lease := stay.lease()) is not None and lease.loss is reason]
         if not lost:
-            self.fail(f"somebody is told twice, or of nothing: {reason}")
+            self.fail(f"a loss is reported twice, or without a lock: {reason}")
             return
         stay = lost[0]
         holder = stay.holder
@@ -256,7 +257,7 @@ class Simulation:
         if reason is LossReason.TAKEN:
             return any(token not in (None, stay.token) for token in since)
         if reason is LossReason.DELETED:
-            # Of two who share a lock object and have both been granted it, one was deleted: whose, nobody can tell.
+            # Two share a lock object and were both granted the lock; one grant was deleted, it is unknown which.
             return None in since or (stay.holder.shared is not None and self._faults.deleted_us > 0)
         if reason is LossReason.EXPIRED:
             lease = stay.lease()
@@ -264,13 +265,13 @@ class Simulation:
         return not self.calm
 
     def note_release(self, stay: Stay) -> None:
-        """A release has ended well."""
+        """Note that a release has succeeded."""
         entry = self.model.entry(stay.key)
         if entry is not None and entry.value is not None and entry.value.removesuffix(CONTENDED_FLAG) == stay.token:
             self.fail(f"the release of {stay.who} has left the lock")
 
     def let_go(self, stay: Stay) -> None:
-        """A holder has done with it."""
+        """Note that a holder needs its lock no more."""
         if stay not in self._open:
             return
         self._open.remove(stay)
@@ -285,7 +286,7 @@ class Simulation:
         self._over.append(stay)
 
     def check_exclusion(self, new: BatchLease) -> None:
-        """The rival has just begun to hold."""
+        """Check exclusion when the rival begins to hold."""
         for stay in self._open:
             if new.token == self._owners.get(stay.key) and self._is_untouched(stay) and stay.is_valid():
                 self.fail(f"{new.who} holds, and {stay.who} is valid")
@@ -293,7 +294,7 @@ class Simulation:
     # ---- the invariants ----
 
     def fail(self, what: str) -> None:
-        """An invariant does not hold. The run ends with that: who is told here may catch what is raised."""
+        """Record that an invariant does not hold. `run` raises it later: the caller here may catch errors."""
         if self._violation is None:
             self._violation = what
 
@@ -327,7 +328,7 @@ class Simulation:
                 and not stay.by_hand
                 and self.world.clock() + left_s > stay.begun_s + self.max_hold_s
             ):
-                self.fail(f"{stay.who} holds for longer than he wants")
+                self.fail(f"{stay.who} holds for longer than it wants")
             other = valid.setdefault(stay.key, stay)
             if other is not stay:
                 self.fail(f"{stay.who} is valid, and so is {other.who}")
@@ -337,11 +338,11 @@ class Simulation:
                 self.fail(f"{stay.who} has done with it, and it stands at the server")
 
     def _check_forgotten(self, stay: Stay) -> None:
-        """Its lock object has it no more, though it was not given back: then it must be known to be lost."""
+        """Check a lock that its object does not have any more without a release: its loss must be known."""
         lease = stay.lease()
         is_lost = stay.told is not None or (lease is not None and lease.loss is not None)
         if not is_lost and self._owners[stay.key] == stay.token and self._is_untouched(stay):
-            self.fail(f"{stay.who} has not let go, and what he holds is forgotten")
+            self.fail(f"{stay.who} has not released, and its lock is forgotten")
 
     def _check_truth(self, stay: Stay, left_s: float) -> None:
         entry = self.model.entry(stay.key)
@@ -353,7 +354,7 @@ class Simulation:
             self.fail(f"{stay.who} has {left_s} s left, and it ends at {ends_us / 1e6}")
 
     def _check_told(self, stay: Stay) -> None:
-        """It is not valid: that must be told soon."""
+        """Check that the loss of an invalid lock is reported soon."""
         now_us = self.world.now_us
         if stay.invalid_since_us is None:
             stay.invalid_since_us = now_us
@@ -362,7 +363,7 @@ class Simulation:
             self.fail(f"{stay.who} is lost, and that is not told")
 
     def _check_end(self) -> None:
-        """All is over, and has been for long."""
+        """Check the end state, long after the last event."""
         for holder in self.waiters:
             if not holder.process.dead and not holder.task.done():
                 self.fail(f"{holder.name} is stuck")

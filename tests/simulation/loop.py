@@ -1,7 +1,6 @@
 """A simulated event loop and transport, on which `asyncio.Lock` itself runs in a simulated process.
 
-Whatever the loop runs is an event of the world: so a process that is stopped or dead runs nothing, and time is the
-world's.
+All that the loop runs is an event of the world: a process that is stopped or dead runs nothing, and time is simulated.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tests.simulation.world import Mailbox
 
 
 class Loop:
-    """The event loop of a process: what asyncio's tasks, futures and our locks need of one.
+    """The event loop of a process, with the methods that asyncio's tasks, futures and our locks use.
 
     Args:
         process: whose.
-        on_error: told of what no task or callback has caught.
+        on_error: called with each error that no task or callback has caught.
     """
 
     def __init__(self, process: Process, on_error: Callable[[dict[str, Any]], None]) -> None:
@@ -37,7 +36,7 @@ class Loop:
         self._world = process.world
         self._on_error = on_error
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-        self._itself: Any = self  # for whom asks for an AbstractEventLoop
+        self._itself: Any = self  # where an AbstractEventLoop is asked for
 
     def get_debug(self) -> bool:
         return False
@@ -79,7 +78,7 @@ class Loop:
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays among the world's events, and does nothing then."""
+        """Do nothing: the event stays, and has no effect."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._on_error(context)
@@ -94,7 +93,7 @@ class Loop:
             del call  # see `World.step`
 
     def close(self) -> None:
-        """End all tasks where they are: the garbage collector would, in the middle of another story."""
+        """End all tasks where they are: else the garbage collector would, in the middle of another story."""
         for task in list(self._tasks):
             unfinished: Any = task
             if not task.done():
@@ -127,7 +126,7 @@ class _Caller:
             self._future.set_exception(error)
 
     async def wait(self) -> Any:
-        """Wait. Nothing is kept then: an error would keep alive what it came through, and the lock with that."""
+        """Wait. Afterwards nothing is kept: an error would keep its frames alive, and the lock with them."""
         assert self._future is not None
         try:
             return await self._future
@@ -136,7 +135,7 @@ class _Caller:
 
 
 class Transport:
-    """What locks need of a transport.
+    """A transport, with the methods that locks use.
 
     Args:
         process: whose connection it uses.
@@ -152,7 +151,7 @@ class Transport:
     async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation to its end, as `LoopServerTransport.execute` does."""
         self._executes(operation)
-        returning = self._process.take_back(operation) if self._process.undone else []
+        returning = self._process.take_back(operation) if self._process.pending_cleanup else []
         if returning:
             try:
                 await self._run(Pipeline([LeaveQueue(key, token) for key, token in returning]), limit_s, tidies=False)
@@ -173,7 +172,7 @@ class Transport:
             raise
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Undo in the background."""
+        """Clean up in the background."""
         self._process.clean_up(entries)
 
     connection = None  # the uncontended path takes steps, as where there is no connection yet
@@ -187,7 +186,7 @@ class Transport:
         self._process.clean_up(entries)
 
     async def split(self, keys: list[bytes]) -> list[list[int]]:
-        """One server has them all."""
+        """One group: one server has them all."""
         return [list(range(len(keys)))]
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
@@ -195,11 +194,11 @@ class Transport:
         return self._process.is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
+        """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
         self._process.note_hand_over(key, handed_over)
 
     def is_current(self, waiter: Waiter) -> bool:
-        """Whether requests still leave on the seat's connection."""
+        """Whether requests still leave on the waiter's connection."""
         return self._process.is_current(waiter)
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
@@ -207,7 +206,7 @@ class Transport:
         self._process.post(connection, args, on_reply)
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
-        """A seat for a waiter, where it can be had at once."""
+        """A waiter, where none of its steps needs a request."""
         connection = self._process.connection
         registry = None if connection is None else connection.registry
         if connection is None or registry is None:
@@ -215,7 +214,7 @@ class Transport:
         return registry.take(key, token, Mailbox(self._process, connection), connection, self)
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
-        """A seat for a waiter, as `LoopServerTransport.enter` has it."""
+        """A waiter; see `LoopServerTransport.enter`."""
         while True:
             connection = self._process.connection
             if connection is None:
@@ -234,7 +233,7 @@ class Transport:
                 registry.note_subscription(channel, subscribing.result)
 
     def listen(self, waiter: Waiter, timeout_s: float) -> Coroutine[Any, Any, object]:
-        """The next message for a seat."""
+        """The next message for a waiter."""
         return self._listen(waiter, timeout_s)
 
     async def _listen(self, waiter: Waiter, timeout_s: float) -> object:

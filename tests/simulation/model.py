@@ -1,8 +1,8 @@
 """A model of a server, for the simulation only: what the lock's requests do, on a dict and a clock set by hand.
 
-It executes the very request tuples of the protocol and answers what hiredis makes of the server's bytes.
-Rules: it does what the servers do, down to the millisecond at which a key ends; a request that no lock sends is an
-assertion error, not an answer. The scripts are written a second time, in Python, from what stands in `lua/`.
+It executes the request tuples of the protocol, and answers as hiredis parses a server's reply. It does what the servers
+do, down to the millisecond at which a key ends; a request that no lock sends is an assertion error. The scripts of
+`lua/` are written a second time here, in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVERS: dict[str, frozenset[str]] = {
     "Redis 7.0": frozenset({"LMPOP", "SET NX GET"}),
     "Redis 6.2": frozenset(),
 }
-"""What each server has beyond the commands that all of them have."""
+"""The commands of each server that not all servers have."""
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 DELEX_WRONGTYPE = "ERR Key should be of string type if conditions are specified"
@@ -35,10 +35,10 @@ _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands at a key.
+    """The value at a key.
 
     Attributes:
-        value: its string; None for what is no string.
+        value: its string; None for a value of another type.
         ends_at_ms: the last millisecond at which it is there; None where it does not expire.
         items: the members of a sorted set by score, or the fields of a hash.
     """
@@ -56,7 +56,7 @@ class Connection:
         number: the server's for it.
         inbox: the pushes that are on their way to the client, oldest first.
         channels: what it has subscribed to.
-        deaf: whether something on the way drops all pushes.
+        deaf: whether all pushes are dropped on the way.
         resp3: whether it takes pushes between replies, once HELLO was answered.
     """
 
@@ -91,7 +91,7 @@ class Model:
     Attributes:
         now_us: its clock, set by hand.
         entries: its keys; those that have ended are removed when they are looked at.
-        connections: those that may hear of something.
+        connections: those that may get pushes.
         full: whether it has no memory left for new values.
     """
 
@@ -143,14 +143,14 @@ class Model:
         self.now_us = now_ms * 1000
 
     def connect(self, denied: frozenset[str] = frozenset()) -> Connection:
-        """A connection that can hear of something."""
+        """A new connection, which may get pushes."""
         self._connected += 1
         connection = Connection(denied, self._connected)
         self.connections.append(connection)
         return connection
 
     def disconnect(self, connection: Connection) -> None:
-        """The server has noticed that a connection is gone."""
+        """Note that a connection is gone."""
         if connection in self.connections:
             self.connections.remove(connection)
             for listeners in self._tracked.values():
@@ -175,7 +175,7 @@ class Model:
         return reply
 
     def entry(self, key: object) -> Entry | None:
-        """What stands at a key now."""
+        """The entry at a key now."""
         assert isinstance(key, bytes)
         found = self.entries.get(key)
         if found is not None and found.ends_at_ms is not None and self.now_us // 1000 > found.ends_at_ms:
@@ -184,7 +184,7 @@ class Model:
         return found
 
     def put(self, key: bytes, value: bytes | None, ttl_ms: int | None = None) -> None:
-        """Let a value stand at a key; None for a value that is no string."""
+        """Set a key to a value; None for a value that is no string."""
         self._write(key, Entry(value, None if ttl_ms is None else self.now_ms + ttl_ms))
 
     def remove(self, key: bytes) -> None:

@@ -1,8 +1,8 @@
-"""A simulation of one lock's life: operations against the model server, over a connection that loses what it likes.
+"""A simulation of one lock: its operations against the model server, over a connection that loses requests and replies.
 
 A schedule is a list of choices: which server, what is lost, how long each step takes, what a rival does meanwhile.
-Choice 0 is always the harmless one, so a schedule shrinks towards a quiet day. Rules: after every request and every
-operation the invariants at `Simulation` are checked, and a `Violation` names the one that broke.
+Choice 0 is always the harmless one, so a schedule shrinks towards one without faults. After every request and every
+operation the invariants at `Simulation` are checked, and a `Violation` names the broken one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.simulation.model import SERVERS, Entry, Model
 
 KEY = b"name"
 TOKEN = b"ours"
-MARKED_TOKEN = b"rlf:" + b"7" * 32
-"""One that the library made: somebody who comes to wait marks it."""
+OUR_TOKEN = b"rlf:" + b"7" * 32
+"""A token as the library makes it: a waiter adds the contended flag to it."""
 
 RIVAL = b"rival"
 
@@ -69,7 +69,7 @@ class Violation(AssertionError):
 
 
 class Choices(Protocol):
-    """Where a schedule comes from."""
+    """The choices of a schedule."""
 
     def below(self, count: int) -> int:
         """A number from 0 to below `count`; 0 is the harmless choice."""
@@ -86,7 +86,7 @@ class Seeded:
 
 
 class Listed:
-    """A schedule written down, and quiet after its end."""
+    """A schedule in a list, with harmless choices after its end."""
 
     def __init__(self, numbers: bytes) -> None:
         self._numbers = iter(numbers)
@@ -107,12 +107,12 @@ class Machines:
 
 @dataclass
 class _Run:
-    """What happened while one operation was driven.
+    """The events while one operation was driven.
 
     Attributes:
         started_s: a time before any of its requests left.
         finished: it ended with a result, and was not given up or refused.
-        before: what stood at the key when the last request was executed.
+        before: the value at the key when the last request was executed.
         took: one of its requests set the key that was free.
         deleted_at_s: when the request left that deleted the key, if one did.
         latency_ms: the longest time that any of its requests took to the server.
@@ -130,21 +130,21 @@ class Simulation:
     """One schedule: acquire, some extends and reacquires, release. Before an `AcquireOwn`, the key may hold our token.
 
     Invariants:
-        - An acquire changes a free key only; every other request, and an `AcquireOwn`, changes a key only while our
-          token stands there, and leaves the mark of who waits.
+        - An acquire changes a free key only; every other request, and an `AcquireOwn`, changes a key only while it has
+          our token, and leaves the contended flag.
         - An acquire ends True if and only if the key holds our token at the last reply. Where the server lets an
           `AcquireOwn` do nothing with what it finds, it may end False.
-        - An acquire that was given up is `unsettled` wherever it has set the key, and the undo clears it.
+        - An acquire that was given up is `unsettled` wherever it has set the key, and the cleanup deletes it.
         - An extend or reacquire ends True if and only if the key holds our token (an extend: and has a ttl).
         - An additive extend, however often it was sent, adds at most once, but for the latency of its requests.
-        - What we believe of the lease is never longer than the truth.
+        - The lease that we believe in is never longer than the true one.
         - A release ends True where a request of its own that left within the lease deleted the key; it ends False
           where the key was not ours and nothing was lost; it never ends with our token at the key.
 
     Args:
         choices: the schedule.
         machines: the operations.
-        neighbours: other callers share the connection, and what they learn of the server's dialect.
+        neighbours: other callers share the connection, and lower its capabilities.
 
     Attributes:
         requests: what the server executed, in order.
@@ -158,11 +158,13 @@ class Simulation:
         has = tuple(SERVERS.values())[choices.below(len(SERVERS))]
         self._model = Model(has, _DENIALS[choices.below(len(_DENIALS))])
         self._ttl_ms = _TTLS_MS[choices.below(len(_TTLS_MS))]
-        self._token = (TOKEN, MARKED_TOKEN)[choices.below(2)]
+        self._token = (TOKEN, OUR_TOKEN)[choices.below(2)]
         self._attempts = 4 - choices.below(4)
         self._pass(self._pause())
         self._by_own_token = issubclass(machines.acquire, AcquireOwn)
-        self._shared = self._by_own_token and choices.below(2) == 1  # who has our token, too, may give the lock back
+        self._shared = (
+            self._by_own_token and choices.below(2) == 1
+        )  # another holder with our token may release the lock
         if self._shared:
             mark = CONTENDED_FLAG if is_ours(self._token) and choices.below(2) else b""
             self._model.put(KEY, self._token + mark, (None, 30, 300, 5000)[choices.below(4)])
@@ -288,7 +290,7 @@ class Simulation:
             elif before is None or not is_held_with(before.value, self._token):
                 self._fail("a request changed a key that was not ours")
             elif after is not None and before.value != after.value:
-                self._fail("a request took the mark away")
+                self._fail("a request removed the contended flag")
             if after is None:
                 run.deleted_at_s = left_at_s
         return reply
@@ -314,19 +316,19 @@ class Simulation:
         return False, None
 
     def _clean_up(self) -> None:
-        """What the transports do in the background, as often as it takes."""
+        """Clean up, as the transports do in the background, as often as necessary."""
         before = self._entry()
         operation = LeaveQueue(KEY, self._token)
         finished = False
         while not finished:
             reply = self._model.execute(operation.request(self._capabilities, 0.0))
             finished = operation.feed(reply, self._capabilities)
-        self._log("    undone:", repr(reply))
+        self._log("    cleaned up:", repr(reply))
         if before is not None and before.value == RIVAL and self._entry() != before:
-            self._fail("the undo took another's lock")
-        # An undo has no second try here: what a transport makes of a refused one, its own tests tell.
+            self._fail("the cleanup took another's lock")
+        # A cleanup has no second try here: the tests of the transports cover a refused one.
         if self._ours() and not isinstance(reply, hiredis.ReplyError):
-            self._fail("the undo left the lock behind")
+            self._fail("the cleanup left the lock behind")
 
     def _check_lease(self, expires_at: float | None) -> None:
         entry = self._entry()

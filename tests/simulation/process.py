@@ -1,6 +1,6 @@
 """Simulated processes: each drives procedures of steps over one connection at a time, as the transports do.
 
-It connects, sends again what was lost, undoes what failed, and gives each waiter his messages.
+It connects, sends again what got no reply, cleans up what failed, and gives each waiter its messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLEANUP_FIRST_S, _CLEANUP_LAST_S, _CLEANUP_LIMIT_S = 0.05, 30.0, 1.0
 
 
 class Trouble(Exception):
-    """redis-py's ConnectionError, TimeoutError or ResponseError: what a caller gets when no attempt succeeded."""
+    """In place of redis-py's ConnectionError, TimeoutError or ResponseError: no attempt succeeded."""
 
 
 class Cancelled(BaseException):
@@ -32,17 +32,17 @@ class Cancelled(BaseException):
 
 
 class Caller(Protocol):
-    """For whom something is done."""
+    """Waits for something to be done."""
 
     process: Process
     name: str
     epoch: int
 
     def go_on(self, epoch: int, answer: object) -> None:
-        """It is done; `epoch` is that in which it was begun."""
+        """Take the result; `epoch` is that in which it was begun."""
 
     def throw(self, error: BaseException) -> None:
-        """It has failed."""
+        """Take the error."""
 
 
 class Execution:
@@ -106,7 +106,7 @@ class Execution:
             world.after(int(limit_s * 1e6), self._process, self._no_reply, call, False)
 
     def answered(self, call: Call) -> None:
-        """The replies are here; the caller looks at them when he comes to it."""
+        """Note that the replies have come; the caller takes them some time later."""
         pause_us = self._world.pause_us()
         if pause_us:
             self._world.after(pause_us, self._process, self._feed, call)
@@ -128,7 +128,7 @@ class Execution:
             self._end(Trouble(str(refusal)))
 
     def note_unanswered(self, call: Call) -> None:
-        """The connection broke."""
+        """Note that the connection broke."""
         self._world.after(self._world.pause_us(), self._process, self._note_broken, call.connection, True, call)
 
     def _note_broken(self, connection: ClientConnection, sent: bool, call: Call | None = None) -> None:
@@ -136,7 +136,7 @@ class Execution:
             return
         self._operation.note_unanswered(sent)
         self._process.drop(connection)
-        self._again(Trouble("connection lost"))
+        self._again(Trouble("connection broken"))
 
     def _no_reply(self, call: Call, is_silence: bool) -> None:
         if self.over or not call.open or self._call is not call:
@@ -151,7 +151,7 @@ class Execution:
         self._again(Trouble("no reply"))
 
     def no_connection(self, why: str) -> None:
-        """Connecting has failed."""
+        """Note that connecting has failed."""
         if not self.over:
             self._again(Trouble(why))
 
@@ -190,8 +190,8 @@ class Execution:
             self._task.throw(error)
 
 
-class UndoingBefore(Execution):
-    """Undoing what was left under a token that comes back, before the execution that brings it."""
+class CleanupBefore(Execution):
+    """The cleanup under a token that is about to be set again, before the execution that sets it."""
 
     def __init__(
         self, task: Task, returning: list[tuple[bytes, bytes]], limit_s: float | None, execution: Execution
@@ -216,7 +216,7 @@ class UndoingBefore(Execution):
 
 
 class Task:
-    """Who drives one procedure."""
+    """Drives one procedure."""
 
     def __init__(self, process: Process, name: str, steps: Steps, tidies: bool = True) -> None:
         self.process = process
@@ -230,7 +230,7 @@ class Task:
         self._execution: Execution | None = None
 
     def go_on(self, epoch: int, answer: object) -> None:
-        """Send an answer, unless the task is no longer where it asked."""
+        """Send an answer, unless the task has gone on meanwhile."""
         if epoch != self.epoch or self.done:
             return
         if type(self._step) is Enter:
@@ -274,10 +274,10 @@ class Task:
 
     def _execute(self, operation: Any, limit_s: float | None, tidies: bool) -> None:
         self._execution = execution = Execution(self, operation, limit_s, tidies)
-        if self.process.undone:
+        if self.process.pending_cleanup:
             returning = self.process.take_back(operation)
             if returning:
-                self._execution = UndoingBefore(self, returning, limit_s, execution)
+                self._execution = CleanupBefore(self, returning, limit_s, execution)
         self._execution.begin()
 
     def go_on_with(self, execution: Execution) -> None:
@@ -286,7 +286,7 @@ class Task:
         execution.begin()
 
     def _waiter(self) -> Any:
-        """A seat, None, or `...` when that takes a request first."""
+        """A waiter, None, or `...` where that takes a request first."""
         step, connection = self._step, self.process.connection
         if connection is None:
             self._execute(ReadHolder(step.key), step.limit_s, False)
@@ -307,16 +307,16 @@ class Task:
 
 
 class Process:
-    """One process: one connection at a time, one room on it, and any number of tasks.
+    """One process: one connection at a time, with one waiter registry, and any number of tasks.
 
     Attributes:
         blocking: whether it has threads or an event loop.
         patience_s: its `socket_timeout`.
         retries: of its retry policy.
         denied: what its user may not do.
-        was_barred: whether he was ever forbidden to run scripts: what stands in the queue then cannot leave it.
+        was_barred: whether its user was ever forbidden to run scripts: then waiters cannot leave the queue.
         deaf: whether its next connections get no pushes.
-        undone: what waits to be undone.
+        pending_cleanup: the keys and tokens that are to be cleaned up.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -332,7 +332,7 @@ class Process:
         self.frozen_until_us = 0
         self.connection: ClientConnection | None = None
         self.connections: list[ClientConnection] = []
-        self.undone: list[tuple[bytes, bytes]] = []
+        self.pending_cleanup: list[tuple[bytes, bytes]] = []
         self._endings: dict[Args, None] = {}
         self._cleaner: Task | None = None
         self._connecting: list[Execution] = []
@@ -353,7 +353,7 @@ class Process:
         return loses
 
     def connect(self, execution: Execution) -> None:
-        """Connect, for all who wait for it."""
+        """Connect, for all callers that wait for it."""
         self._connecting.append(execution)
         if len(self._connecting) == 1:
             self.world.after(2 * self.world.delay_us(), self, self._connected)
@@ -369,13 +369,13 @@ class Process:
         self.connections.append(connection)
         for ending in list(self._endings):
             connection.send([ending], partial(self._note_ended, ending))
-        connection.clean_up(cleanup_requests(connection.capabilities, self.undone))
+        connection.clean_up(cleanup_requests(connection.capabilities, self.pending_cleanup))
         self.connection = connection
         for execution in waiting:
             self.world.after(self.world.pause_us(), self, execution.begin)
 
     def drop(self, connection: ClientConnection) -> None:
-        """Close a connection that is of no more use."""
+        """Close a connection that is not used any more."""
         self.give_up(connection)
         connection.break_()
         connection.vanish_sometime()
@@ -392,7 +392,7 @@ class Process:
         connection.post(args, on_reply)
 
     def is_current(self, waiter: Waiter) -> bool:
-        """Whether requests still leave on the seat's connection."""
+        """Whether requests still leave on the waiter's connection."""
         return (
             self.connection is not None and self.connection.registry is waiter.registry and not self.connection.broken
         )
@@ -406,12 +406,12 @@ class Process:
         )
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
+        """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
         if self.connection is not None and self.connection.registry is not None:
             self.connection.registry.note_hand_over(key, handed_over)
 
     def tidy(self, operation: Any, unanswered: list[ClientConnection], failed: bool) -> None:
-        """Undo what may have been executed: behind it, and in the background."""
+        """Clean up what may have been executed: behind it, and in the background."""
         entries = operation.to_clean_up(failed)
         if entries:
             for connection in unanswered:
@@ -420,21 +420,21 @@ class Process:
             self.clean_up(entries)
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Undo in the background."""
-        self.undone += entries
+        """Clean up in the background."""
+        self.pending_cleanup += entries
         if self._cleaner is None or self._cleaner.done:
-            self._cleaner = self.start(f"{self.name} undoing", self._cleaning_up(), tidies=False)
+            self._cleaner = self.start(f"{self.name} cleaning up", self._cleaning_up(), tidies=False)
 
-    def undoes(self, key: bytes, token: bytes) -> bool:
-        """Whether the undoing of this token is under way."""
-        return (key, token) in self.undone or any(
+    def is_cleaning_up(self, key: bytes, token: bytes) -> bool:
+        """Whether the cleanup of this token is under way."""
+        return (key, token) in self.pending_cleanup or any(
             token in request for connection in self.connections for request in connection.cleaning_up
         )
 
     def _cleaning_up(self) -> Steps:
         delay_s = _CLEANUP_FIRST_S
-        while self.undone:
-            entries = list(self.undone)
+        while self.pending_cleanup:
+            entries = list(self.pending_cleanup)
             many = Pipeline([LeaveQueue(key, token) for key, token in entries])
             try:
                 yield Execute(many, _CLEANUP_LIMIT_S)
@@ -444,21 +444,21 @@ class Process:
                     delay_s = min(2 * delay_s, _CLEANUP_LAST_S)
                     continue
             gone = set(entries)
-            self.undone[:] = [entry for entry in self.undone if entry not in gone]
+            self.pending_cleanup[:] = [entry for entry in self.pending_cleanup if entry not in gone]
 
     def _note_ended(self, ending: Args, _: object) -> None:
         self._endings.pop(ending, None)
 
     def take_back(self, operation: Any) -> list[tuple[bytes, bytes]]:
-        """What waits to be undone under a token that comes back: whoever brings it undoes it first."""
+        """Take the entries that the operation is about to set again out of `pending_cleanup`."""
         taken = set(operation.takes())
-        returning = [entry for entry in self.undone if entry in taken]
+        returning = [entry for entry in self.pending_cleanup if entry in taken]
         if returning:
             if self._cleaner is not None:
                 self._cleaner.cancel()
                 self._cleaner = None
-            left = [entry for entry in self.undone if entry not in taken]
-            self.undone[:] = []
+            left = [entry for entry in self.pending_cleanup if entry not in taken]
+            self.pending_cleanup[:] = []
             if left:
                 self.clean_up(left)
         return returning

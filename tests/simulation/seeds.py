@@ -1,4 +1,4 @@
-"""What simulations share: stories by the thousand, each from its seed, and the command that plays them."""
+"""Runs the stories of a simulation, each from its seed: by the thousand in tests, or by a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Story(Protocol):
 
 
 def violation_of(make: Callable[..., Story], seed: int, **options: Any) -> str | None:
-    """What breaks in a seed's story, and the story; None when nothing does."""
+    """The violation in a seed's story, with the story; None for none."""
     try:
         make(seed, **options).run()
     except Violation as violation:
@@ -41,7 +41,7 @@ def violation_of(make: Callable[..., Story], seed: int, **options: Any) -> str |
 
 
 def violations_in(make: Callable[..., Story], late_us: int, seeds: range) -> list[tuple[int, str]]:
-    """The seeds in which something breaks, each with what does."""
+    """The seeds with a violation, each with its violation."""
     found = [(seed, violation_of(make, seed, late_us=late_us)) for seed in seeds]
     return [(seed, violation.splitlines()[0]) for seed, violation in found if violation]
 

@@ -33,13 +33,13 @@ _BROUGHT = (b"brought", b"brought too")
 
 @dataclass
 class _Client:
-    """Somebody who takes the lock now and then.
+    """A client that takes the lock now and then.
 
     Attributes:
-        operation: what he is at.
-        token: what he holds, or believes to hold.
-        reply: what is on its way to him, and the holding in which it was made.
-        numbered: the holding in which he got his number.
+        operation: the one under way.
+        token: of the lock that it holds, or believes to hold.
+        reply: the one on its way, and the holding in which it was made.
+        numbered: the holding in which it got its number.
     """
 
     operation: AcquireFenced | Fence | None = None
@@ -51,8 +51,8 @@ class _Client:
 class _Story:
     """Three clients, one lock.
 
-    A holding begins when a token comes to stand at the free lock's key, or in another's place. Invariants: all who are
-    told a number in one holding are told the same, and each holding's number is higher than those of all before it.
+    A holding begins when the free lock's key is set to a token, or a token replaces another. Invariants: all clients
+    get the same number in one holding, and each holding's number is higher than those of all before it.
     """
 
     def __init__(self, choices: Choices, model: Model) -> None:
@@ -116,7 +116,7 @@ class _Story:
             self._give_up(client, operation)
         elif fate == 7:
             operation.note_unanswered(sent=False)
-        elif fate == 6:  # executed, if ever, when nobody expects it
+        elif fate == 6:  # executed, if ever, at some later time
             self._late.append(request)
             operation.note_unanswered(sent=True)
         else:
@@ -164,7 +164,7 @@ class _Story:
                 pass
 
     def _leave_off(self, client: _Client, token: bytes) -> None:
-        """Who holds the lock releases it, hands it to another, asks for its number again, or forgets it."""
+        """Let the holder release the lock, hand it over, ask for its number again, or forget it."""
         way = self._choices.below(4)
         heirs = [other for other in self._clients if other.operation is None and other.token is None]
         if way == 3:
@@ -202,7 +202,7 @@ def test_numbers_strictly_increase_in_every_story_that_hypothesis_thinks_of(stor
 
 
 class _ForgetsWhoHasTheNumber(Model):
-    """Counts again for who asks again."""
+    """Counts again for a holder that asks again."""
 
     def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
         self._items(fence).pop(b"token", None)
@@ -222,7 +222,7 @@ class _TakesATokenForAHolder(Model):
 
 
 class _LetsTheNumbersExpire(Model):
-    """Forgets the counter once nobody holds the lock."""
+    """Forgets the counter once the lock is free."""
 
     def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
         if value is None:

@@ -1,4 +1,4 @@
-"""Thousands of stories of holders in a lossy world. Each invariant must be able to fail, as the planted faults show."""
+"""Thousands of stories of holders with faults. Planted faults show that each invariant can fail."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _renew_without_looking(self: Reacquire, capabilities: Any, now: float) -> An
 
 
 def _believe_the_renewal(self: Lease, expires_at: float, certainly: bool) -> None:
-    """Whatever the holder does meanwhile, the renewal's lease counts."""
+    """The renewal's lease counts, even if the holder has set another meanwhile."""
     self.expires_at = expires_at
 
 
 @contextlib.contextmanager
 def _believe_the_holder(self: Lease, local: Any, new_ttl_ms: int | None) -> Iterator[None]:
-    """Whatever renewal is under way, the holder's own lease counts."""
+    """The holder's own lease counts, even if a renewal is under way."""
     self.busy += 1
     self.touched = True
     local.expiry = (self.token, self.expires_at)
@@ -111,21 +111,21 @@ def _count_from_the_reply(self: asyncio.Lock, attempt: Acquire, local: Any) -> N
 
 
 def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
-    """What is due is looked at too soon, again and again."""
+    """A lease that is due is renewed too soon, again and again."""
     return _real_add(self, record, min(due_at, vars(renewal)["clock"]()), interval_s)
 
 
 def _never_undo(self: LoopRenewer, entries: Any) -> None:
-    """What was dropped stays."""
+    """A dropped lock stays."""
 
 
 def _lose_in_silence(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
-    """Nobody is told."""
+    """A loss is not reported."""
     lease.lose(reason)
 
 
 def _lose_again(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
-    """Who was told is told again."""
+    """A loss is reported twice."""
     lease.lose(reason)
     losses += [LeaseLoss(lease, reason)] * 2
 
@@ -141,7 +141,7 @@ def _renew_at_the_end(self: Lease, now: float, chance: float) -> float:
 
 
 def _renew_for_ever(self: Lease, now: float) -> int | None:
-    """`max_hold` counts for nothing."""
+    """`max_hold` is ignored."""
     return self.ttl_ms if self.options.auto_renew else None
 
 
@@ -152,12 +152,12 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (Lease, "renewed", _believe_the_renewal, "rough", "left, and it ends|the key does not say so"),
         (Lease, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
         (Lease, "due_at", _renew_at_the_end, "calm", "could be renewed"),
-        (Lease, "renewal_ms", _renew_for_ever, "calm", "longer than he wants"),
+        (Lease, "renewal_ms", _renew_for_ever, "calm", "longer than it wants"),
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "for ever"),
         (LoopRenewer, "_clean_up", _never_undo, "calm", "has done with it"),
         (renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
-        (renewal, "lose", _lose_again, "faults", "told twice"),
+        (renewal, "lose", _lose_again, "faults", "reported twice"),
         (renewal, "reason_of", _guess, "faults", "is told that it was lost"),
     ],
 )

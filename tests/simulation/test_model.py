@@ -1,7 +1,7 @@
 """The model server answers the scripts of several keys as real servers do.
 
-Rules: random sequences of requests go to both, and what both answer, keep and push must be equal, but for times, of
-which only the order can be.
+Random sequences of requests go to both, and the replies, values and pushes of both must be equal; of times, only the
+order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _without_arrival(message: Any) -> tuple[bytes, bool]:
 
 
 class _Real:
-    """A real server, with two connections that listen."""
+    """A real server, with two connections that take pushes."""
 
     def __init__(self, server: Server, **user: str) -> None:
         options: dict[str, Any] = {"port": server.port, **user}
@@ -107,7 +107,7 @@ class _Real:
 
     @staticmethod
     def _heard(pubsub: Any) -> list[tuple[bytes, bool]]:
-        # What was pushed while the last sequence was executed is here: its replies came later.
+        # The pushes of the last sequence are here: its replies came later.
         heard = []
         while (message := pubsub.get_message(timeout=0)) is not None:
             heard.append(_without_arrival(message["data"]))

@@ -1,7 +1,7 @@
 """Thousands of schedules of lost requests, lost replies, errors and rivals, played against the model server.
 
-Rules: a schedule that fails names its seed or its bytes, and what every request did; and each invariant must be able to
-fail, which the planted faults show.
+A schedule that fails names its seed or its bytes, and what every request did. Planted faults show that each invariant
+can fail.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
 
 
 class _AcquireBlindToItself(commands.Acquire):
-    """Takes its own token, left by a lost attempt, for another's."""
+    """Takes its own token, set by an attempt without a reply, for another's."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         finished = super().feed(reply, capabilities)
@@ -67,7 +67,7 @@ class _AcquireBlindToItself(commands.Acquire):
 
 
 class _AcquireThatTrustsALoss(commands.Acquire):
-    """Takes any holder, after a lost attempt, for itself."""
+    """Takes any holder, after an attempt without a reply, for itself."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         finished = super().feed(reply, capabilities)
@@ -76,14 +76,14 @@ class _AcquireThatTrustsALoss(commands.Acquire):
 
 
 class _AcquireThatForgetsLosses(commands.Acquire):
-    """Gives up without saying that an undo is due."""
+    """Gives up without saying that a cleanup is due."""
 
     def note_unanswered(self, sent: bool) -> None:
         pass
 
 
 class _AcquireByForce(commands.Acquire):
-    """Sets the key whoever holds it."""
+    """Sets the key even if it is held."""
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         return tuple(word for word in super().request(capabilities, now) if word != b"NX")
@@ -99,7 +99,7 @@ class _AcquireThatCountsFromTheLastRequest(commands.Acquire):
 
 
 class _AcquireOwnThatTrustsWhatItFinds(AcquireOwn):
-    """Believes that what holds its token has a whole ttl left."""
+    """Believes that a lock with its token has a whole ttl left."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         finished = super().feed(reply, capabilities)
@@ -128,14 +128,14 @@ class _AcquireOwnThatTakesWhatIsGone(AcquireOwn):
 
 
 class _AcquireOwnThatForgetsLosses(AcquireOwn):
-    """Takes every request for a reacquire, after which nothing is due to be undone."""
+    """Takes every request for a reacquire, after which no cleanup is due."""
 
     def note_unanswered(self, sent: bool) -> None:
         pass
 
 
 class _AcquireOwnByForce(AcquireOwn):
-    """Renews the lease of whoever holds the lock."""
+    """Renews the lease of any holder."""
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         request = super().request(capabilities, now)
@@ -143,7 +143,7 @@ class _AcquireOwnByForce(AcquireOwn):
 
 
 class _ReleaseBlindToItself(commands.Release):
-    """Takes the success of its own lost attempt for a loss of the lock."""
+    """Takes the success of its own attempt without a reply for a loss of the lock."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         finished = super().feed(reply, capabilities)
@@ -161,14 +161,14 @@ class _ReleaseThatAlwaysSucceeds(commands.Release):
 
 
 class _ReleaseOfAnybodysLock(commands.Release):
-    """Deletes whatever token stands there."""
+    """Deletes a lock with any token."""
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         return tuple(b"rival" if word == self.token else word for word in super().request(capabilities, now))
 
 
 class _ReleaseThatFreesMarkedLocksOfOthers(commands.Release):
-    """Takes any mark for its own."""
+    """Takes any value with a contended flag for its own."""
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         request = super().request(capabilities, now)
@@ -176,7 +176,7 @@ class _ReleaseThatFreesMarkedLocksOfOthers(commands.Release):
 
 
 class _ReleaseBlindToMarks(commands.Release):
-    """Does not look at the queue where it finds its token unmarked nowhere."""
+    """Does not use the queue where the key has not its plain token."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         super().feed(reply, capabilities)
@@ -193,7 +193,7 @@ class _ExtendWithoutTheCap(commands.Extend):
 
 
 class _ExtendThatBelievesTooMuch(commands.Extend):
-    """Counts the addition twice in what it believes."""
+    """Believes in twice the addition."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         finished = super().feed(reply, capabilities)
@@ -213,7 +213,7 @@ class _ReacquireThatCreates(commands.Reacquire):
 
 
 class _ReacquireBlindToMarks(commands.Reacquire):
-    """Does not ask again for the marked token."""
+    """Does not ask again for the token with the contended flag."""
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
         return super().feed(reply, capabilities) or reply is None
@@ -260,7 +260,7 @@ def test_the_simulation_finds_a_planted_fault(machines: Machines, violation: str
 
 def test_the_simulation_finds_a_missing_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulation.one_lock.LeaveQueue", lambda *_: commands.ReadHolder(KEY))
-    assert any("the undo left the lock behind" in found for found in _violations(Machines()))
+    assert any("the cleanup left the lock behind" in found for found in _violations(Machines()))
 
 
 def test_a_quiet_schedule_takes_and_releases() -> None:

@@ -1,11 +1,10 @@
 """Contenders for a Redlock against model servers: thousands of schedules of slow, lost and late requests.
 
 The steps are those of the locks themselves, and of their renewal, driven by a clock set by hand. Servers freeze, forget
-nothing, and execute what they are sent in the order of each connection, however late. All clocks run at rates of their
-own.
+nothing, and execute the requests in the order of each connection, however late. Each clock runs at its own rate.
 
-Rules: no two leases that their holders believe in may overlap; no loss is told twice; a schedule is told by its seed.
-Planted bugs must be found.
+No two leases that their holders believe in may overlap, and no loss is reported twice. A failure names its seed.
+Planted faults must be found.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ COUNT = 5
 LIMIT_S = 0.05
 TTL_S = 0.5
 RATE = 0.004
-"""How far a clock's rate may be off: two clocks together stay within the 1 % that a lease allows for."""
+"""The largest error of a clock's rate: two clocks together stay within the 1 % that a lease allows for."""
 
 
 class _Server:
@@ -59,7 +58,7 @@ class _Server:
 
 
 class _Lock(RedlockBase):
-    """A Redlock whose servers are looked after by the simulation."""
+    """A Redlock on the servers of the simulation."""
 
     contender: _Contender
 
@@ -87,7 +86,7 @@ class _Keys:
 
 
 class _Contender:
-    """One process that wants the lock, again and again; it is its lock's renewer, too.
+    """A process that acquires the lock again and again; it is its lock's renewer, too.
 
     Attributes:
         held: how often it has had the lock.
@@ -167,7 +166,7 @@ class _Contender:
                 self.world.clean_up(self, index, (key, entry.token))
 
     def learn(self, lease: Lease, reason: LossReason) -> None:
-        """The loss is told."""
+        """Take the report of a loss."""
         assert lease not in self._told, f"told again: {reason}"
         self._told.append(lease)
 
@@ -185,21 +184,21 @@ class _World:
         self.contenders = [_Contender(self, number) for number in range(contenders)]
 
     def clock(self) -> float:
-        """The time as whoever acts has it."""
+        """The time by the clock of the contender that acts."""
         return self.now * (1.0 if self.acting is None else self.acting.rate)
 
     def check(self) -> None:
-        """Somebody believes in a lease, as long as that says; nobody else may."""
+        """Check that no other contender believes in a lease while this one does."""
         acting = self.acting
         believers = 0
         for contender in self.contenders:
-            self.acting = contender  # whose clock says how long his lease lasts
+            self.acting = contender  # its clock measures its lease
             believers += contender.lock.valid and not contender.releases
         self.acting = acting
         assert believers <= 1, "two hold it"
 
     def run(self, seconds: float) -> None:
-        """Let them contend."""
+        """Let the contenders run."""
         for contender in self.contenders:
             for life in (contender.live(), contender.renew()):
                 self._at(self.now, partial(self._step, contender, life))
@@ -212,7 +211,7 @@ class _World:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def clean_up(self, contender: _Contender, index: int, entry: tuple[bytes, bytes]) -> None:
-        """Have it undone at a server, behind what was sent before."""
+        """Have a server clean up, behind the requests that were sent before."""
         for request in cleanup_requests(self.servers[index].capabilities, [entry]):
             self._send(contender, index, request, None)
 
@@ -339,7 +338,7 @@ def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A renewal that counts whatever its holder has set meanwhile."""
+    """A renewal that counts even if its holder has set another lease meanwhile."""
 
     def renewed(self: Lease, expires_at: float, certainly: bool) -> None:
         self.expires_at = expires_at

@@ -1,4 +1,4 @@
-"""Thousands of stories of waiters in a lossy world. Each invariant must be able to fail, as the planted faults show."""
+"""Thousands of stories of waiters with faults. Planted faults show that each invariant can fail."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def test_a_seed_is_always_the_same_story() -> None:
 
 
 class _HandsOverToTheDead(Model):
-    """A hand-over does not count who hears of it."""
+    """A hand-over does not check that a listener gets the message."""
 
     def _is_heard(self, publish: bytes, channel: bytes) -> bool:
         return True
 
 
 class _LeavesWithoutPassingOn(Model):
-    """Who gives up keeps what he was granted at the same moment."""
+    """A waiter that gives up keeps a lock that is granted at the same moment."""
 
     def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *what: Any) -> Reply:
         return super()._leave(value if what[0] == b"keep" else None, lock, queue, waiters, token, *what)
 
 
 class _QueuesWithoutMarking(Model):
-    """The holder is not told that somebody waits."""
+    """A waiter does not set the contended flag."""
 
     def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
         reply = super()._wait(value, lock, queue, waiters, token, *words)
@@ -85,7 +85,7 @@ class _LastComeFirstServed(Model):
 
 
 class _LosesItsPlace(Model):
-    """Who asks again goes to the end of the queue."""
+    """A waiter that asks again goes to the end of the queue."""
 
     def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
         self._remove_item(queue, token)
@@ -93,21 +93,21 @@ class _LosesItsPlace(Model):
 
 
 class _DeletesInsteadOfHandingOver(Model):
-    """A release of a marked lock tells nobody."""
+    """A release of a contended lock notifies no waiter."""
 
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
         return self._run_on_one(RELEASE.sha, lock, self.entry(lock), token, ())
 
 
 class _PassesOverNobody(Model):
-    """Sleepers stay in front."""
+    """Sleepers stay at the head of the queue."""
 
     def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
         pass
 
 
 class _ReleasesAnybodysLock(Model):
-    """A hand-over does not look whose the lock is."""
+    """A hand-over does not check which token the lock has."""
 
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
         return 1 if self._hand_over(lock, queue, waiters) is None else 2
@@ -117,7 +117,7 @@ class _ReleasesAnybodysLock(Model):
 
 
 def _hear_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
-    """Everybody takes a grant for his own."""
+    """Each waiter takes a grant for its own."""
     for key_queue in self._key_queues.values():
         for waiter in list(key_queue.waiters.values()):
             waiter.mailbox.tell(Grant(waiter.token + b"+", waiter.since, b"1"))
@@ -129,38 +129,38 @@ def _take_and_count_from_now(self: Waiting, waiter: Waiter, message: object) -> 
 
 
 def _take_as_it_is(self: Waiting, waiter: Waiter, grant: Grant) -> Steps:
-    """However long it has lain there, a grant is good."""
+    """A grant is taken without a check of its age."""
     yield from ()
     return grant
 
 
 def _take_whatever_comes(self: Waiting, waiter: Waiter, message: object) -> Grant | None:
-    """The first message is believed, however long it has lain there."""
+    """The first message is believed without a check of its age."""
     return message if isinstance(message, Grant) else None
 
 
 def _never_due(self: Waiter) -> None:
-    """Nobody looks whether all is well."""
+    """No waiter makes a health check."""
 
 
 def _undo_nothing(self: JoinQueue, failed: bool) -> list[tuple[bytes, bytes]]:
-    """A doubtful place in the queue stays."""
+    """A place in the queue of unknown outcome is not cleaned up."""
     return []
 
 
 def _give_up_at_once(self: Waiting, waiter: Waiter, limit_s: float | None) -> Steps:
-    """Who runs out of time goes without leaving the queue."""
+    """A waiter whose time is up does not leave the queue."""
     yield from ()
 
 
 def _leave_without_heir(self: WaiterRegistry, waiter: Waiter) -> None:
-    """Who looks for all goes, and nobody does it after him."""
+    """The poller leaves, and no other waiter becomes the poller."""
     with self._mutex:
         waiter.key_queue.waiters.pop(waiter.token, None)
 
 
 def _undo_no_more(self: Any, entries: Any) -> None:
-    """What was given up is not undone."""
+    """A failed acquire is not cleaned up."""
 
 
 _real_note = Waiter.note
@@ -176,25 +176,25 @@ def _note_by_the_clock(self: Waiter, word: bytes, asked_at: float, left_ms: int)
     [
         (_HandsOverToTheDead, "rough", "whose connection is gone"),
         (_LeavesWithoutPassingOn, "rough", "left with"),
-        (_QueuesWithoutMarking, "calm", "is free, and somebody stands in the queue"),
+        (_QueuesWithoutMarking, "calm", "is free, and a waiter is in the queue"),
         (_LastComeFirstServed, "calm", "had the first place"),
         (_LosesItsPlace, "calm", "had the first place"),
-        (_DeletesInsteadOfHandingOver, "calm", "is free, and somebody stands in the queue"),
-        (_PassesOverNobody, "rough", "stands in front and sleeps"),
+        (_DeletesInsteadOfHandingOver, "calm", "is free, and a waiter is in the queue"),
+        (_PassesOverNobody, "rough", "is at the head and asleep"),
         (_ReleasesAnybodysLock, "rough", "the key does not say so|holds, and so does"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_scripts(
     model: type[Model], kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner somebody counts as asleep, the sooner faults are found
+    monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner a waiter counts as asleep, the sooner faults are found
     assert any(re.search(violation, found) for found in _violations(kind, model))
 
 
 @pytest.mark.parametrize(
     ("machine", "method", "broken", "kind", "violation"),
     [
-        (WaiterRegistry, "hear", _hear_for_anybody, "calm", "never was|later than it was granted"),
+        (WaiterRegistry, "hear", _hear_for_anybody, "calm", "it never had|later than it was granted"),
         (Waiting, "granted", _take_and_count_from_now, "calm", "believes"),
         (Waiting, "_if_fresh", _take_as_it_is, "rough", "not been renewed"),
         (Waiting, "granted", _take_whatever_comes, "rough", "not been renewed"),

@@ -1,4 +1,4 @@
-"""Those who wait in the simulation: each acquires, holds and releases, by the very machines of the library."""
+"""The waiters of the simulation: each acquires, holds and releases, by the library's own machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = b"name"
 
 @dataclass(eq=False)
 class BatchLease:
-    """What one waiter believes to hold.
+    """A lock that a waiter believes to hold.
 
     Attributes:
         ends_us: when its lease ends; None where it does not.
@@ -35,7 +35,7 @@ class BatchLease:
 
 
 class Waiter:
-    """One who acquires, holds and releases."""
+    """Acquires, holds and releases."""
 
     def __init__(self, simulation: Simulation, process: Process, number: int) -> None:
         dice = simulation.dice
@@ -65,13 +65,13 @@ class Waiter:
                 yield from self._round()
             except (Trouble, Cancelled) as error:
                 simulation.world.tell(self.name, "gave up:", type(error).__name__, str(error))
-                self._own_number += 0x10  # a token must be free of what was given up before it is used again
+                self._own_number += 0x10  # a token is used again only after its cleanup
                 simulation.let_go(self)
             self.state, self.waiting = "idle", None
             yield Sleep(simulation.think_s * dice.random())
 
     def wants(self, token: bytes) -> bool:
-        """Whether he does something for a lock with this token."""
+        """Whether the waiter uses a lock with this token."""
         return self.state != "idle" and (
             token == self.token or (self.waiting is not None and token == self.waiting.token)
         )
@@ -101,7 +101,7 @@ class Waiter:
         yield from self._release(hold, queued)
 
     def _acquire(self, token: bytes, ttl_ms: int | None, deadline: float | None) -> Steps:
-        """What `Lock.acquire` does. Returns since when the lease counts, or None, and whether somebody waits."""
+        """Acquire as `Lock.acquire` does. Returns when the lease began, or None, and whether the lock is contended."""
         simulation, world = self.simulation, self.simulation.world
         local = SharedOwner()
         queues = not self.custom and self.process.is_contended(KEY, deadline is None)
@@ -114,7 +114,7 @@ class Waiter:
                 if attempt.result:
                     return attempt.sent_at, False
                 if attempt.unsettled and not self.custom:
-                    self.token = token = simulation.new_token()  # that one is being undone
+                    self.token = token = simulation.new_token()  # the old one is being cleaned up
             if by_push:
                 self.state = "waiting"
                 self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, Limit(left_s), not self.custom)
@@ -138,7 +138,7 @@ class Waiter:
 
     @staticmethod
     def _wait(waiting: Waiting) -> Steps:
-        """What `wait` of the transports does."""
+        """Wait as the drivers do."""
         waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
         heard: object = ENTERED
         try:
@@ -166,7 +166,7 @@ class Waiter:
         simulation.note_release(hold, release)
 
     def _released(self, hold: BatchLease, queued: bool) -> Steps:
-        """Release until that has a verdict. Returns the operation."""
+        """Release until there is a verdict. Returns the operation."""
         expires_at = None if hold.ends_us is None else hold.ends_us / 1e6
         releasing = False
         while True:

@@ -1,8 +1,8 @@
 """A simulation of waiting: a few waiters in a few processes, a lossy world between them and the server.
 
-Each waiter acquires, holds and releases, some rounds long, by the very machines of the library; a seed decides how many
-they are, what each does and what goes wrong. Rules: after every event the invariants at `Simulation` are checked, and a
-`Violation` names the one that broke and tells the story. Time is simulated, so nothing waits for anything.
+Each waiter acquires, holds and releases for some rounds, by the library's own machines. A seed decides how many waiters
+there are, what each does and what goes wrong. After every event the invariants at `Simulation` are checked; a
+`Violation` names the broken one and contains the story. Time is simulated.
 
     python -m tests.simulation.waiting --seeds 100000 --jobs 2
     python -m tests.simulation.waiting --seed 4711 -v
@@ -39,21 +39,22 @@ class Simulation:
     """One seed's story.
 
     Invariants:
-        - Exclusion: no two hold within their leases at once, from the moment at which they are told until their
-          release leaves. (Not where an operator deleted the key after the lock was granted.)
-        - The truth: who holds within his lease finds his token at the key. (Likewise.)
-        - Nobody believes in more of a lease than the server grants.
-        - No lock is left with nobody: the key never holds the token of one who neither wants it, holds it, nor has it
-          undone, unless his process is dead, was forbidden to run scripts, or he does not release on purpose.
-        - The lock is never handed to one whose connection is gone, and after a look nobody stands in front who sleeps.
-        - Nobody is forgotten: after the last fault, everybody gets his lock within a bound.
-        - Who waits in the queue is given a lease of which three quarters are left, or that has just been renewed.
-        - In a calm world the lock is granted in the order in which the waiters took their places, is never free while
-          somebody has one, and takes three requests per acquisition and one look per interval and connection.
+        - Exclusion: no two waiters hold within their leases at once, from their notification until their release
+          leaves. (Not where an operator deleted the key after the lock was granted.)
+        - Truth: the key has the token of the waiter that holds within its lease. (With the same exception.)
+        - No waiter believes in more of a lease than the server grants.
+        - No lock is left behind: the key never has the token of a waiter that neither wants it, holds it, nor cleans it
+          up, unless its process is dead, was forbidden to run scripts, or the waiter keeps the lock on purpose.
+        - The lock is never handed to a waiter whose connection is gone, and after a health check no sleeper is at the
+          head of the queue.
+        - No waiter is forgotten: after the last fault, each gets its lock within a bound.
+        - A waiter in the queue gets a lease of which three quarters are left, or that has just been renewed.
+        - In a calm world the lock is granted in the order of arrival, is never free while a waiter is in the queue, and
+          takes three requests per acquisition and one health check per interval and connection.
 
     Args:
         seed: what decides everything.
-        tells: whether to write the story down.
+        tells: whether to record the story.
         model: the server.
         kind: of `_KINDS`; by default the seed decides.
         late_us: for how long at most the server reads on from a connection that its client has given up.
@@ -116,7 +117,7 @@ class Simulation:
     # ---- what is noted ----
 
     def _served(self, process: Process, args: Args, reply: Reply) -> None:
-        """A request has been executed."""
+        """Note that a request has been executed."""
         if self.calm:
             self._count(args, reply)
         self.look()
@@ -132,7 +133,7 @@ class Simulation:
             fields = self.model._items(_WAITERS)
             _, _, channel = fields[b"t" + first]
             if first != asking and fields[b"c" + channel] < self.model.now_ms:
-                self.fail(f"{first!r} stands in front and sleeps, though somebody has just looked")
+                self.fail(f"{first!r} is at the head and asleep after a health check")
 
     def _count(self, args: Args, reply: Reply) -> None:
         if args[0] not in (b"SET", b"EVALSHA", b"EVAL", b"DELIFEQ", b"DELEX"):
@@ -149,7 +150,7 @@ class Simulation:
                 self._places[token] = None
 
     def look(self) -> None:
-        """Whose is the lock now?"""
+        """Check which waiter has the lock now."""
         entry = self.model.entry(KEY)
         word = None if entry is None else entry.value
         token = None if word is None else (word[:-1] if word[-1:] == CONTENDED_FLAG else word)
@@ -158,7 +159,7 @@ class Simulation:
         self._owner = token
         if token is None:
             if self.calm and self.model._items(_QUEUE):
-                self.fail("the lock is free, and somebody stands in the queue")
+                self.fail("the lock is free, and a waiter is in the queue")
             return
         self._granted_us[token] = self._confirmed_us[token] = self.model.now_us
         if token in self.owners and not self.owners[token].process.connections:
@@ -181,13 +182,13 @@ class Simulation:
         return token
 
     def take(self, waiter: Waiter, since: float, queued: bool) -> BatchLease:
-        """A waiter has been told that the lock is his."""
+        """Note that a waiter was notified of its grant."""
         waiter.state = "holding"
         token, ttl_ms = waiter.token, self.ttl_ms
         since_us = round(since * 1e6)
         granted_us = self._granted_us.get(token)
         if granted_us is None:
-            self.fail(f"{waiter.name} was told that the lock is his, and it never was")
+            self.fail(f"{waiter.name} was notified of a lock that it never had")
         assert granted_us is not None
         hold = BatchLease(waiter.name, token, granted_us, None if ttl_ms is None else since_us + ttl_ms * 1000)
         self._check_lease(hold)
@@ -201,43 +202,43 @@ class Simulation:
         return hold
 
     def note_reacquire(self, hold: BatchLease, reacquire: Reacquire) -> None:
-        """A holder has set his ttl anew."""
+        """Note that a holder has set its ttl anew."""
         if reacquire.result:
             assert reacquire.ttl_ms is not None
             hold.ends_us = round(reacquire.sent_at * 1e6) + reacquire.ttl_ms * 1000
             self._check_lease(hold)
         elif self._is_valid(hold):
-            self.fail(f"{hold.who} could not reacquire what he holds")
+            self.fail(f"{hold.who} could not reacquire what it holds")
 
     def note_release(self, hold: BatchLease, release: Release) -> None:
-        """A release has ended."""
+        """Note that a release has ended."""
         entry = self.model.entry(KEY)
         if entry is not None and is_held_with(entry.value, hold.token) and not self._is_retaken(hold):
             self.fail(f"the release of {hold.who} ended {release.result} and left the lock")
         if hold.ends_us is None and not release.result and hold.granted_us > self._faults.deleted_us:
-            self.fail(f"the release of {hold.who} says that he did not hold")
+            self.fail(f"the release of {hold.who} says that it did not hold")
 
     def _is_retaken(self, hold: BatchLease) -> bool:
         return self._granted_us.get(hold.token) != hold.granted_us
 
     def let_go(self, waiter: Waiter) -> None:
-        """A waiter holds no more."""
+        """Note that a waiter does not hold any more."""
         self.holds.pop(waiter, None)
 
     # ---- the invariants ----
 
     def fail(self, what: str) -> None:
-        """An invariant does not hold."""
+        """Record that an invariant does not hold."""
         entry = self.model.entries.get(KEY)
         raise Violation("\n".join([what, *self.world.story, f"{self.world.now_us / 1000:10.3f} the key holds {entry}"]))
 
     def _is_valid(self, hold: BatchLease) -> bool:
-        """Whether he must hold it now."""
+        """Whether the waiter must hold the lock now."""
         in_time = hold.ends_us is None or self.world.now_us < hold.ends_us
         return in_time and hold.granted_us > self._faults.deleted_us
 
     def check_exclusion(self, new: BatchLease) -> None:
-        """Somebody has just begun to hold."""
+        """Check exclusion when a holder begins to hold."""
         others = [*self.holds.values(), *([self.rival] if self.rival and self.rival is not new else [])]
         for other in others:
             if self._is_valid(other) and self._is_valid(new):
@@ -252,7 +253,7 @@ class Simulation:
             self.fail(f"{hold.who} believes in a lease until {hold.ends_us}, and it ends at {ends_us}")
 
     def _check(self) -> None:
-        """After every event that changed something."""
+        """Check the invariants, after every event that changed something."""
         self.world.set_server_clock()
         entry = self.model.entry(KEY)
         word = None if entry is None else entry.value
@@ -266,8 +267,8 @@ class Simulation:
         owner = self.owners.get(token)
         if owner is None or owner.process.dead or owner.process.was_barred:
             return
-        if not (owner.wants(token) or token in self.world.doubtful or owner.process.undoes(KEY, token)):
-            self.fail(f"the lock is left with {token!r}, which nobody wants")
+        if not (owner.wants(token) or token in self.world.doubtful or owner.process.is_cleaning_up(KEY, token)):
+            self.fail(f"the lock is left with {token!r}, which no waiter wants")
 
     # ---- the run ----
 
@@ -312,27 +313,27 @@ class Simulation:
         return all(waiter.task.done or waiter.process.dead for waiter in self.waiters)
 
     def _patience_us(self) -> int:
-        """Until when everybody must have had the lock."""
+        """Until when each waiter must have had the lock."""
         rounds = sum(1 + waiter.rounds for waiter in self.waiters) + 3
         each_s = (self.ttl_ms or 0) / 1000 + self.hold_s + 10 * self.interval_s + 5 * self.world.slow_us / 1e6 + 0.5
         return self._faults.end_us + int(1e6 * rounds * each_s) + 5_000_000
 
     def _tidy_up_after_the_dead(self) -> None:
-        """What an operator does with a lock that does not expire and whose holder is dead."""
+        """Delete, as an operator does, a lock that does not expire and whose holder is dead."""
         token = self._owner or b""
         owner = self.owners.get(token)
         if owner is not None and (owner.process.dead or not owner.wants(token) or self._is_barred(owner)):
-            self.world.tell("the operator deletes a lock that nobody wants")
+            self.world.tell("the operator deletes a lock that no waiter wants")
             self._faults.operate("delete")
 
     @staticmethod
     def _is_barred(owner: Waiter) -> bool:
-        """Whether he may stand in the queue without having been able to leave it."""
+        """Whether the waiter may be in the queue because it was not able to leave."""
         return owner.process.was_barred and owner.state == "waiting"
 
     def _check_thrift(self) -> None:
         intervals = len(self.processes) * (1 + self.world.now_us / (1e6 * self.interval_s))
-        looks = intervals + self._grants / 2  # who looks for his line may be granted the lock, and another begins
+        looks = intervals + self._grants / 2  # a poller may be granted the lock, and another one begins
         if self._looks > looks:
             self.fail(f"{self._looks} looks, and {looks} would have done")
         allowed = 3 * self._grants + self._beginnings + intervals

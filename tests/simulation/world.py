@@ -1,8 +1,7 @@
-"""A simulated world for who waits: a clock, a network and the model server, in one order of events.
+"""A simulated world: a clock, a network and the model server, in one order of events.
 
-Everything takes a random time; what travels on one connection stays in order.
-
-Rules: no event happens but from the heap, and no chance but from the seed's dice, so a seed is always the same story.
+Everything takes a random time; messages on one connection stay in order. All events come from the heap and all chance
+from the seed's dice, so a seed is always the same story.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ class World:
     Args:
         dice: all chance.
         model: the server.
-        tells: whether to write down what happens.
+        tells: whether to record the story.
 
     Attributes:
         now_us: the time.
-        processes: who may hear of something.
+        processes: those that may get pushes.
         latency_us: how long things usually take; `slow` says how often much longer.
         served: called after each request that the server has executed.
         story: what happened.
-        doubtful: tokens of those who had the lock by the second of two requests, and may not end the connection of the
-            first: that may yet be executed, after the release, and nobody can undo it in time.
-        changed: whether somebody has got on since that was last looked at.
+        doubtful: tokens of waiters that got the lock by the second of two requests, and may not end the connection of
+            the first: that may be executed after the release, too late for a cleanup.
+        changed: whether a process has gone on since the last check.
     """
 
     def __init__(self, dice: random.Random, model: Model, tells: bool) -> None:
@@ -76,7 +75,7 @@ class World:
         self.latency_us = 300
         self.slow = 0.0
         self.slow_us = 20_000
-        self.lazy = 0.0  # how often a caller goes on only some time after he could
+        self.lazy = 0.0  # how often a caller goes on only some time after it could
         self.served: Callable[[Process, Args, Reply], None] = lambda *_: None
         self.tells = tells
         self.story: list[str] = []
@@ -95,7 +94,7 @@ class World:
         return self.now_us / 1e6
 
     def tell(self, *words: object) -> None:
-        """Write down what happens."""
+        """Add to the story."""
         if self.tells:
             self.story.append(f"{self.now_us / 1000:10.3f} " + " ".join(map(in_words, words)))
 
@@ -122,22 +121,22 @@ class World:
                 return True
         self.now_us = max(self.now_us, at_us)
         do(*args)
-        del do, args  # as asyncio does: an error keeps this frame, and one of them may keep the error
+        del do, args  # as asyncio does: an error keeps this frame, which must not keep the error
         return True
 
     def delay_us(self) -> int:
-        """How long something takes on its way."""
+        """How long a message takes on its way."""
         random_ = self.dice.random
         delay_us = 20 + int(self.latency_us * random_())
         return delay_us + int(self.slow_us * random_()) if random_() < self.slow else delay_us
 
     def pause_us(self) -> int:
-        """How long a caller who could go on does not."""
+        """How long a caller that could go on does not."""
         random_ = self.dice.random
         return int(self.slow_us * random_()) if self.lazy and random_() < self.lazy else 0
 
     def serve(self, process: Process, args: Args, connection: Connection | None) -> Reply:
-        """The server executes a request: at a microsecond of its own."""
+        """Let the server execute a request, at a microsecond of its own."""
         self.changed = True
         self.set_server_clock()
         reply = self.model.execute(args, connection)
@@ -147,7 +146,7 @@ class World:
         return reply
 
     def set_server_clock(self) -> None:
-        """Let the server look at the time."""
+        """Set the server's clock to the time."""
         self.model.now_us = max(self.model.now_us + 1, SERVER_STARTED_US + self.now_us)
 
 
@@ -191,7 +190,7 @@ class ClientConnection:
         self._returns_us = 0
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """What `Pipe.post` does."""
+        """Post as `Pipe.post` does."""
         if self.broken or self._process.loses_unsent(self):
             self.break_()
             raise ConnectionBroken(False, "broken")
@@ -210,7 +209,7 @@ class ClientConnection:
             world.at(self._arrives_us, None, self._serve, request)
 
     def clean_up(self, requests: list[Args]) -> None:
-        """Let requests leave that undo what went before; nobody waits for their replies."""
+        """Send requests that clean up after those before; no caller waits for their replies."""
         self.cleaning_up += requests
         self.send(requests, None)
 
@@ -272,14 +271,14 @@ class ClientConnection:
             call.execution.answered(call)
 
     def vanish(self) -> None:
-        """The server notices that the connection is gone, and forgets what it has not read."""
+        """Let the server notice that the connection is gone, and forget what it has not read."""
         if not self.gone:
             self.gone = True
             self._world.model.disconnect(self.session)
             self._process.connections.remove(self)
 
     def vanish_sometime(self) -> None:
-        """The server notices at once, or it reads on, to the end of what has been sent."""
+        """Let the server notice at once, or read on to the end of what has been sent."""
         world = self._world
         if world.late_us:
             at_us = max(world.now_us + int(world.late_us * world.dice.random()), self._arrives_us + 1)
@@ -288,11 +287,11 @@ class ClientConnection:
             self.vanish()
 
     def break_(self) -> None:
-        """The process notices."""
+        """Let the process notice that the connection is broken."""
         if self.broken:
             return
         self.broken = True
-        self._world.tell(self._process.name, "has lost its connection")
+        self._world.tell(self._process.name, "notices that its connection is broken")
         if self.registry is not None:
             if not self._process.blocking:
                 self.registry.tell_all(BROKEN)
@@ -307,7 +306,7 @@ class ClientConnection:
 
 
 class Mailbox:
-    """How one waiter is told."""
+    """The messages for one waiter."""
 
     def __init__(self, process: Process, connection: ClientConnection) -> None:
         self._process = process
@@ -322,7 +321,7 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> None:
-        """Let who listens look."""
+        """Let the listener look for a message."""
         if self._listener is not None:
             self._process.world.after(self._process.world.pause_us(), self._process, self._end, self._epoch)
 

@@ -1,7 +1,7 @@
-"""What the asyncio test modules share: a loop per test, clients that live in it, waiting in it, its fake clock.
+"""Helpers of asyncio tests: a loop per test, clients that live in it, waiting in it, its fake clock.
 
-Rules: as in helpers: nothing here asserts what a lock should do, every wait is on a condition. A test is an `async def`
-under `in_loop`; its clients are closed in its own loop.
+As in `helpers.py`, nothing here asserts what a lock should do, and every wait is on a condition. A test is an
+`async def` under `in_loop`; its clients are closed in its own loop.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AsyncClients:
 
 
 def run_in_loop(kind: str, scenario: Coroutine[Any, Any, Any]) -> Any:
-    """What the scenario returns or raises in a new loop of this kind."""
+    """Run the scenario in a new loop of this kind; returns or raises what it does."""
     if kind == "uvloop":
         import uvloop
 
@@ -111,7 +111,7 @@ async def settle() -> None:
 
 
 async def in_task(work: Callable[[], Awaitable[Any]]) -> Any:
-    """What the work returns or raises in a task of its own."""
+    """Do the work in a task of its own; returns or raises what it does."""
 
     async def run() -> Any:
         return await work()
@@ -130,7 +130,7 @@ class Owner:
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What the work returns or raises in the holder's task."""
+        """Do the work in the holder's task; returns or raises what it does."""
         self._asked.put_nowait(work)
         return await asyncio.wait_for(await self._answers.get(), PATIENCE_S)
 
@@ -152,7 +152,7 @@ class Owner:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the holder's task, whatever it holds."""
+        """End the holder's task, even if it holds the lock."""
         assert self._task is not None
         self._asked.put_nowait(None)
         await asyncio.wait_for(self._task, PATIENCE_S)

@@ -1,6 +1,6 @@
-"""The other end of an asyncio pipe, in a test's own hands, and tasks that call the pipe.
+"""The server's end of an asyncio pipe, driven by a test, and tasks that call the pipe.
 
-Rules: nothing here asserts what a pipe should do; nothing waits longer than `PATIENCE_S`.
+Nothing here asserts what a pipe should do, and nothing waits longer than `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Peer:
             await self.answer(b"$%d\r\n%b\r\n" % (len(request[-1]), request[-1]))
 
     def sent_so_far(self) -> bytes:
-        """What is to be had without waiting."""
+        """The bytes that can be read without waiting."""
         with contextlib.suppress(BlockingIOError):
             return self.sock.recv(1 << 20)
         return b""
 
 
 async def within(work: Awaitable[Any]) -> Any:
-    """What the work gives, before patience ends."""
+    """The result of the work, within `PATIENCE_S`."""
     return await asyncio.wait_for(work, PATIENCE_S)
 
 
@@ -132,5 +132,5 @@ def _outcome(task: asyncio.Task[Any]) -> object:
 
 
 async def pause(pipe: Pipe) -> asyncio.Task[Any]:
-    """Send more than the transport takes, without an answer; returns who waits for it."""
+    """Send more than the transport takes, without an answer; returns the task that waits for it."""
     return await start_many(pipe, *[b"x" * (1 << 20)] * 4)

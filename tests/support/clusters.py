@@ -1,9 +1,9 @@
 """Real clusters on loopback: three primaries and a replica of each, whose slots move and whose primaries fail.
 
-Rules: nothing changes but by a test's command, because nodes call one another dead only after a minute; a test in which
-they are to act by themselves says so. Slots that move in both directions may be disputed, until the nodes have heard of
-one another's epochs: so a test uses slots that have never moved, all in one direction, or lets the cluster settle. Who
-kills a node restores it.
+Nothing changes without a test's command, because nodes call one another dead only after a minute; a test in which they
+are to act by themselves says so. Slots that move in both directions may be disputed until the nodes know one another's
+epochs: so a test uses slots that have never moved, all in one direction, or lets the cluster settle. A test that kills
+a node restores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.waiting import FAR_S, Callers, Threads
 __all__ = ["SOON", "Cluster", "Place", "connect"]
 
 SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
-"""Settings of a lock whose waiters often look whether all is well."""
+"""Settings of a lock with frequent health checks."""
 
 _PRIMARIES = 3
 _SLOTS = 16_384
@@ -149,7 +149,7 @@ class Cluster:
     def _primaries_seen_by(admin: Any) -> set[int]:
         return {primary[1] for _, _, primary, *_ in admin.execute_command("CLUSTER", "SLOTS")}
 
-    # ---- who has what ----
+    # ---- nodes, slots and names ----
 
     @property
     def port(self) -> int:
@@ -182,7 +182,7 @@ class Cluster:
         return (primary + _PRIMARIES) % (2 * _PRIMARIES)
 
     def has(self, number: int, slot: int) -> bool:
-        """Whether a node has a slot, by its own word."""
+        """Whether a node says that it has a slot."""
         port = self.nodes[number].port
         shards: Any = self.admins[number].execute_command("CLUSTER", "SLOTS")
         return any(first <= slot <= last and primary[1] == port for first, last, primary, *_ in shards)
@@ -201,7 +201,7 @@ class Cluster:
             self.admins[source].execute_command("MIGRATE", "127.0.0.1", self.nodes[target].port, key, 0, 5000)
 
     def end_move(self, slot: int, source: int, target: int) -> None:
-        """Let a slot be the target's, by the word of all primaries: else it may be disputed."""
+        """Let a slot be the target's at all primaries: else it may be disputed."""
         self.move_keys(slot, source, target)
         others = set(self.primaries()).difference((source, target))
         for number in (target, source, *others):
@@ -225,7 +225,7 @@ class Cluster:
 
     @contextmanager
     def unserved(self, slot: int, owner: int) -> Iterator[None]:
-        """Nobody has this slot within the block."""
+        """Within the block, no node has this slot."""
         self.admins[owner].execute_command("CLUSTER", "DELSLOTS", slot)
         try:
             yield
@@ -277,7 +277,7 @@ class Cluster:
     def swap(self, primary: int) -> int:
         """Let a primary and its replica change places and lose nothing. Returns the new primary's number.
 
-        As `CLUSTER FAILOVER` does it, but that asks for votes, which nobody gives twice within two node timeouts.
+        As `CLUSTER FAILOVER` does it, but that needs votes, which no node gives twice within two node timeouts.
         """
         self._stop_writing(primary)
         try:

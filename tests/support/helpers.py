@@ -1,7 +1,6 @@
-"""What the test modules share: waiting on conditions, other threads, children and scripts, a fake clock.
+"""Helpers of all tests: waiting on conditions, other threads, children and scripts, a fake clock.
 
-Rules: nothing here asserts what a lock should do, and nothing waits longer than it must: every wait is on a condition,
-with a limit that only a failing test reaches.
+Nothing here asserts what a lock should do. Every wait is on a condition, with a limit that only a failing test reaches.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
 CLASSES: dict[str, LockClass] = {"redis-py": redis.lock.Lock, "ours": redislock_fast.Lock}
 
 RELEASE_COMMANDS = ("DELIFEQ", "DELEX", "EVALSHA", "EVAL")
-"""Whatever a release may be sent as."""
+"""The commands by which a release may be sent."""
 
 EXTEND_COMMANDS = ("SET", "EVALSHA", "EVAL")
-"""Whatever an extend or a reacquire may be sent as."""
+"""The commands by which an extend or a reacquire may be sent."""
 
 
 class FakeTime:
-    """Stands where redis-py's lock has `mod_time`, or our driver `time`: sleeping moves the clock and takes no time.
+    """In place of `mod_time` in redis-py's lock, or `time` in our driver: sleeping moves the clock and takes no time.
 
     Attributes:
         sleeps_s: every sleep asked for, in order.
@@ -108,7 +107,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def capabilities_of(server: Server) -> Capabilities:
-    """What a server understands, whatever its version."""
+    """The capabilities of a server."""
     with redis.Redis(port=server.port) as client:
         connection: Any = client.connection_pool.get_connection()
         replies = []
@@ -119,7 +118,7 @@ def capabilities_of(server: Server) -> Capabilities:
 
 
 def settings_of(lock: Any) -> tuple[Any, ...]:
-    """What the constructor was given, but the client."""
+    """The arguments of the constructor, without the client."""
     return (
         lock.name,
         lock.timeout,
@@ -146,15 +145,15 @@ def start(work: Callable[[], Result]) -> Future[Result]:
 
 
 def in_thread(work: Callable[[], Result]) -> Result:
-    """What the work returns or raises in another thread."""
+    """Do the work in another thread; returns or raises what it does."""
     return start(work).result(PATIENCE_S)
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """What the work returns in a forked child; its traceback where it raises."""
+    """Do the work in a forked child. Returns its result, or its traceback."""
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        # Newer interpreters warn of forking beside threads, which is the very thing under test.
+        # Newer interpreters warn of forking with several threads, which is under test here.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -189,7 +188,7 @@ def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[s
 
 @contextlib.contextmanager
 def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Send the main thread one SIGUSR1 after the other, each once the one before it was handled."""
+    """Send the main thread SIGUSR1 repeatedly, each signal once the one before was handled."""
     main = threading.main_thread().ident
     assert main is not None
     handled = threading.Event()

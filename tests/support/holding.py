@@ -1,6 +1,6 @@
-"""What the tests of holding share: locks, what `on_lost` was told, time by the server's clock, a GIL that is held.
+"""Helpers of the tests of leases: holders, reported losses, time by the server's clock, a GIL that is held.
 
-Rules: nothing here asserts what a lock should do, but for the two that say so.
+Nothing here asserts what a lock should do, but for two functions whose names say so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_S = 1.5
 """The ttl of a lock that is to be kept: its renewals may come late by a third of it."""
 
 LONG_S = 1.2 * KEPT_S
-"""Longer than a lock lives that is not renewed."""
+"""Longer than the ttl of a lock without renewal."""
 
 SLOW_S = 3.0
 """The ttl of a lock that is to be kept through a fault."""
@@ -80,7 +80,7 @@ class Holders:
         return self._made[-1]
 
     def drop(self) -> None:
-        """Keep none of them alive any more."""
+        """Drop all references to the locks."""
         self._made.clear()
 
     def close(self) -> None:
@@ -92,10 +92,10 @@ class Holders:
 
 
 class Losses:
-    """An `on_lost` that keeps what it is told.
+    """An `on_lost` that notes the losses.
 
     Args:
-        then: what to do with the lock besides.
+        then: also called with the lock.
 
     Attributes:
         reasons: of all losses, in order.
@@ -106,7 +106,7 @@ class Losses:
         self._then = then
 
     def __call__(self, lock: Any, reason: LossReason) -> object:
-        """As a lock calls it."""
+        """Note a loss."""
         self.reasons.append(reason)
         return self._then(lock)
 
@@ -117,7 +117,7 @@ class Losses:
 
 
 def assert_lost(holder: Contender, losses: Losses, reason: LossReason) -> None:
-    """Its loss is told once, for good, and by each later call."""
+    """Assert that its loss was reported once, and that each later call raises it."""
     assert losses.until() == [reason]
     assert (holder.lock.valid, holder.lock.lost) == (False, True)
     for verb, arguments in (("extend", (FAR_S,)), ("reacquire", ()), ("release", ())):
@@ -128,7 +128,7 @@ def assert_lost(holder: Contender, losses: Losses, reason: LossReason) -> None:
 
 
 def assert_believes_no_more_than_is_true(lock: Any, admin: redis.Redis) -> None:
-    """It is held, and what the lock believes to be left of its lease is not more than the server says."""
+    """Assert that the lock is held, and that the lease that it believes in is not longer than the server's."""
     asked_at = clock()
     believed_s = lock.remaining()
     left_s = admin.pttl(lock.name) / 1000
@@ -148,5 +148,5 @@ def until_passed(admin: redis.Redis, seconds: float) -> None:
 
 
 def hold_the_gil(seconds: float) -> None:
-    """Let nothing else run in this process for so long, as an extension may that does not release the GIL."""
+    """Let nothing else run in this process for so long, as an extension that does not release the GIL may."""
     ctypes.PyDLL(None).usleep(round(1e6 * seconds))

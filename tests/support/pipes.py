@@ -1,6 +1,6 @@
-"""What the tests of the pipes of threads share: both pipes, and a peer in the test's own hands.
+"""Helpers of the tests of the pipes of threads: both pipes, and the server's end, driven by the test.
 
-The fixtures that pair them stand in `conftest.py`.
+The fixtures that pair them are in `conftest.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGES: dict[bytes, list[Reply]] = {
     b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n": [b"invalidate", [b"k"]],
     b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$1500\r\n%b\r\n" % (b"y" * 1500): [b"message", b"ch", b"y" * 1500],
 }
-"""Pushes as a server may write them, and as they are told."""
+"""Pushes as a server may write them, and as `on_push` gets them."""
 
 FOREVER = -1.0
 

@@ -1,8 +1,8 @@
 """A TCP proxy between a client and a server that loses or delays chosen requests and replies, or answers them itself.
 
 It understands enough RESP to cut both directions into messages, and matches replies to requests first in, first out.
-Rules: loopback only; bytes that pass are never changed; what the server gets instead of a request that the proxy
-answers is a PING, so that replies stay in order; a fault is armed first and awaited on an event afterwards.
+It is for loopback only, and never changes bytes that pass. In place of a request that the proxy answers, the server
+gets a PING, so that replies stay in order. A test arms a fault first and awaits it on an event afterwards.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Rule:
     answer: bytes = b""
 
     def part_of(self, message: bytes) -> bytes:
-        """What is passed on of a message that is lost."""
+        """The part of a dropped message that is passed on."""
         return message[: int(self.share * len(message))]
 
 
@@ -129,9 +129,9 @@ class Proxy:
         requests: how many requests arrived, by command.
         replies: how many replies were passed on, by command.
         dropped: set when an armed fault has struck.
-        lost: how many messages were lost.
-        delay_s: how much later what the server sends is passed on, as over a network with that round trip; from the
-            first time on at which it is above 0, only ever to be made longer.
+        lost: how many messages were dropped.
+        delay_s: the delay of all that the server sends, as over a network with that round trip. Once it is above 0, it
+            may only be made longer.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -176,7 +176,7 @@ class Proxy:
         self._arm(_Rule(frozenset(commands), 1, drops_request=False, share=1, answer=reply))
 
     def forget(self) -> None:
-        """Have the server forget who is on the connections that are open now: a RESET precedes the next request."""
+        """Have the server forget the user of the connections that are open now: a RESET precedes the next request."""
         with self._state:
             for connection in self._connections:
                 connection.forgets = True
@@ -364,7 +364,7 @@ class Proxy:
                 self._state.notify_all()
 
     def _on_request(self, connection: _Connection, message: bytes) -> tuple[bytes, bool]:
-        """What is passed on, and whether the connection stays open."""
+        """The bytes to pass on, and whether the connection stays open."""
         name = command_name(message)
         with self._state:
             self._state.wait_for(lambda: not connection.stalled or connection not in self._connections)

@@ -1,7 +1,4 @@
-"""What the tests of Redlock share: locks on clients of five servers, and a look at the servers from outside.
-
-Rules: as in helpers.
-"""
+"""Helpers of the tests of Redlock: the clients of five servers, and the values on the servers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from tests.support.helpers import wait_until
 from tests.support.worlds import World
 
 LIMIT_S = 60.0
-"""Longer than a test lasts: a test that waits for a silent server for so long fails."""
+"""Longer than a test lasts: waiting for a silent server for so long fails the test."""
 
 SHORT_S = 0.8
 """A limit that is to be reached; not so short that a server which answers does not."""
@@ -49,7 +46,7 @@ class Make:
 
 
 def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
-    """What stands at the key, by server."""
+    """The value at the key, by server."""
     found = []
     for server in fleet:
         with redis.Redis(port=server.port) as client:
@@ -78,7 +75,7 @@ def believes_no_more_than_is_true(lock: Any, fleet: Iterable[Server]) -> bool:
 
 @contextlib.contextmanager
 def freezing(*servers: Server) -> Iterator[None]:
-    """The servers do nothing meanwhile."""
+    """Within the block, the servers are frozen."""
     for server in servers:
         server.signal(signal.SIGSTOP)
     try:
@@ -89,7 +86,7 @@ def freezing(*servers: Server) -> Iterator[None]:
 
 
 def take(servers: Iterable[Server]) -> None:
-    """Have another hold the lock at these servers."""
+    """Have the lock held by another client at these servers."""
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.set("name", "another's")

@@ -4,7 +4,7 @@ A test is left out of the usual run if it is marked `slow`, stands in `tests/slo
 parameters. `--all` runs everything; `--rest` runs what the usual run leaves out, so that both together are everything.
 Tests that are named one by one (`file.py::test`) always run.
 
-Rules: conftest.py imports the hooks. A test is slow if it waits for longer than a second.
+`conftest.py` imports the hooks. A test is slow if it waits for longer than a second.
 """
 
 from __future__ import annotations

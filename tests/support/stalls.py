@@ -1,10 +1,9 @@
-"""Runs a failed test again, once, where the machine stood still while it ran: leases end meanwhile, for nothing.
+"""Runs a failed test again, once, where the machine stalled during the test: leases end meanwhile.
 
-A separate process notices that: it sleeps for 50 ms at a time, and does nothing else. So a test may hold the GIL,
-fork, and stop processes, and none of that is taken for a stall. There is one for each process that runs tests.
+A separate process notices that: it sleeps for 50 ms at a time, and does nothing else. So a test that holds the GIL,
+forks or stops processes is not taken for a stall. There is one for each process that runs tests.
 
-Rules: conftest.py imports the hooks. Who may touch what: the watch belongs to the thread that runs pytest's hooks. Must
-not know: the tests.
+`conftest.py` imports the hooks. Thread safety: the watch belongs to the thread that runs pytest's hooks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ while True:
 
 
 class Watch:
-    """Notices when the machine stands still.
+    """Notices when the machine stalls.
 
     Attributes:
         pid: of the process that ticks.
@@ -56,7 +55,7 @@ class Watch:
         self.pid = self._ticker.pid
 
     def longest_s(self) -> float:
-        """The longest time since the last call for which the machine has stood still."""
+        """The longest stall since the last call, in seconds."""
         assert self._ticker.stdin is not None
         assert self._ticker.stdout is not None
         self._ticker.stdin.write(b"?")

@@ -1,4 +1,4 @@
-"""The fault proxy itself, before a real server: what it counts, what it loses, what it keeps."""
+"""Tests of the fault proxy before a real server: its counts, the messages that it drops and holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Tests that are run again where the machine has stood still: when, how often, beside which plugins.
+"""Tests of the second run after a stall: when, how often, with which plugins.
 
-Rules: pytest runs in a process of its own, on a file that is written for it. The machine stands still in so far as the
-process does that watches it.
+pytest runs in a process of its own, on a file that is written for it. A stall is made by stopping the watching process.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run(config, stands_still=True):
 
 
 class Outcome:
-    """What came of a pytest of its own.
+    """The outcome of a pytest of its own.
 
     Attributes:
         runs: how often the test has run.

@@ -1,4 +1,4 @@
-"""The clock that leases are measured with, and how much of a lease its holder counts on, as documented."""
+"""The clock of leases, and the documented allowance for drift."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What the tests of waiting share: a look at a lock's queue and at what a client sends, and contenders for a lock.
+"""Helpers of the tests of waiting: a lock's queue, the commands that a client sends, and contenders for a lock.
 
 `Threads` and `Tasks` make contenders with the same methods, so that a test is written once for both; a `Peer` is one in
-another process, to be killed and frozen.
-
-Rules: nothing here asserts what a lock should do, but for the order in `hand_round`, and every wait is on a condition.
+another process, to be killed and frozen. Nothing here asserts what a lock should do, but for the order in `hand_round`,
+and every wait is on a condition.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from redislock_fast._protocol.keys import queue_keys
 from tests.support.helpers import PATIENCE_S, start, wait_until
 
 FAR_S = 60.0
-"""A ttl or fallback interval beyond any test's patience: who is not told, hangs."""
+"""A ttl or fallback interval beyond any test's patience: a waiter that is not notified hangs."""
 
 LATE: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
-"""Settings of a lock that neither expires nor looks while a test runs."""
+"""Settings of a lock that neither expires nor makes health checks while a test runs."""
 
-_PEERS = multiprocessing.get_context("forkserver")  # a plain fork would copy whatever this process's threads hold
+_PEERS = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
 _PEERS.set_forkserver_preload(["tests.support.waiting"])
 
 
@@ -48,13 +47,13 @@ def queue_of(name: str | bytes) -> bytes:
 
 
 def queued(client: Any, name: str | bytes) -> int:
-    """How many stand in a lock's queue."""
+    """The length of a lock's queue."""
     length: int = client.zcard(queue_of(name))
     return length
 
 
 def until_queued(client: Any, name: str | bytes, length: int) -> None:
-    """Return once so many stand in the queue."""
+    """Return once the queue has this length."""
     wait_until(lambda: queued(client, name) == length, f"{length} wait for {name!r}")
 
 
@@ -70,7 +69,7 @@ def awake_s(admin: redis.Redis, name: str | bytes) -> dict[bytes, float]:
 
 
 class Sent:
-    """What the clients of one name send, by MONITOR: their connections must exist by then.
+    """The commands of the clients of one name, by MONITOR: their connections must exist by then.
 
     Attributes:
         commands: in order, in capitals, once the block is left.
@@ -82,7 +81,7 @@ class Sent:
 
 @contextmanager
 def sent_by(admin: redis.Redis, client_name: str) -> Iterator[Sent]:
-    """Note what the connections of this client name send within the block; not what scripts do."""
+    """Note the commands of the connections of this client name within the block, without those of scripts."""
     sent = Sent()
     with admin.monitor() as monitor:  # type: ignore[no-untyped-call]
         yield sent
@@ -102,11 +101,11 @@ def connections(admin: redis.Redis, client_name: str) -> int:
 
 
 class Guard:
-    """Notices when two are inside at once, in whatever processes: `with guard: ...` while a lock is held.
+    """Notices when two holders are inside at once, in any processes: `with guard: ...` while a lock is held.
 
     Attributes:
         overlaps: how often that was so.
-        entries: how often somebody was inside.
+        entries: how often a holder was inside.
     """
 
     def __init__(self) -> None:
@@ -123,7 +122,7 @@ class Guard:
         return int(self._entries.value)
 
     def __enter__(self) -> None:
-        """Come in."""
+        """Enter."""
         alone = self._inside.acquire(block=False)
         with self._entries.get_lock():
             self._entries.value += 1
@@ -132,7 +131,7 @@ class Guard:
                 self._overlaps.value += 1
 
     def __exit__(self, *_: object) -> None:
-        """Go out."""
+        """Leave."""
         with contextlib.suppress(ValueError):  # of two, the first has let go for both
             self._inside.release()
 
@@ -156,10 +155,10 @@ class Contender(ABC):
 
     @abstractmethod
     def use(self, guard: Guard, hold_s: float = 0.0, **kwargs: Any) -> Future[bool]:
-        """Begin to acquire, be inside for so long, and release. Gives what `acquire` gave."""
+        """Begin to acquire, be inside for so long, and release. The result is that of `acquire`."""
 
     def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of the lock returns or raises."""
+        """Call a method of the lock; returns or raises what it does."""
         return self.ask(verb, *args, **kwargs).result(PATIENCE_S)
 
     def acquire(self, **kwargs: Any) -> Future[bool]:
@@ -421,7 +420,7 @@ class Peer:
         return self._pipe.poll()
 
     def answer(self) -> Any:
-        """What the method returned or raised."""
+        """Return or raise what the method did."""
         if not self._pipe.poll(PATIENCE_S):
             raise AssertionError(f"no answer from {self.client_name}")
         answer = self._pipe.recv()
@@ -430,7 +429,7 @@ class Peer:
         return answer
 
     def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of its contender returns or raises."""
+        """Call a method of its contender; returns or raises what it does."""
         self.ask(verb, *args, **kwargs)
         return self.answer()
 
@@ -438,7 +437,7 @@ class Peer:
         """Stop the process where it stands. Returns once it has stopped."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
-        stat = Path(f"/proc/{self._process.pid}/stat")  # the child is the fork server's: nobody can be waited for
+        stat = Path(f"/proc/{self._process.pid}/stat")  # the fork server's child: this process cannot wait for it
         wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), "it has stopped")
 
     def thaw(self) -> None:

@@ -1,15 +1,15 @@
-"""Runs one text for threads and for tasks: a test is written for threads, and its locks may be asyncio's.
+"""Runs one test for threads and for tasks: it is written for threads, and its locks may be asyncio's.
 
 A module with `pytestmark = pytest.mark.usefixtures("world")` runs each of its tests in threads, and in a task of each
 kind of loop. In a loop, `lock_class` makes asyncio locks whose methods block: the test is a greenlet of the task, which
-awaits for it. So all that a test does is done by one task, and the test's other clients stay synchronous.
+awaits for it. So one task does all that the test does, and the test's other clients stay synchronous.
 
 A test may subclass `lock_class` and override `do_*` hooks, or assign methods to a lock: it writes plain methods, which
 become coroutine functions in a loop. What such a method calls on `self` or `super()` is an asyncio lock's, so it goes
 through `waited`.
 
-Rules: conftest.py imports the fixtures and the hook. A test waits by `wait_until`, which lets the loop run. Another
-thread must not use an asyncio lock: `World.start` runs work in another thread or task.
+`conftest.py` imports the fixtures and the hook. A test waits by `wait_until`, which lets the loop run. Another thread
+must not use an asyncio lock: `World.start` runs work in another thread or task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.helpers import CLASSES, PATIENCE_S, start
 
 THREADS = "threads"
 IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
-"""For a test that is about threads alone."""
+"""Marks a test of threads alone."""
 
 _COPIED = (
     *("host", "port", "db", "username", "password", "protocol", "client_name", "socket_timeout"),
@@ -42,7 +42,7 @@ _COPIED = (
 
 
 def waited(answer: Any) -> Any:
-    """What the awaitable returns or raises; anything else as it is. For the greenlet of a test."""
+    """Await an awaitable in the greenlet of a test; anything else is returned as it is."""
     if not inspect.isawaitable(answer):
         return answer
     import greenlet

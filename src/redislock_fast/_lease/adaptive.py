@@ -1,6 +1,6 @@
 """`AdaptiveTTL`: a ttl for each lock name, computed from how long locks of that name were held.
 
-Who may touch what: any thread, signal handler or finalizer may read and note at any time, with and without the GIL. All
+Thread safety: any thread, signal handler or finalizer may read and note at any time, with and without the GIL. All
 that is known of a name is one value that is replaced as a whole, and the dict of these values is used by atomic methods
 alone. There is no mutex, which a forked child could find locked, so a child keeps what was known. Where two threads
 note hold times of one name at the same time, one of the two may be lost. That is harmless, and rare: owners of one name

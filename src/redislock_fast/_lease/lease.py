@@ -3,7 +3,7 @@
 A lease belongs to the owner that has acquired, and ends with the lock object or the thread. The renewer has only weak
 references, so it does not keep a dropped lock alive.
 
-Who may touch what: the owner and the renewer change `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` under
+Thread safety: the owner and the renewer change `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` under
 `mutex`, and read them without it. Callers that share a lock object change `_releasing` in the same way. Only the
 renewer changes `renewing` and `troubled`. Everything else is the owner's.
 """

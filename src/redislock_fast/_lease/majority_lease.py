@@ -31,7 +31,7 @@ class MajorityEntry(NamedTuple):
 class MajorityLease:
     """The lease of a Redlock.
 
-    Who may touch what: every thread or task that shares the lock object may prolong the lease, also at once. `times` is
+    Thread safety: every thread or task that shares the lock object may prolong the lease, also at once. `times` is
     assigned as a whole, so each of them notices that another has begun meanwhile.
 
     Args:

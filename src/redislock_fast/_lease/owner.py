@@ -2,7 +2,7 @@
 
 `lock.local` is one of these. Other projects read and set `lock.local.token`, as on redis-py's locks.
 
-Who may touch what: each thread has a `ThreadOwner` of its own. All threads or tasks that share a lock object with
+Thread safety: each thread has a `ThreadOwner` of its own. All threads or tasks that share a lock object with
 `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a `PendingOwner` of
 its own. The owners of tasks are in `task_owner.py`.
 """

@@ -9,7 +9,7 @@ The times and the order in which the server executes the requests are not known.
 - A request that adds and is sent again because its reply did not come may cut the lease to the end that it computed
   first. So may a request without scripts, which sets the end that it has computed.
 
-Who may touch what: all callers that share an owner begin and end requests, under one mutex for all owners, which a
+Thread safety: all callers that share an owner begin and end requests, under one mutex for all owners, which a
 finalizer or a signal handler of the same thread may enter again. A forked child has another one.
 """
 

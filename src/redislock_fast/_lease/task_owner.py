@@ -1,6 +1,6 @@
 """The owners of tasks: `owner.Owner` for asyncio.
 
-Who may touch what: `TaskOwners` may be used from several loops in several threads, so its dict is used by atomic
+Thread safety: `TaskOwners` may be used from several loops in several threads, so its dict is used by atomic
 methods alone. Each entry is used by its own task while that lives, and by the tasks that run what it has called. An
 owner is first removed and then checked for a token; an acquire first notes the token and then checks whether its owner
 was removed. So one of them notices the other.

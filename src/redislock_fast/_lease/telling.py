@@ -1,6 +1,6 @@
 """The `on_lost` callback that runs now: a lock object must not treat calls from its callback as calls of its owner.
 
-Who may touch what: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
+Thread safety: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
 attribute is assigned as a whole.
 """
 

@@ -488,7 +488,7 @@ cdef class LoopPipe:
             self._write()
 
     cdef int _deliver(self, Py_ssize_t received) except -1:
-        """Complete the slots whose replies stand in the inbox, and deliver its pushes."""
+        """Complete the slots whose replies are in the inbox, and deliver its pushes."""
         cdef Py_ssize_t at = 0
         try:
             if self.between:
@@ -536,7 +536,7 @@ cdef class LoopPipe:
         return at
 
     cdef int _deliver_parsed(self, Py_ssize_t at, Py_ssize_t received) except -1:
-        """Let the parser have what begins at `at`, and deliver what it makes of that and of what it has already."""
+        """Let the parser take the bytes from `at` on, and deliver its replies and pushes."""
         cdef object reply
         if at < received:
             self.parser.feed(self.inbox, at, received - at)

@@ -240,8 +240,8 @@ cdef Py_ssize_t bulk_size(const char* data, Py_ssize_t size, Py_ssize_t* at) noe
 cdef list message_push(const char* data, Py_ssize_t size, Py_ssize_t* length):
     """The message of a channel that the data begins with, as hiredis would parse it, and its length; None for none.
 
-    A shortcut for the hot path alone, the message that grants a lock: hiredis takes a quarter of the time from its
-    arrival to the end of `acquire` where the process has slept while other processes had the CPU.
+    A shortcut for the hot path alone, the message that grants a lock: hiredis takes a large part of the time from its
+    arrival to the end of `acquire`.
     """
     cdef Py_ssize_t at = 17
     cdef Py_ssize_t found

@@ -42,7 +42,7 @@ cdef enum SlotState:
     ABANDONED = 5  # no caller waits: the reply will be dropped, and the thread that unlinks the slot frees it
 
 
-cdef enum Place:         # where a queued request stands
+cdef enum Place:         # the place of a queued request
     REFUSED = 0          # the pipe is dead, or there is no memory
     FOLLOWING = 1        # another thread reads
     SENDING = 2          # as FOLLOWING, and the caller is a sender now, which must send first

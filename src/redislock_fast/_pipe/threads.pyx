@@ -566,9 +566,8 @@ cdef class Pipe:
     cdef bint _may_block(self, Wait* wait) noexcept nogil:
         """Reader, with nothing leaving: let callers send for themselves. Returns False when it has more to send first.
 
-        Where a near server's reply is about to come, what is queued leaves in one write behind it. With many threads on
-        loopback, letting callers send then costs a third of the throughput; with a few threads and a far server, not
-        letting them costs a fifth.
+        Where a near server's reply is about to come, the queued requests leave in one write behind it: a write for each
+        would cost throughput, with many threads. With a far server, waiting for the reply would cost throughput.
         """
         cdef Slot* oldest
         cdef bint idle
@@ -737,7 +736,7 @@ cdef class Pipe:
         wake_all(ready)
 
     cdef int _deliver_rest(self) except -1:
-        """Reader: complete the slots whose replies stand in what is left of the inbox, and deliver its pushes."""
+        """Reader: complete the slots whose replies are in the rest of the inbox, and deliver its pushes."""
         if self.consumed == self.landed:
             return 0
         try:
@@ -793,7 +792,7 @@ cdef class Pipe:
         return 0
 
     cdef int _deliver_parsed(self) except -1:
-        """Reader: let the parser have what is left of the inbox, and deliver what it makes of that."""
+        """Reader: let the parser take the rest of the inbox, and deliver its replies and pushes."""
         cdef object reply
         self.parser.feed(self.inbox, self.consumed, self.landed - self.consumed)
         self.consumed = self.landed

@@ -55,7 +55,7 @@ class Pipe:
 
     Args:
         owner: what owns the socket: its `disconnect()` closes it.
-        sock: a connected stream socket, or what has a socket's methods.
+        sock: a connected stream socket, or an object with its methods.
     """
 
     def __init__(self, owner: Any, sock: socket.socket) -> None:
@@ -79,7 +79,7 @@ class Pipe:
         self._forked = False  # set once, in a forked child
         self._outbox = Outbox()  # see its fields
         self._answerable = 0  # reader; bytes that had left when it last received
-        self._heard_s = time.monotonic()  # reader; read by anybody as a hint
+        self._heard_s = time.monotonic()  # reader; any thread reads it as a hint
         forget_in_child(self)
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ Rules:
   time for another attempt.
 - A lock that is held on options has a `Lease`, which says until when it is held. Without one, its `MajorityLease` does.
 
-Who may touch what: see `_lease/owner.py`.
+Thread safety: see `_lease/owner.py`.
 """
 
 from __future__ import annotations

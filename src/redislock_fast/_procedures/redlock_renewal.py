@@ -62,7 +62,7 @@ class RedlockLease(Lease):
 
 
 def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
-    """Renew the leases that are due at the servers of a Redlock; a `Burst`."""
+    """Renew the leases that are due at the servers of a Redlock; a `RenewalBatch`."""
     return quorum.drive(renewing(due, losses))
 
 

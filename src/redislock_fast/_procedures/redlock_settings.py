@@ -21,7 +21,7 @@ _FEWEST = 3
 class RedlockSettings:
     """A Redlock without its operations. The public classes describe the parameters.
 
-    Who may touch what: `local` is replaced only in a forked child. For its own rules, see `_lease/owner.py`.
+    Thread safety: `local` is replaced only in a forked child. For its own rules, see `_lease/owner.py`.
     """
 
     _options: Options | None = None

@@ -26,9 +26,9 @@ from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
 __all__ = [
-    "Burst",
     "LeaseLoss",
     "Record",
+    "RenewalBatch",
     "Schedule",
     "Verdict",
     "attempting",
@@ -64,7 +64,7 @@ class LeaseLoss(NamedTuple):
     reason: LossReason
 
 
-Burst: TypeAlias = "Callable[[Any, list[Lease], list[LeaseLoss]], Any]"
+RenewalBatch: TypeAlias = "Callable[[Any, list[Lease], list[LeaseLoss]], Any]"
 """Renews the leases that are due on a transport, and adds losses to the list. For a loop, it returns a coroutine."""
 
 
@@ -126,7 +126,7 @@ class Schedule:
     Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
     removing take one dict operation, and leases are renewed in batches.
 
-    Who may touch what: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may interrupt
+    Thread safety: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may interrupt
     that thread; it only adds or removes a record of its own.
 
     Attributes:

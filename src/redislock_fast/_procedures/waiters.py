@@ -8,7 +8,7 @@ Leases: the server grants a lock to a waiter later than any moment at which it s
 So the lease of a grant counts from the last such moment (`since`) before the message came. A reply to one waiter about
 a lock is true for all waiters of the same key queue.
 
-Who may touch what: `hear` runs in the thread or loop that reads the connection. Any thread may register and remove a
+Thread safety: `hear` runs in the thread or loop that reads the connection. Any thread may register and remove a
 waiter, under the registry's mutex, which a signal handler or finalizer of the same thread may enter again. The times of
 a key queue are assigned as a whole; a stale one causes one superfluous request. Any thread uses
 `WaiterRegistry._handed_over` and `WaiterRegistry._waits`, by atomic methods alone; a missed update causes one
@@ -106,7 +106,7 @@ class KeyQueue:
     One waiter in the queue, the poller, makes the health checks for all: the waiter with the shortest interval; of
     several, the last that has joined, since it stays longest.
 
-    Who may touch what: everything is changed under the registry's mutex. `poller` is read without it: a stale one
+    Thread safety: everything is changed under the registry's mutex. `poller` is read without it: a stale one
     causes one superfluous health check, and the next poller gets a message.
 
     Args:

@@ -50,7 +50,7 @@ class Capabilities:
 
 
 def ending(client_info: Reply) -> Args | None:
-    """The request by which another connection ends this one: what the server has not executed by then, it never will.
+    """The request by which another connection ends this one: the server executes nothing more from it.
 
     It names the connection by number and address: after a failover, another server may have given the number to a
     connection of another client.

@@ -306,7 +306,7 @@ class Extend(TokenOperation):
 
     @property
     def may_cut(self) -> bool:
-        """Whether the lease may end before its earlier end plus what was added: its new ttl was computed here."""
+        """Whether the lease may end sooner than its earlier end plus the addition: its new ttl was computed here."""
         return self.unsettled or self._native
 
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server

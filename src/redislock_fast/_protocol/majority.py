@@ -96,7 +96,7 @@ class MajorityRound:
         return self.verdicts[index] is None and self.errors[index] is None
 
     def request(self, index: int, capabilities: Capabilities) -> Args:
-        """What to send to a server next."""
+        """The next request to a server."""
         self.sent[index] = True
         self.lost[index] = False
         return self.operations[index].request(capabilities, self.began)
@@ -302,7 +302,7 @@ class ReadRound(MajorityRound):
 
 
 class TakenRound(MajorityRound):
-    """Read whether another value stands at the key.
+    """Read whether the key has another value.
 
     Args:
         keys: by server.

@@ -185,7 +185,7 @@ class LeaveQueue(Release):
 
 
 def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, bytes]]) -> list[Args]:
-    """The requests that clean up after whatever was sent for these keys and tokens. They are posted behind it.
+    """The requests that clean up after all requests for these keys and tokens. They are posted behind those.
 
     A lock that was taken may have got the contended flag since, so it is handed over. Where scripts are forbidden, the
     native commands behind that delete the lock. No caller reads the replies.

@@ -59,7 +59,7 @@ class Cleanup:
         the connections. An attempt with a caller's own token is cleaned up by its claim alone.
 
         Args:
-            operation: what was executed.
+            operation: the acquire.
             unanswered: the connections on which a request left without an answer.
             failed: whether the caller gets an error.
         """

@@ -80,7 +80,7 @@ class Attempts:
         """Decide after a failed attempt whether there is another one.
 
         Args:
-            trouble: what was raised; one of `TRANSIENT`.
+            trouble: the error; one of `TRANSIENT`.
             error: what the caller gets if there is no other attempt.
         """
         self._pause_s = self.pause_s(trouble)

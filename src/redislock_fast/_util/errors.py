@@ -1,4 +1,4 @@
-"""The errors of a lock that was lost, or could not be had as asked."""
+"""The errors of a lock that was lost, or was not acquired as asked."""
 
 from __future__ import annotations
 

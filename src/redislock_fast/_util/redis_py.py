@@ -1,4 +1,4 @@
-"""redis-py's settings and errors: retry policies, what to make a connection with, and the error of an error reply."""
+"""redis-py's settings and errors: retry policies, the settings of a connection, and the error of an error reply."""
 
 from __future__ import annotations
 

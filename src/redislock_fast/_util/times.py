@@ -28,12 +28,10 @@ clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK
 """Seconds from an arbitrary start that never go back and include suspends."""
 
 GRACE_S = 0.1
-"""How many seconds a request that is under way when the caller's time ends may still take. Without them, no reply of a
-far server could ever count."""
+"""How many seconds a request may still take after its caller's time: else no reply of a far server counts."""
 
 MOST_FAILURES = 1000
-"""The most failures in a row that are counted: a pause that doubles with each, as redis-py's backoffs do, overflows
-after 1,023."""
+"""The most failures in a row that are counted: a pause that doubles with each, as redis-py's, overflows at 1,024."""
 
 _MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
 

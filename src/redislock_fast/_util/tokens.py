@@ -4,8 +4,7 @@ A token is 128 random bits from the operating system (Redis's page on distribute
 and cannot be guessed), behind a marker by which a waiter tells our holder from another client's. A token never appears
 in a repr, a log or an exception.
 
-Thread safety: any thread uses `_stock`, by `list.pop` and `list.extend` alone, each atomic with and without the
-GIL.
+Thread safety: any thread uses `_stock`, by `list.pop` and `list.extend` alone, atomic with and without the GIL.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ __all__ = ["CONTENDED_FLAG", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours",
 MARKER = b"rlf:"
 
 CONTENDED_FLAG = b"+"
-"""The contended flag: stands behind the token in the lock's value while a waiter is in the queue. Only tokens made here
-get it."""
+"""The contended flag: follows a token that was made here in the lock's value while a waiter is in the queue."""
 
 _BYTES = 16
 

@@ -232,5 +232,5 @@ async def _read_topology(client: Any) -> None:
 
 
 def _operation_of(route: Route) -> Operation:
-    """What the transport of a node executes: with `unanswered` given, it needs only the methods of an `Exchange`."""
+    """The operation for a node's transport: with `unanswered` given, that needs only the methods of an `Exchange`."""
     return cast("Operation", route.exchange)

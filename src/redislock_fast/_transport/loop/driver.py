@@ -1,6 +1,6 @@
 """The driver of procedures for tasks, and the server transports: one for each event loop and server or cluster.
 
-Who may touch what: `AsyncTransport._servers` is used by atomic methods of dict alone, each entry by its own loop's
+Thread safety: `AsyncTransport._servers` is used by atomic methods of dict alone, each entry by its own loop's
 thread, and closed loops' entries by anybody.
 """
 

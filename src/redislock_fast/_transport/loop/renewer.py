@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.telling import telling
-from redislock_fast._procedures.renewal import Burst, LeaseLoss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import LeaseLoss, Record, RenewalBatch, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.errors import LockLostError, LossReason
@@ -45,10 +45,10 @@ class LoopRenewer:
         burst: renews a batch of leases there.
     """
 
-    def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
+    def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: RenewalBatch) -> None:
         self._transport = transport
         self._loop = loop
-        self._burst = burst
+        self._renewal_batch = burst
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[Any]] = set()  # the loop itself does not keep them alive
@@ -95,7 +95,7 @@ class LoopRenewer:
         transport = self._transport()
         if due and transport is not None:
             losses: list[LeaseLoss] = []
-            burst = self._run(self._burst(transport, due, losses))
+            burst = self._run(self._renewal_batch(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
 
@@ -148,9 +148,9 @@ async def _logged(answer: Any, reason: LossReason) -> None:
 class _LoopRenewers:
     """The renewers of one transport, by loop."""
 
-    def __init__(self, transport: Any, burst: Burst) -> None:
+    def __init__(self, transport: Any, burst: RenewalBatch) -> None:
         self._transport = weakref.ref(transport)
-        self._burst = burst
+        self._renewal_batch = burst
         self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
 
     def of_running_loop(self) -> LoopRenewer:
@@ -160,14 +160,14 @@ class _LoopRenewers:
             for other in list(self._renewers):
                 if other.is_closed():
                     self._renewers.pop(other, None)
-            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop, self._burst))
+            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop, self._renewal_batch))
         return renewer
 
 
 _renewers: Registry[_LoopRenewers] = Registry()
 
 
-def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> LoopRenewer:
+def renewer_of(transport: Any, burst: RenewalBatch = _renew_on_server) -> LoopRenewer:
     """The one renewer of a transport and the running loop."""
     renewers = _renewers.get(id(transport))
     if renewers is None:

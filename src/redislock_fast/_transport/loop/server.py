@@ -123,14 +123,14 @@ class Mailbox:
             timeout_s: how long to wait, in seconds, unless the waiter may rest for longer.
         """
         if self._messages or timeout_s <= 0:
-            return self._look()
+            return self._oldest()
         self._listener = listener = self._pipe.listener()
         if timeout_s < _LONG_S:
             self._alarms.ring(waiter, timeout_s)
             return listener
         return self._wait_long(listener, timeout_s)
 
-    async def _look(self) -> object:
+    async def _oldest(self) -> object:
         return self._messages.pop(0) if self._messages else None
 
     async def _wait_long(self, listener: Awaitable[object], timeout_s: float) -> object:

@@ -24,9 +24,9 @@ __all__ = ["UncontendedBase"]
 
 
 class UncontendedBase(LockBase):
-    """A lock for tasks. The parameters stand on the classes that users name.
+    """A lock for tasks. The public classes describe the parameters.
 
-    By steps and a state machine, a pair takes 7 us of CPU more, of 5 in all with 100 tasks.
+    By steps and a state machine, an acquire and a release take more than twice the CPU.
     """
 
     _transport: AsyncTransport

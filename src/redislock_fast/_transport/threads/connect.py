@@ -51,7 +51,7 @@ class Connection:
         self.pipe.close()
 
     def forget(self) -> None:
-        """In a forked child: close its copy of the socket, silently. redis-py does not end the parent's session."""
+        """In a forked child: close its copy of the socket. redis-py does not end the parent's session then."""
         self._connection.disconnect()
 
 

@@ -4,7 +4,7 @@ Thread safety: any thread uses the schedule and `_thread`, under `_turn`, which 
 enter again.
 
 Each `on_lost` callback runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
-A pool would need as many threads as callbacks block, and a pooled thread would keep what a callback has acquired.
+In a pool, blocked callbacks would use up the threads, and a thread would keep the locks that a callback has acquired.
 
 A C extension that holds the GIL delays renewal, too: see docs/holding.md.
 """
@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.telling import telling
-from redislock_fast._procedures.renewal import Burst, LeaseLoss, Record, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import LeaseLoss, Record, RenewalBatch, Schedule, due_at, late_entries, renewing
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -50,9 +50,9 @@ class Renewer:
         burst: renews a batch of leases there.
     """
 
-    def __init__(self, transport: Any, burst: Burst = _renew_on_server) -> None:
+    def __init__(self, transport: Any, burst: RenewalBatch = _renew_on_server) -> None:
         self._transport = weakref.ref(transport)
-        self._burst = burst
+        self._renewal_batch = burst
         self.forget()
         fork.forget_in_child(self)
 
@@ -132,7 +132,7 @@ class Renewer:
             return
         losses: list[LeaseLoss] = []
         try:
-            self._burst(transport, due, losses)
+            self._renewal_batch(transport, due, losses)
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
@@ -185,6 +185,6 @@ def tell(lease: Lease, reason: LossReason) -> None:
 _renewers: Registry[Renewer] = Registry()
 
 
-def renewer_of(transport: Any, burst: Burst = _renew_on_server) -> Renewer:
+def renewer_of(transport: Any, burst: RenewalBatch = _renew_on_server) -> Renewer:
     """The one renewer of a transport."""
     return _renewers.get(id(transport)) or _renewers.add(transport, lambda transport: Renewer(transport, burst))

@@ -26,7 +26,7 @@ __all__ = ["UncontendedBase"]
 
 
 class UncontendedBase(LockBase):
-    """A lock for threads. The parameters stand on the classes that users name.
+    """A lock for threads. The public classes describe the parameters.
 
     By steps and a state machine, a pair takes 7 us of CPU more, of 30 in all.
     """
