@@ -20,11 +20,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import redis
 import redis.asyncio
+import redis.asyncio.retry
+import redis.retry
 
 import redislock_fast
 import redislock_fast.asyncio
@@ -188,6 +190,14 @@ def hand_round(contenders: list[Contender], answers: list[Future[Any]]) -> None:
         contender.release()
 
 
+def gets_and_frees(waiter: Contender, answer: Future[Any], admin: Any) -> None:
+    """The waiter gets the lock, owns it and releases it, and nothing is left on the server."""
+    assert answer.result(PATIENCE_S) is True
+    assert waiter.call("owned")
+    waiter.release()
+    assert admin.keys() == []
+
+
 def until_one_is_done(answers: Iterable[Future[Any]]) -> None:
     """Return once one of them has an answer."""
     wait_until(lambda: any(answer.done() for answer in answers), "one of them is done")
@@ -208,7 +218,21 @@ def serve(contenders: list[Contender], answers: list[Future[Any]]) -> list[int]:
 
 
 class Callers(ABC):
-    """Makes contenders of one kind: `with Threads() as callers: ...`."""
+    """Makes contenders of one kind: `with Threads() as callers: ...`.
+
+    Attributes:
+        kind: the name of this kind in `CALLERS`.
+        package: ours for this kind.
+        retry: redis-py's class of retry policies for this kind.
+    """
+
+    kind: str
+    package: ModuleType
+    retry: type[Any]
+    _redis: ModuleType
+
+    def __init__(self) -> None:
+        self._clients: list[Any] = []
 
     def __enter__(self) -> Any:
         """Ready."""
@@ -224,32 +248,47 @@ class Callers(ABC):
         self.close()
 
     @abstractmethod
-    def client(self, port: int, **options: Any) -> Any:
-        """A client of the server on this port, which is closed at the end."""
-
-    @abstractmethod
-    def contender(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on this client."""
-
-    @abstractmethod
-    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
-        """A lock on this client that was detached."""
-
-    @abstractmethod
-    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on the servers of these clients."""
-
-    @abstractmethod
-    def keep(self, client: Any) -> Any:
-        """The client, to be closed at the end."""
+    def begin(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin to call this in a new thread or task, which awaits what it returns."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close all clients."""
+        """End the calls of tasks, and close all clients."""
+
+    @abstractmethod
+    def _contender(self, lock: Any) -> Contender:
+        """The contender that uses this lock."""
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """What this returns or raises in a new thread or task."""
+        return self.begin(work).result(PATIENCE_S)
+
+    def client(self, port: int, **options: Any) -> Any:
+        """A client of the server on this port, which is closed at the end."""
+        return self.keep(self._redis.Redis(port=port, **options))
+
+    def keep(self, client: Any) -> Any:
+        """The client, to be closed at the end."""
+        self._clients.append(client)
+        return client
+
+    def contender(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on this client."""
+        return self._contender(self.package.Lock(client, name, thread_local=False, **settings))
 
     def contenders(self, count: int, client: Any, name: str = "name", **settings: Any) -> list[Contender]:
         """So many, each with a lock object of its own."""
         return [self.contender(client, name, **settings) for _ in range(count)]
+
+    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
+        """A lock on this client that was detached."""
+        return self._contender(
+            self.run(lambda: self.package.Lock.attach(client, handle, thread_local=False, **settings))
+        )
+
+    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
+        """A lock on the servers of these clients."""
+        return self._contender(self.package.Redlock(clients, name, thread_local=False, **settings))
 
 
 class _ThreadContender(Contender):
@@ -271,48 +310,31 @@ class _ThreadContender(Contender):
 class Threads(Callers):
     """Contenders whose calls run in threads, each in a new one."""
 
-    def __init__(self) -> None:
-        self._clients: list[Any] = []
+    kind = "threads"
+    package = redislock_fast
+    retry = redis.retry.Retry
+    _redis = redis
 
-    def client(self, port: int, **options: Any) -> redis.Redis:
-        """A client of the server on this port."""
-        client: redis.Redis = self.keep(redis.Redis(port=port, **options))
-        return client
-
-    def keep(self, client: Any) -> Any:
-        """The client, to be closed at the end."""
-        self._clients.append(client)
-        return client
-
-    def contender(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on this client."""
-        return _ThreadContender(redislock_fast.Lock(client, name, thread_local=False, **settings))
-
-    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
-        """A lock on this client that was detached."""
-        return _ThreadContender(redislock_fast.Lock.attach(client, handle, thread_local=False, **settings))
-
-    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on the servers of these clients."""
-        return _ThreadContender(redislock_fast.Redlock(clients, name, thread_local=False, **settings))
+    def begin(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin to call this in a new thread."""
+        return start(work)
 
     def close(self) -> None:
         """Close all clients."""
         for client in self._clients:
             client.close()
 
+    def _contender(self, lock: Any) -> Contender:
+        return _ThreadContender(lock)
+
 
 class _TaskContender(Contender):
-    def __init__(self, lock: Any, submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]) -> None:
+    def __init__(self, lock: Any, tasks: Tasks) -> None:
         super().__init__(lock)
-        self._submit = submit
+        self._tasks = tasks
 
     def ask(self, verb: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        async def work() -> Any:
-            answer = getattr(self.lock, verb)(*args, **kwargs)
-            return await answer if inspect.isawaitable(answer) else answer
-
-        return self._submit(work())
+        return self._tasks.begin(lambda: getattr(self.lock, verb)(*args, **kwargs))
 
     def use(self, guard: Guard, hold_s: float = 0.0, **kwargs: Any) -> Future[bool]:
         async def work() -> bool:
@@ -323,14 +345,19 @@ class _TaskContender(Contender):
                 await self.lock.release()
             return acquired
 
-        return self._submit(work())
+        return self._tasks.submit(work())
 
 
 class Tasks(Callers):
     """Contenders whose calls run in tasks of one event loop, which runs in a thread of its own."""
 
+    kind = "tasks"
+    package = redislock_fast.asyncio
+    retry = redis.asyncio.retry.Retry
+    _redis = redis.asyncio
+
     def __init__(self) -> None:
-        self._clients: list[Any] = []
+        super().__init__()
         running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._ended = start(lambda: asyncio.run(self._live(running)))
         self._loop, self._end = running.result(PATIENCE_S)
@@ -342,33 +369,14 @@ class Tasks(Callers):
         for client in self._clients:
             await client.aclose()
 
-    def client(self, port: int, **options: Any) -> redis.asyncio.Redis:
-        """A client of the server on this port."""
-        client: redis.asyncio.Redis = self.keep(redis.asyncio.Redis(port=port, **options))
-        return client
+    def begin(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin to call this in a task of the loop, which awaits what it returns."""
 
-    def keep(self, client: Any) -> Any:
-        """The client, to be closed at the end."""
-        self._clients.append(client)
-        return client
+        async def run() -> Any:
+            answer = work()
+            return await answer if inspect.isawaitable(answer) else answer
 
-    def contender(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on this client."""
-        lock = redislock_fast.asyncio.Lock(client, name, thread_local=False, **settings)
-        return _TaskContender(lock, self.submit)
-
-    def attached(self, client: Any, handle: redislock_fast.Handle, **settings: Any) -> Contender:
-        """A lock on this client that was detached."""
-
-        async def attach() -> redislock_fast.asyncio.Lock:
-            return redislock_fast.asyncio.Lock.attach(client, handle, thread_local=False, **settings)
-
-        return _TaskContender(self.submit(attach()).result(PATIENCE_S), self.submit)
-
-    def redlock(self, clients: list[Any], name: str | bytes = "name", **settings: Any) -> Contender:
-        """A lock on the servers of these clients."""
-        lock = redislock_fast.asyncio.Redlock(clients, name, thread_local=False, **settings)
-        return _TaskContender(lock, self.submit)
+        return self.submit(run())
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run in a task of the loop; cancelling the future cancels the task."""
@@ -379,8 +387,11 @@ class Tasks(Callers):
         self._loop.call_soon_threadsafe(self._end.set)
         self._ended.result(PATIENCE_S)
 
+    def _contender(self, lock: Any) -> Contender:
+        return _TaskContender(lock, self)
 
-CALLERS: dict[str, type[Threads | Tasks]] = {"threads": Threads, "tasks": Tasks}
+
+CALLERS: dict[str, type[Threads | Tasks]] = {kind.kind: kind for kind in (Threads, Tasks)}
 
 
 # Processes

@@ -28,8 +28,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 
 import redislock_fast.asyncio
-from tests.support.async_helpers import ASYNC_CLASSES, LOOP_KINDS, run_in_loop
-from tests.support.helpers import CLASSES, PATIENCE_S, start
+from tests.support.async_helpers import ASYNC_CLASSES, LOOP_KINDS, FakeAsyncio, run_in_loop
+from tests.support.helpers import CLASSES, PATIENCE_S, FakeTime, start
 
 THREADS = "threads"
 IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
@@ -272,6 +272,10 @@ class World:
     def beside(self, work: Callable[[], Any]) -> Any:
         """What the work returns or raises in another thread or task."""
         return self.start(work).result(PATIENCE_S)
+
+    def sleep_by(self, clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have our locks of this world sleep by this clock."""
+        (clock if self.in_threads else FakeAsyncio(clock)).replace_ours(monkeypatch)
 
     def run(self, test: Callable[[], object]) -> None:
         """Run the test in a loop of this kind."""

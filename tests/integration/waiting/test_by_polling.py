@@ -1,7 +1,6 @@
-"""The other ways to wait: by polling, with redis-py's own pauses or with those of a backoff of redis-py.
+"""The other ways to wait, for threads and for tasks: by polling, with the pauses of redis-py or of one of its backoffs.
 
-For asyncio the same stands in `test_asyncio_push.py`. Rules: sleeping is faked where it is counted. Must not
-know: how a lock is polled.
+Rules: sleeping is faked where it is counted.
 """
 
 from __future__ import annotations
@@ -23,23 +22,20 @@ from redis.backoff import (
     NoBackoff,
 )
 
-from redislock_fast import Lock, Locker
+from redislock_fast import Lock
 from redislock_fast._util import times
 from redislock_fast._util.times import clock
-from tests.support.helpers import PATIENCE_S, FakeTime, start, wait_until
+from redislock_fast.server import Server
+from tests.support.helpers import PATIENCE_S, FakeTime, wait_until
+from tests.support.waiting import Callers
+from tests.support.worlds import World
 
 
 @pytest.fixture
-def holder(client: redis.Redis) -> Lock:
-    """A lock of another object than the waiter's."""
-    return Lock(client, "name", timeout=60)
-
-
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def slept(world: World, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """What our locks sleep by."""
     fake = FakeTime(at_most=5)
-    fake.replace_ours(monkeypatch)
+    world.sleep_by(fake, monkeypatch)
     return fake
 
 
@@ -51,9 +47,9 @@ def taken(client: redis.Redis) -> redis.Redis:
 
 
 @pytest.mark.parametrize("sleep", [0.1, 2.5, 0])
-def test_polling_sleeps_as_redis_py_does(taken: redis.Redis, slept: FakeTime, sleep: float) -> None:
+def test_polling_sleeps_as_redis_py_does(our_lock: Any, taken: redis.Redis, slept: FakeTime, sleep: float) -> None:
     with pytest.raises(AssertionError, match="for ever"):
-        Lock(taken, "name", sleep=sleep, wait="poll").acquire()
+        our_lock(taken, "name", sleep=sleep, wait="poll").acquire()
     assert slept.sleeps_s == [sleep] * 5
     assert taken.keys() == [b"name"]
 
@@ -70,7 +66,9 @@ BACKOFFS: list[AbstractBackoff] = [
 
 
 @pytest.mark.parametrize("backoff", BACKOFFS, ids=lambda backoff: type(backoff).__name__)
-def test_pauses_are_the_backoffs_own(taken: redis.Redis, slept: FakeTime, backoff: AbstractBackoff) -> None:
+def test_pauses_are_the_backoffs_own(
+    our_lock: Any, taken: redis.Redis, slept: FakeTime, backoff: AbstractBackoff
+) -> None:
     own = copy.deepcopy(backoff)
     own.reset()  # type: ignore[no-untyped-call]
     random.seed(7)
@@ -80,66 +78,70 @@ def test_pauses_are_the_backoffs_own(taken: redis.Redis, slept: FakeTime, backof
         slept.sleeps_s.clear()
         random.seed(7)
         with pytest.raises(AssertionError, match="for ever"):
-            Lock(taken, "name", wait=backoff).acquire()
+            our_lock(taken, "name", wait=backoff).acquire()
         assert slept.sleeps_s == pauses_s
     assert vars(backoff) == before
 
 
-def test_a_pause_that_would_end_too_late_is_not_slept(taken: redis.Redis, slept: FakeTime) -> None:
-    lock = Lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
+def test_a_pause_that_would_end_too_late_is_not_slept(our_lock: Any, taken: redis.Redis, slept: FakeTime) -> None:
+    lock = our_lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
     assert lock.acquire(blocking_timeout=1) is False
     assert slept.sleeps_s == [0.2, 0.4]
 
 
-def test_backoff_goes_on_for_as_long_as_somebody_waits(taken: redis.Redis, slept: FakeTime) -> None:
+def test_backoff_goes_on_for_as_long_as_a_caller_waits(our_lock: Any, taken: redis.Redis, slept: FakeTime) -> None:
     slept.at_most = 1100
-    lock = Lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
+    lock = our_lock(taken, "name", wait=ExponentialBackoff(cap=10, base=0.1))
     with pytest.raises(AssertionError, match="for ever"):
         lock.acquire()
     assert slept.sleeps_s[-1] == 10
 
 
 @pytest.mark.parametrize("wait", ["poll", ConstantBackoff(0.005)], ids=["poll", "backoff"])
-def test_who_polls_gets_the_lock_and_never_queues(client: redis.Redis, holder: Lock, wait: Any) -> None:
-    holder.acquire()
-    waiter = Lock(client, "name", sleep=0.005, thread_local=False, wait=wait)
+def test_a_poller_gets_the_lock_and_never_queues(
+    callers: Callers, server: Server, client: redis.Redis, wait: Any
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), timeout=60, sleep=0.005, wait=wait)
+    assert holder.call("acquire")
     before = client.info("commandstats")["cmdstat_set"]["calls"]
-    answer = start(waiter.acquire)
+    answer = waiter.acquire()
     wait_until(lambda: client.info("commandstats")["cmdstat_set"]["calls"] > before + 3, "tries again and again")
     assert client.keys() == [b"name"]
-    assert client.get("name") == holder.local.token
+    assert client.get("name") == holder.lock.local.token
     holder.release()
     assert answer.result(PATIENCE_S) is True
 
 
 @pytest.mark.parametrize("wait", ["nonsense", "", "PUSH", None, 0.1, True, AbstractBackoff], ids=str)
-def test_an_unknown_way_to_wait_is_refused(client: redis.Redis, wait: Any) -> None:
+def test_an_unknown_way_to_wait_is_refused(world: World, client: redis.Redis, wait: Any) -> None:
     with pytest.raises(ValueError, match="wait"):
-        Lock(client, "name", wait=wait)
+        world.ours.Lock(world.client(client), "name", wait=wait)
     with pytest.raises(ValueError, match="wait"):
-        Locker(client).lock("name", wait=wait)
-    lock = Lock(client, "name")
+        world.ours.Locker(world.client(client)).lock("name", wait=wait)
+    lock = world.ours.Lock(world.client(client), "name")
     with pytest.raises(ValueError, match="wait"):
         lock.wait = wait
     assert lock.wait == "push"
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_way_to_wait_may_be_changed(taken: redis.Redis, slept: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "clock", clock)  # what waits by push reads the real one
-    lock = Lock(taken, "name", timeout=1, sleep=0.01)
+def test_the_way_to_wait_may_be_changed(
+    world: World, our_lock: Any, taken: redis.Redis, slept: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "clock", clock)  # waiting by push reads the real one
+    lock = our_lock(taken, "name", timeout=1, sleep=0.01)
     assert lock.wait == "push"
     assert lock.acquire(blocking_timeout=0.005) is False
     assert slept.sleeps_s == []
-    slept.replace_ours(monkeypatch)
+    world.sleep_by(slept, monkeypatch)
     lock.wait = "poll"
     assert lock.acquire(blocking_timeout=0.025) is False
     assert slept.sleeps_s == [0.01, 0.01]
 
 
 @pytest.mark.parametrize("wait", ["push", "poll", ExponentialBackoff(cap=3, base=0.5)], ids=["push", "poll", "backoff"])
-def test_copies_keep_the_way_to_wait(client: redis.Redis, wait: Any) -> None:
-    lock = Locker(client).lock("name", wait=wait)
+def test_copies_keep_the_way_to_wait(world: World, client: redis.Redis, wait: Any) -> None:
+    lock = world.ours.Locker(world.client(client)).lock("name", wait=wait)
     assert copy.copy(lock).wait is wait
 
 

@@ -1,6 +1,6 @@
-"""Waiting for a contended lock in its queue: what is sent, in which order the lock goes round, what its holder can do.
+"""Waiting for a contended lock in its queue: what is sent, and in which order the lock goes round.
 
-Rules: whoever must be told waits with an interval that no test lives to see, so that a test hangs where he is not.
+Rules: a waiter that must be notified has an interval longer than any test, so that a test hangs where it is not.
 Orders are made certain by the length of the queue.
 """
 
@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast import Lock, Locker
+from redislock_fast import Lock
 from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
-from tests.conftest import Connect, MakeUser
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, capabilities_of, start, wait_until
 from tests.support.waiting import (
     CALLERS,
@@ -34,7 +32,6 @@ from tests.support.waiting import (
     Peer,
     Sent,
     Tasks,
-    Threads,
     connections,
     hand_round,
     queue_up,
@@ -245,7 +242,7 @@ def test_who_is_back_after_a_long_wait_puts_his_look_off_for_as_long(
     contend([waiter], looks=2)
     with sent_by(client, "newcomer") as newcomers, sent_by(client, "waiter") as waiters:
         contend([waiter, newcomer], looks=1)
-    # The wait and the release of each, and the newcomer's look, though he came later.
+    # The wait and the release of each, and the newcomer's health check, though it came later.
     assert [sent.commands.count("EVALSHA") for sent in (waiters, newcomers)] == [2, 3]
 
 
@@ -353,183 +350,3 @@ def test_what_stands_there_while_the_lock_goes_round_is_always_a_waiters_token(
     assert None not in values[: len(held)], "free in between"
     seen = [token for token, _ in groupby(value.removesuffix(b"+") for value in held)]
     assert seen == [token for token in tokens if token in seen]
-
-
-# What stands at the key
-
-
-def test_a_lock_is_marked_from_when_somebody_waits(
-    callers: Callers, server: Server, client: redis.Redis, holder: Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
-    holder.acquire()
-    assert client.get("name") == holder.local.token
-    answers = queue_up([waiter], client)
-    assert client.get("name") == holder.local.token + b"+"
-    holder.release()
-    hand_round([waiter], answers)
-    holder.acquire()
-    assert client.get("name") == holder.local.token
-
-
-@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
-def test_every_operation_on_a_marked_lock(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, scripts: bool
-) -> None:
-    if not scripts and capabilities_of(server).release is None:
-        pytest.skip("without scripts, only native commands extend and release")
-    user = acl_user(server, *([] if scripts else ["-eval", "-evalsha", "-script"]))
-    holder = callers.contender(callers.client(server.port, **user.options()), timeout=10)
-    waiter = callers.contender(callers.client(server.port), timeout=FAR_S, sleep=FAR_S if scripts else 0.02)
-    assert holder.call("acquire")
-    answers = queue_up([waiter], client)
-    token = holder.lock.local.token
-    for _ in range(2):
-        assert (holder.call("locked"), holder.call("owned"), waiter.call("owned")) == (True, True, False)
-        assert holder.call("extend", 10) is True
-        assert 10_000 < client.pttl("name") <= 20_000
-        assert holder.call("extend", 5, replace_ttl=True) is True
-        assert 0 < client.pttl("name") <= 5_000
-        assert holder.call("reacquire") is True
-        assert 5_000 < client.pttl("name") <= 10_000
-        assert client.get("name") == token + b"+"
-        assert holder.lock.local.token == token
-    holder.release()
-    hand_round([waiter], answers)
-    for verb in ("release", "extend", "reacquire"):
-        with pytest.raises(LockError):
-            holder.call(verb, *([1] if verb == "extend" else []))
-
-
-def test_every_operation_on_a_lock_that_was_handed_over(
-    callers: Callers, server: Server, client: redis.Redis, holder: Lock
-) -> None:
-    first, second = callers.contenders(2, callers.client(server.port), timeout=10, sleep=FAR_S)
-    holder.acquire()
-    answers = queue_up([first, second], client)
-    holder.release()
-    assert answers[0].result(PATIENCE_S)
-    assert (first.call("locked"), first.call("owned"), second.call("owned")) == (True, True, False)
-    assert client.get("name") in (first.lock.local.token, first.lock.local.token + b"+")
-    assert first.call("extend", 10) is True
-    assert 10_000 < client.pttl("name") <= 20_000
-    assert first.call("reacquire") is True
-    assert 0 < client.pttl("name") <= 10_000
-    hand_round([first, second], answers)
-    assert not client.exists("name")
-
-
-@pytest.mark.parametrize("ttl_s", [None, 3, 7.5])
-def test_a_lock_handed_over_has_the_waiters_ttl(
-    callers: Callers, server: Server, client: redis.Redis, holder: Lock, ttl_s: float | None
-) -> None:
-    waiter = callers.contender(callers.client(server.port), timeout=ttl_s, sleep=FAR_S)
-    holder.acquire()
-    answers = queue_up([waiter], client)
-    holder.release()
-    assert answers[0].result(PATIENCE_S)
-    left_ms = client.pttl("name")
-    if ttl_s is None:
-        assert left_ms == -1
-    else:
-        assert 0.7 * ttl_s * 1000 < left_ms <= ttl_s * 1000
-    waiter.release()
-
-
-def test_a_marked_lock_that_was_lost_is_not_owned(callers: Callers, server: Server, client: redis.Redis) -> None:
-    """The value of another lock's holder, marked, is never taken for one's own."""
-    holder = callers.contender(callers.client(server.port), timeout=10)
-    assert holder.call("acquire")
-    stolen = holder.lock.local.token[:-1] + b"x+"
-    client.set("name", stolen)
-    for verb, arguments in (("extend", [1]), ("reacquire", []), ("release", [])):
-        with pytest.raises(LockNotOwnedError):
-            holder.call(verb, *arguments)
-    assert client.get("name") == stolen
-
-
-def test_another_lock_object_with_the_token_hands_over(
-    callers: Callers, server: Server, client: redis.Redis, holder: Lock
-) -> None:
-    deputy, waiter = callers.contenders(2, callers.client(server.port), **LATE)
-    holder.acquire()
-    answers = queue_up([waiter], client)
-    deputy.lock.local.token = holder.local.token
-    assert deputy.call("owned")
-    assert deputy.call("extend", 1)
-    assert deputy.call("reacquire")
-    deputy.release()
-    hand_round([waiter], answers)
-    with pytest.raises(LockNotOwnedError):
-        holder.release()
-
-
-def test_a_holder_whose_ttl_has_ended_takes_nothing_from_the_next(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder = callers.contender(callers.client(server.port), timeout=0.1)
-    waiter = callers.contender(callers.client(server.port), **LATE)
-    assert holder.call("acquire")
-    assert waiter.acquire().result(PATIENCE_S) is True
-    for verb, arguments in (("extend", [1]), ("reacquire", []), ("release", [])):
-        with pytest.raises(LockNotOwnedError):
-            holder.call(verb, *arguments)
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unhurried")
-def test_who_holds_a_lock_himself_waits_for_its_end(callers: Callers, server: Server, client: redis.Redis) -> None:
-    contender = callers.contender(callers.client(server.port), timeout=1.5, sleep=FAR_S)
-    assert contender.call("acquire")
-    first = contender.lock.local.token
-    assert contender.call("acquire", blocking_timeout=0.01) is False
-    assert contender.lock.local.token == first
-    assert contender.call("owned")
-    assert contender.call("acquire") is True
-    assert contender.lock.local.token != first
-    contender.release()
-    assert client.keys() == []
-
-
-def test_a_lock_is_handed_over_when_the_server_has_no_memory_left(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, *waiters = callers.contenders(4, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
-    answers = queue_up(waiters, client)
-    client.config_set("maxmemory", 1)
-    try:
-        holder.release()
-        hand_round(waiters, answers)
-    finally:
-        client.config_set("maxmemory", 0)
-    assert client.keys() == []
-
-
-# Batches
-
-
-def test_a_batch_hands_over_what_others_wait_for(server: Server, client: redis.Redis, connect: Connect) -> None:
-    names = [f"name-{number}" for number in range(20)]
-    batch = Locker(connect(server.port)).acquire_many(names, timeout=10)
-    with Threads() as threads:
-        waiting_client = threads.client(server.port)
-        waiters = {name: threads.contender(waiting_client, name, **LATE) for name in names[::2]}
-        answers = {name: waiter.acquire() for name, waiter in waiters.items()}
-        for name in waiters:
-            until_queued(client, name, 1)
-        assert batch.extend(10) == dict.fromkeys(names, True)
-        assert all(10_000 < client.pttl(name) <= 20_000 for name in names)
-        assert batch.reacquire() == dict.fromkeys(names, True)
-        assert all(0 < client.pttl(name) <= 10_000 for name in names)
-        missed = Locker(connect(server.port)).acquire_many(names, timeout=10)
-        assert missed.acquired == []
-        assert batch.release() == dict.fromkeys(names, True)
-        for name, waiter in waiters.items():
-            assert answers[name].result(PATIENCE_S) is True
-            assert waiter.call("owned")
-            waiter.release()
-    assert client.keys() == []
