@@ -1,15 +1,14 @@
-"""Guarded writes to real servers: who writes with a lower fence than another is refused, whatever has happened since.
+"""Guarded writes to real servers: a writer with a lower fence than another is refused, whatever has happened since.
 
-Rules: each test runs on every kind of server, and for both kinds of clients.
+Rules: each test runs on every kind of server, and for threads and tasks.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,15 +21,15 @@ from redislock_fast._protocol.keys import guard_key
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.async_helpers import in_loop
 from tests.support.helpers import ROOT, wait_until
+from tests.support.worlds import World, waited
 
 KEY = b"name"
 NOTE = guard_key(KEY)
 
 
 def two_holders(client: redis.Redis) -> tuple[int, int]:
-    """The fence of a holder who was paused until his lease had ended, and that of the next."""
+    """The fence of a holder that was paused until its lease had ended, and that of the next."""
     fences = []
     for _ in range(2):
         lock = Lock(client, "lock", timeout=0.001, fencing=True)
@@ -41,48 +40,37 @@ def two_holders(client: redis.Redis) -> tuple[int, int]:
     return fences[0], fences[1]
 
 
-class _FromLoop:
-    """An `AsyncGuard`, called as a `Guard` is."""
+MakeGuard = Callable[..., Any]
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Any) -> None:
-        self._loop = loop
-        self._guard = AsyncGuard(client)
+
+class Blocking:
+    """A guard of either kind, whose methods block."""
+
+    def __init__(self, guard: Any) -> None:
+        self._guard = guard
 
     def set(self, *args: Any, **options: Any) -> None:
-        self._loop.run_until_complete(self._guard.set(*args, **options))
+        waited(self._guard.set(*args, **options))
 
     def eval(self, *args: Any) -> Any:
-        return self._loop.run_until_complete(self._guard.eval(*args))
-
-
-MakeGuard = Callable[..., Guard | _FromLoop]
-
-
-@pytest.fixture(params=["threads", "asyncio"])
-def make_guard(request: pytest.FixtureRequest, server: Server, connect: Connect) -> Iterator[MakeGuard]:
-    """Makes guards of both kinds, on clients with any options."""
-    if request.param == "threads":
-        yield lambda **options: Guard(connect(server.port, **options))
-        return
-    loop = asyncio.new_event_loop()
-    clients: list[redis.asyncio.Redis] = []
-
-    def make(**options: Any) -> _FromLoop:
-        clients.append(redis.asyncio.Redis(port=server.port, **options))
-        return _FromLoop(loop, clients[-1])
-
-    yield make
-    for client in clients:
-        loop.run_until_complete(client.aclose())
-    loop.close()
+        return waited(self._guard.eval(*args))
 
 
 @pytest.fixture
-def guard(make_guard: MakeGuard) -> Guard | _FromLoop:
-    return make_guard()
+def make_guard(world: World, server: Server, connect: Connect) -> MakeGuard:
+    """Makes guards for threads and for tasks in turn, on clients with any options."""
+    kind: Any = Guard if world.in_threads else AsyncGuard
+    return lambda **options: Blocking(kind(world.client(connect(server.port, **options))))
 
 
-def test_paused_holder_is_refused(guard: Guard, client: redis.Redis) -> None:
+@pytest.fixture
+def guard(make_guard: MakeGuard) -> Blocking:
+    """A guard on a client without options."""
+    guard: Blocking = make_guard()
+    return guard
+
+
+def test_paused_holder_is_refused(guard: Blocking, client: redis.Redis) -> None:
     paused, later = two_holders(client)
     guard.set(KEY, "later", later)
     with pytest.raises(StaleFenceError):
@@ -107,8 +95,8 @@ def test_the_documents_example_writes(client: redis.Redis) -> None:
     ],
     ids=str,
 )
-def test_who_has_a_lower_fence_than_one_that_has_written_is_refused(
-    guard: Guard, client: redis.Redis, fences: list[int], outcomes: str
+def test_lower_fence_than_one_that_has_written_is_refused(
+    guard: Blocking, client: redis.Redis, fences: list[int], outcomes: str
 ) -> None:
     written = ""
     for fence in fences:
@@ -122,7 +110,7 @@ def test_who_has_a_lower_fence_than_one_that_has_written_is_refused(
     assert client.get(KEY) == b"of %d" % max(fences)
 
 
-def test_every_order_of_three_holders_ends_with_the_last(guard: Guard, client: redis.Redis) -> None:
+def test_every_order_of_three_holders_ends_with_the_last(guard: Blocking, client: redis.Redis) -> None:
     for order in itertools.permutations((1, 2, 3)):
         client.flushall()
         highest = 0
@@ -136,7 +124,7 @@ def test_every_order_of_three_holders_ends_with_the_last(guard: Guard, client: r
         assert client.get(KEY) == b"3"
 
 
-def test_neither_expiry_nor_deletion_lets_a_stale_writer_in(guard: Guard, client: redis.Redis) -> None:
+def test_neither_expiry_nor_deletion_lets_a_stale_writer_in(guard: Blocking, client: redis.Redis) -> None:
     guard.set(KEY, "short-lived", 7, ttl=60)
     assert 0 < client.pttl(KEY) <= 60_000
     assert client.pttl(NOTE) == -1
@@ -146,13 +134,13 @@ def test_neither_expiry_nor_deletion_lets_a_stale_writer_in(guard: Guard, client
     assert client.keys() == [NOTE]
 
 
-def test_set_without_a_ttl_takes_the_old_one_away(guard: Guard, client: redis.Redis) -> None:
+def test_set_without_a_ttl_takes_the_old_one_away(guard: Blocking, client: redis.Redis) -> None:
     guard.set(KEY, "one", 1, ttl=60)
     guard.set(KEY, "two", 1)
     assert client.pttl(KEY) == -1
 
 
-def test_each_key_has_a_guard_of_its_own(guard: Guard, client: redis.Redis) -> None:
+def test_each_key_has_a_guard_of_its_own(guard: Blocking, client: redis.Redis) -> None:
     guard.set("one", "later", 7)
     guard.set("other", "earlier", 6)
     assert client.mget("one", "other") == [b"later", b"earlier"]
@@ -170,7 +158,7 @@ def test_any_script_can_be_guarded(make_guard: MakeGuard, client: redis.Redis, d
     assert client.llen("list") == 4
 
 
-def test_script_of_many_keys_is_guarded_by_the_first(guard: Guard, client: redis.Redis) -> None:
+def test_script_of_many_keys_is_guarded_by_the_first(guard: Blocking, client: redis.Redis) -> None:
     move = "redis.call('rename', KEYS[2], KEYS[1])"
     client.mset({"from": 1, "also from": 2})
     guard.eval(move, ["to", b"from"], [], 7)
@@ -180,7 +168,7 @@ def test_script_of_many_keys_is_guarded_by_the_first(guard: Guard, client: redis
     assert sorted(client.keys()) == sorted([b"to", guard_key(b"to"), guard_key(b"also from")])
 
 
-def test_script_that_fails_raises_and_has_noted_its_fence(guard: Guard, client: redis.Redis) -> None:
+def test_script_that_fails_raises_and_has_noted_its_fence(guard: Blocking, client: redis.Redis) -> None:
     client.set(KEY, "a string")
     with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
         guard.eval("return redis.call('rpush', KEYS[1], 'x')", [KEY], [], 7)
@@ -189,10 +177,9 @@ def test_script_that_fails_raises_and_has_noted_its_fence(guard: Guard, client: 
         guard.set(KEY, "stale", 6)
 
 
-@in_loop
-async def test_guards_of_both_kinds_guard_the_same(client: redis.Redis, async_client: redis.asyncio.Redis) -> None:
+def test_guards_of_both_kinds_guard_the_same(guard: Blocking, client: redis.Redis) -> None:
     Guard(client).set(KEY, "earlier", 7)
-    await AsyncGuard(async_client).set(KEY, "later", 8)
+    guard.set(KEY, "later", 8)
     with pytest.raises(StaleFenceError):
         Guard(client).set(KEY, "stale", 7)
 
@@ -202,7 +189,7 @@ async def test_guards_of_both_kinds_guard_the_same(client: redis.Redis, async_cl
     [(None, TypeError), (True, TypeError), ("7", TypeError), (0, ValueError), (2**53 + 1, ValueError)],
 )
 def test_what_is_no_fence_is_refused_before_anything_is_sent(
-    guard: Guard, client: redis.Redis, fence: Any, error: type[Exception]
+    guard: Blocking, client: redis.Redis, fence: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="fence"):
         guard.set(KEY, "value", fence)
@@ -210,14 +197,14 @@ def test_what_is_no_fence_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, math.nan, math.inf, 1e-400])
-def test_what_is_no_ttl_is_refused_before_anything_is_sent(guard: Guard, client: redis.Redis, ttl: float) -> None:
+def test_what_is_no_ttl_is_refused_before_anything_is_sent(guard: Blocking, client: redis.Redis, ttl: float) -> None:
     with pytest.raises(ValueError, match="ttl"):
         guard.set(KEY, "value", 1, ttl=ttl)
     assert client.keys() == []
 
 
 @pytest.mark.parametrize("keys", [[], "name", b"name"])
-def test_what_is_no_list_of_keys_is_refused(guard: Guard, keys: Sequence[str]) -> None:
+def test_what_is_no_list_of_keys_is_refused(guard: Blocking, keys: Sequence[str]) -> None:
     with pytest.raises(ValueError, match="keys"):
         guard.eval("return 1", keys, [], 1)
 
