@@ -27,6 +27,7 @@ from redislock_fast._pipe.base import Pipe
 from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._transport import retries
 from redislock_fast.server import KINDS, Server, find_binary, free_port
+from tests.support.any_pipe import any_pair, implementation, pipe_kind  # noqa: F401  # pytest finds fixtures by name
 from tests.support.async_helpers import (
     ASYNC_CLASSES,
     ASYNC_MODULES,

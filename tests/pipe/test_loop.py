@@ -1,4 +1,4 @@
-"""The pipe of a loop, compiled and pure: callers and replies matched in order, whoever gives up, whatever breaks.
+"""The pipe of a loop, compiled and pure: what is special to it. What all pipes promise stands in `test_pipes.py`.
 
 The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
 Rules: every test runs on each pipe of `PIPES` and on each kind of loop; what a call gives is awaited at once, as its
@@ -14,15 +14,16 @@ import importlib
 import random
 import weakref
 
-import hiredis
 import pytest
 
-from redislock_fast._pipe.base import ConnectionBroken, NoReply, Reply
-from redislock_fast._pipe.loop_py import LoopPipe, new_pipe
+from redislock_fast._pipe.base import UNSENT_LIMIT_BYTES, ConnectionBroken, Malformed, NoReply, Reply
+from redislock_fast._pipe.loop_py import LoopPipe, Pipe, new_pipe
 from redislock_fast.server import Server
-from tests.support.async_helpers import eventually, in_loop
+from tests.support.async_helpers import eventually, in_loop, run_in_loop
 from tests.support.async_peer import FOREVER, MakePipe, call, connected, outcomes, pause, start, start_many, within
 from tests.support.helpers import PATIENCE_S
+
+MIB = 1 << 20
 
 PIPES = [pytest.param(LoopPipe, id="python")]
 if new_pipe is not LoopPipe:
@@ -40,39 +41,7 @@ def loop_kind(each_loop_kind: str) -> str:
     return each_loop_kind
 
 
-# Replies
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"+a\r\n", b"a"),
-        (b"_\r\n", None),
-        (b"$-1\r\n", None),
-        (b":7\r\n", 7),
-        (b"*2\r\n:1\r\n*-1\r\n", [1, None]),
-        (b"$2\r\nab\r\n", b"ab"),
-        (b"$0\r\n\r\n", b""),
-        (b"%1\r\n+a\r\n:1\r\n", {b"a": 1}),
-    ],
-)
-@in_loop
-async def test_replies_come_as_hiredis_parses_them(make_pipe: MakePipe, data: bytes, expected: Reply) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        (reply,) = await start(pipe, b"a")
-        assert [[b"ECHO", b"a"]] == await peer.read()
-        await peer.answer(data)
-        assert expected == await within(reply)
-
-
-@in_loop
-async def test_an_error_reply_is_returned(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        (reply,) = await start(pipe, b"a")
-        await peer.answer(b"-ERR no\r\n")
-        error = await within(reply)
-        assert isinstance(error, hiredis.ReplyError)
-        assert "ERR no" == str(error)
+# Sending and giving up
 
 
 @in_loop
@@ -82,59 +51,6 @@ async def test_a_lone_request_leaves_at_once(make_pipe: MakePipe) -> None:
         assert b"*3\r\n$1\r\nX\r\n$4\r\ntext\r\n$1\r\n7\r\n" == peer.sent_so_far()
         await peer.answer(b"+OK\r\n")
         assert b"OK" == await waiting
-
-
-@in_loop
-async def test_each_caller_gets_its_own_reply_though_they_come_in_crumbs(make_pipe: MakePipe) -> None:
-    words = [b"word-%d" % number for number in range(50)]
-    async with connected(make_pipe) as (pipe, peer):
-        replies = await start(pipe, *words)
-        assert [[b"ECHO", word] for word in words] == await peer.read(50)
-        for byte in b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words):
-            await peer.answer(bytes([byte]))
-            await asyncio.sleep(0)
-        assert words == await outcomes(*replies)
-
-
-@in_loop
-async def test_large_replies_come_whole(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        replies = await start(pipe, b"a", b"b")
-        await peer.read(2)
-        large = random.Random(1).randbytes(5 << 20)
-        await peer.answer(b"$%d\r\n%b\r\n+b\r\n" % (len(large), large))
-        assert [large, b"b"] == await outcomes(*replies)
-
-
-@in_loop
-async def test_pushes_are_nobodys_reply(make_pipe: MakePipe) -> None:
-    push = b">2\r\n+invalidate\r\n*1\r\n+key\r\n"
-    async with connected(make_pipe, received=push) as (pipe, peer):
-        (reply,) = await start(pipe, b"a")
-        await peer.answer(push + b"+a\r\n" + push)
-        assert b"a" == await within(reply)
-        (reply,) = await start(pipe, b"b")
-        await peer.answer(push + b"+b\r\n")
-        assert b"b" == await within(reply)
-        assert not pipe.broken
-
-
-@in_loop
-async def test_a_bad_word_leaves_the_pipe_as_it_was(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        with pytest.raises(TypeError):
-            await pipe.call((b"X", None), FOREVER)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            await pipe.call_many([(b"X",), (b"X", 1.5)], FOREVER)  # type: ignore[list-item]
-        with pytest.raises(TypeError):
-            pipe.post((None,))  # type: ignore[arg-type]
-        assert b"" == peer.sent_so_far()
-        (reply,) = await start(pipe, b"fine")
-        await peer.echo()
-        assert b"fine" == await within(reply)
-
-
-# Giving up
 
 
 @in_loop
@@ -165,23 +81,6 @@ async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_pipe: M
         await peer.read(3)
         await peer.answer(b"+a\r\n+b\r\n+c\r\n")
         assert [b"a", asyncio.CancelledError, b"c"] == await outcomes(first, second, third)
-        assert not pipe.broken
-
-
-@in_loop
-async def test_time_ends_a_wait_and_nothing_else(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        (patient,) = await start(pipe, b"patient")
-        (hasty,) = await start(pipe, b"hasty", timeout_s=0.01)
-        (hastier,) = await start(pipe, b"hastier", timeout_s=0.0)
-        many = await start_many(pipe, b"1", b"2", timeout_s=0.02)
-        assert [NoReply] == await outcomes(hastier)
-        assert [NoReply] == await outcomes(hasty)
-        assert [NoReply] == await outcomes(many)
-        assert not patient.done()
-        (late,) = await start(pipe, b"late", timeout_s=PATIENCE_S)
-        await peer.echo(6)
-        assert [b"patient", b"late"] == await outcomes(patient, late)
         assert not pipe.broken
 
 
@@ -246,27 +145,6 @@ async def test_many_requests_get_their_replies_in_order(make_pipe: MakePipe) -> 
 
 
 @in_loop
-async def test_many_requests_cancelled_halfway_still_consume_their_replies(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        many = await start_many(pipe, b"1", b"2", b"3")
-        (after,) = await start(pipe, b"after")
-        await peer.echo(2)
-        await asyncio.sleep(0)
-        many.cancel()
-        await peer.echo(2)
-        assert [asyncio.CancelledError, b"after"] == await outcomes(many, after)
-
-
-@in_loop
-async def test_a_stream_that_ends_among_many_replies_loses_them_all(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        many = await start_many(pipe, b"1", b"2")
-        await peer.echo(1)
-        peer.sock.close()
-        assert [True] == await outcomes(many)
-
-
-@in_loop
 async def test_a_peer_that_does_not_read_delays_and_reorders_nothing(make_pipe: MakePipe) -> None:
     words = [b"%07d" % number + b"x" * 1000 for number in range(10_000)]
     async with connected(make_pipe) as (pipe, peer):
@@ -323,16 +201,6 @@ async def test_close_sends_what_was_posted(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_a_broken_pipe_refuses_before_anything_is_sent(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        pipe.close()
-        assert [False, False] == await outcomes(*await start(pipe, b"a"), await start_many(pipe, b"b"))
-        with pytest.raises(ConnectionBroken):
-            pipe.post((b"X",))
-        assert [] == await peer.read_all()
-
-
-@in_loop
 async def test_waiting_for_the_end_is_limited(make_pipe: MakePipe) -> None:
     async with connected(make_pipe) as (pipe, _):
         many = await pause(pipe)
@@ -340,18 +208,6 @@ async def test_waiting_for_the_end_is_limited(make_pipe: MakePipe) -> None:
         await within(pipe.wait_closed(0.01))  # the peer never takes what is to be sent
         assert [True] == await outcomes(many)
         await within(pipe.wait_closed(PATIENCE_S))
-
-
-@pytest.mark.parametrize("data", [b"?what\r\n", b"+OK\r\n+nobody asked\r\n", b":what\r\n"])
-@in_loop
-async def test_a_broken_protocol_breaks_the_pipe(make_pipe: MakePipe, data: bytes) -> None:
-    async with connected(make_pipe) as (pipe, peer):
-        (reply,) = await start(pipe, b"a")
-        await peer.read()
-        await peer.answer(data)
-        assert [b"OK" if data.startswith(b"+OK") else True] == await outcomes(reply)
-        await eventually(lambda: pipe.broken, "the pipe breaks")
-        assert b"" == await asyncio.get_running_loop().sock_recv(peer.sock, 1)
 
 
 @in_loop
@@ -373,6 +229,135 @@ async def test_a_closed_pipe_keeps_nothing_alive(make_pipe: MakePipe) -> None:
     await asyncio.sleep(0)
     gc.collect()
     assert ref() is None
+
+
+# A server that breaks the protocol, or is frozen
+
+
+@in_loop
+async def test_reply_before_its_request_has_left_breaks_the_pipe(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        leaving = await pause(pipe)  # four requests, which the transport has
+        queued = await start(pipe, b"a", b"b")
+        await peer.answer(b"+1\r\n+2\r\n+3\r\n+4\r\n:1\r\n")
+        assert [[b"1", b"2", b"3", b"4"], False, False] == await outcomes(leaving, *queued)
+        assert pipe.broken
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n", b"*1\r\n+x\r\n"])
+@in_loop
+async def test_reply_that_came_with_what_made_its_request_be_sent_breaks_the_pipe(
+    make_pipe: MakePipe, reply: bytes
+) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        replies: list[Reply] = []
+
+        def on_push(push: list[Reply]) -> None:
+            pipe.post((b"ECHO", b"posted"))
+            pipe.post((b"ECHO", b"posted"), replies.append)
+
+        pipe.on_push = on_push
+        await peer.answer(b">1\r\n+x\r\n" + reply + reply)
+        await eventually(lambda: pipe.broken, "the pipe breaks")
+        assert replies == []
+
+
+@in_loop
+async def test_malformed_reply_that_on_reply_refuses_breaks_the_pipe_and_nothing_else(make_pipe: MakePipe) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with connected(make_pipe) as (pipe, peer):
+
+        def refuse(reply: Reply) -> None:
+            raise Malformed(reply)
+
+        pipe.post((b"ECHO", b"a"), refuse)
+        (behind,) = await start(pipe, b"b")
+        await peer.read(2)
+        await peer.answer(b":7\r\n+b\r\n")
+        assert [True] == await outcomes(behind)
+        assert pipe.broken
+    assert told == []
+
+
+@pytest.mark.slow
+def test_queue_of_a_frozen_server_is_bounded() -> None:
+    async def play() -> None:
+        async with contextlib.AsyncExitStack() as closing:
+            # All at once, since it takes as long as a server may be silent.
+            makers: list[MakePipe] = list({LoopPipe, new_pipe})
+            full = [(await closing.enter_async_context(connected(make)))[0] for make in makers]
+            small = [(await closing.enter_async_context(connected(make)))[0] for make in makers]
+            leaving = [await pause(pipe) for pipe in full]
+            for pipe in full:
+                for _ in range(UNSENT_LIMIT_BYTES // MIB + 1):
+                    pipe.post((b"ECHO", b"x" * MIB))
+                assert not pipe.broken, "a server that has been silent for a moment may yet read it"
+            for pipe in small:
+                await pause(pipe)
+                pipe.post((b"ECHO", b"x" * MIB))
+            queued = [(await start(pipe, b"a"))[0] for pipe in full]
+            for pipe in full:
+                await eventually(lambda pipe=pipe: _refuses(pipe), "it breaks")  # type: ignore[misc]
+                assert pipe.broken
+            assert [True] * len(full) == await outcomes(*leaving)
+            assert [False] * len(full) == await outcomes(*queued)
+            assert [False] * len(small) == [_refuses(pipe) for pipe in small]
+
+    run_in_loop("asyncio", play())
+
+
+def _refuses(pipe: Pipe) -> bool:
+    try:
+        pipe.post((b"ECHO", b"one more"))
+    except ConnectionBroken:
+        return True
+    return False
+
+
+# Pushes
+
+
+@in_loop
+async def test_pushes_that_came_before_the_pipe_was_made_are_no_replies(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe, received=b">2\r\n+invalidate\r\n*1\r\n+key\r\n") as (pipe, peer):
+        (reply,) = await start(pipe, b"a")
+        await peer.echo()
+        assert await within(reply) == b"a"
+
+
+@in_loop
+async def test_what_takes_a_push_may_call_and_post(make_pipe: MakePipe) -> None:
+    async with connected(make_pipe) as (pipe, peer):
+        calls: list[asyncio.Task[Reply]] = []
+
+        def on_push(push: list[Reply]) -> None:
+            pipe.post((b"ECHO", b"posted"))
+            calls.append(asyncio.create_task(call(pipe, b"called", FOREVER)))
+
+        pipe.on_push = on_push
+        await peer.answer(b">1\r\n+x\r\n")
+        await peer.echo(2)
+        assert [b"called"] == await outcomes(*calls)
+
+
+@in_loop
+async def test_what_takes_a_push_and_raises_breaks_the_pipe_and_the_loop_is_told(make_pipe: MakePipe) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
+    async with connected(make_pipe) as (pipe, peer):
+
+        def on_push(push: list[Reply]) -> None:
+            raise ValueError(push[-1])
+
+        pipe.on_push = on_push
+        replies = await start(pipe, b"a", b"b")
+        await peer.read(2)
+        await peer.answer(b"+a\r\n>1\r\n+x\r\n+b\r\n")
+        assert [b"a", True] == await outcomes(*replies)
+        assert pipe.broken
+        await eventually(lambda: told != [], "the loop is told")
+        assert [(ValueError, (b"x",))] == [(type(error), getattr(error, "args", None)) for error in told]
 
 
 # What a woken caller does

@@ -1,11 +1,10 @@
-"""The pipe, compiled and pure: callers and replies matched in order, whoever gives up, whatever breaks.
+"""The pipe of threads, compiled and pure: what is special to it. What all pipes promise stands in `test_pipes.py`.
 
 The peer is the other end of a socket pair in the test's own hands, so that replies come exactly when a test says so.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import socket
@@ -13,20 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import hiredis
 import pytest
 import redis
 
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast.server import Server
 from tests.support.pipes import FOREVER, Peer
-
-
-def test_a_lone_caller_gets_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"ECHO", b"a"), FOREVER)
-    peer.echo()
-    assert reply.result() == b"a"
 
 
 def test_who_asks_is_inside_until_he_has_his_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
@@ -62,65 +53,6 @@ def test_who_asks_in_vain_is_inside_no_more(pair: tuple[Pipe, Peer]) -> None:
     assert inside == set()
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"_\r\n", None),
-        (b"$-1\r\n", None),
-        (b":7\r\n", 7),
-        (b"*2\r\n:1\r\n*-1\r\n", [1, None]),
-        (b"$2\r\nab\r\n", b"ab"),
-    ],
-)
-def test_replies_come_as_hiredis_parses_them(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes, expected: Reply
-) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(data)
-    assert expected == reply.result()
-
-
-def test_an_error_reply_is_returned_not_raised(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(b"-ERR no\r\n")
-    error = reply.result()
-    assert (hiredis.ReplyError, "ERR no") == (type(error), str(error))
-
-
-def test_a_reply_may_come_byte_by_byte(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    for byte in b"$5\r\nhello\r\n":
-        peer.answer(bytes([byte]))
-    assert reply.result() == b"hello"
-
-
-def test_requests_and_replies_larger_than_every_buffer(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    large = os.urandom(3_000_000)
-    reply = threads.submit(pipe.call, (b"ECHO", large), FOREVER)
-    assert peer.read() == [[b"ECHO", large]]
-    peer.answer(b"$%d\r\n%b\r\n" % (len(large), large))
-    assert reply.result() == large
-
-
-def test_pushes_between_replies_are_not_replies(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n+OK\r\n>1\r\n+x\r\n")
-    assert reply.result() == b"OK"
-    again = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(b":1\r\n")
-    assert again.result() == 1
-
-
 def test_callers_that_come_together_travel_together(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
@@ -152,16 +84,6 @@ def _queue_behind(pipe: Pipe, threads: ThreadPoolExecutor, names: list[bytes]) -
             [futures[name]], timeout=0.02
         )  # it sleeps in the pipe now, or will soon: the order is for the pipe to keep
     return futures
-
-
-def test_a_caller_whose_time_is_up_harms_nobody(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    with pytest.raises(NoReply):
-        pipe.call((b"ECHO", b"late"), 0.01)
-    reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
-    peer.echo(2)
-    assert reply.result() == b"next"
-    assert not pipe.broken
 
 
 def test_a_reader_whose_time_is_up_hands_reading_on(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
@@ -208,17 +130,6 @@ def test_post_goes_behind_a_call_that_is_under_way(pair: tuple[Pipe, Peer], thre
     assert peer.read() == [[b"ECHO", b"posted"]], "with nobody left to read, the last reader still sends it"
 
 
-def test_end_of_stream_fails_a_sent_request_as_sent(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.sock.close()
-    error = reply.exception(timeout=20)
-    assert isinstance(error, ConnectionBroken)
-    assert error.sent
-    assert pipe.broken
-
-
 def test_end_of_stream_tells_sent_requests_from_unsent_ones(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:
@@ -236,17 +147,6 @@ def test_end_of_stream_tells_sent_requests_from_unsent_ones(
     assert sent == {b"reader": True, b"follower": peer.sock.recv(1) != b""}
 
 
-def test_a_broken_pipe_refuses_before_anything_is_sent(pair: tuple[Pipe, Peer]) -> None:
-    pipe, _ = pair
-    pipe.close()
-    assert pipe.broken
-    with pytest.raises(ConnectionBroken) as caught:
-        pipe.call((b"X",), FOREVER)
-    assert not caught.value.sent
-    with pytest.raises(ConnectionBroken):
-        pipe.post((b"X",))
-
-
 def test_close_wakes_reader_and_followers(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
@@ -255,23 +155,6 @@ def test_close_wakes_reader_and_followers(pair: tuple[Pipe, Peer], threads: Thre
     pipe.close()
     for future in (reader, *followers.values()):
         assert isinstance(future.exception(timeout=20), ConnectionBroken)
-
-
-def test_close_twice_is_close_once(pair: tuple[Pipe, Peer]) -> None:
-    pipe, _ = pair
-    pipe.close()
-    pipe.close()
-    assert pipe.broken
-
-
-@pytest.mark.parametrize("data", [b"?what\r\n", b"+OK\r\n+nobody asked\r\n"])
-def test_a_broken_protocol_breaks_the_pipe(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, data: bytes) -> None:
-    pipe, peer = pair
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(data)
-    wait([reply], timeout=20)
-    assert pipe.broken
 
 
 def test_a_connection_closed_while_idle_is_found_before_sending(pair: tuple[Pipe, Peer]) -> None:
@@ -295,15 +178,6 @@ def test_silence_begins_with_a_request_for_whose_reply_nobody_waits(pair: tuple[
     pipe.post((b"ECHO", b"b"))
     assert pipe.silence_s > 0.3, "a request breaks no silence, a byte does"
     peer.echo(2)
-
-
-def test_a_bad_word_leaves_the_pipe_as_it_was(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    with pytest.raises(TypeError):
-        pipe.call((b"X", None), FOREVER)  # type: ignore[arg-type]
-    reply = threads.submit(pipe.call, (b"ECHO", b"fine"), FOREVER)
-    peer.echo()
-    assert reply.result() == b"fine"
 
 
 class Interrupted(Exception):

@@ -1,4 +1,4 @@
-"""Mailboxes, in the pipe compiled and pure: who waits for a push drives the socket, and delays nobody.
+"""Mailboxes, in the pipe compiled and pure: a thread that waits for a push drives the socket, and delays no caller.
 
 As in `test_threads.py`, the peer is in the test's own hands unless a test is about pub/sub or numbers. Whether a
 listener reads already when a caller comes cannot be seen from outside, so what depends on it is done many times over: a
@@ -24,6 +24,7 @@ from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply, Pipe, 
 from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.pipe.test_threads import Interrupted, interrupt
+from tests.support.any_pipe import outcomes
 from tests.support.pipes import FOREVER, Owner, Peer, python_pipe
 
 __all__ = ["interrupt"]
@@ -95,15 +96,6 @@ def test_a_listener_reads_what_is_pushed(pair: tuple[Pipe, Peer], box: Mailbox, 
         waiting = threads.submit(box.wait, FOREVER)
         peer.answer(message(b"%d" % number))
         assert waiting.result(timeout=20) == b"%d" % number
-
-
-def test_messages_that_come_together_are_all_kept(
-    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor
-) -> None:
-    _, peer = pair
-    words = [b"a", b"b", b"c"]
-    peer.answer(b"".join(map(message, words)))
-    assert words == threads.submit(lambda: [box.wait(FOREVER) for _ in words]).result(timeout=20)
 
 
 def test_a_message_that_came_while_a_caller_read_is_there_at_once(
@@ -367,8 +359,7 @@ def test_a_broken_pipe_ends_waits_as_nothing_sent(pair: tuple[Pipe, Peer], threa
     pipe, peer = pair
     waits = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
     peer.sock.close()
-    for waiting in waits:
-        assert is_sent(waiting) is False
+    assert outcomes(*waits) == [False] * 5
     assert pipe.broken
     with pytest.raises(ConnectionBroken) as caught:
         pipe.mailbox().wait(FOREVER)
@@ -380,7 +371,7 @@ def test_messages_outlive_the_pipe(pair: tuple[Pipe, Peer], box: Mailbox, thread
     peer.answer(message(b"a") + message(b"b"))
     peer.sock.close()
     listener = threads.submit(pipe.mailbox().wait, FOREVER)
-    assert is_sent(listener) is False
+    assert outcomes(listener) == [False]
     box.tell(b"c")
     assert [b"a", b"b", b"c"] == [box.wait(FOREVER) for _ in range(3)]
     with pytest.raises(ConnectionBroken):
@@ -393,7 +384,7 @@ def test_close_ends_listeners_and_callers(pair: tuple[Pipe, Peer], threads: Thre
     peer.read()
     waits: list[Future[Any]] = [threads.submit(pipe.mailbox().wait, FOREVER) for _ in range(5)]
     pipe.close()
-    assert [True] + [False] * 5 == [is_sent(future) for future in [reply, *waits]]
+    assert outcomes(reply, *waits) == [True] + [False] * 5
 
 
 class Reopener(Owner):
@@ -501,10 +492,3 @@ def word_of(push: list[Reply]) -> bytes:
     word = push[-1]
     assert isinstance(word, bytes)
     return word
-
-
-def is_sent(future: Future[Any]) -> bool:
-    """What a future that ended in `ConnectionBroken` says of its request."""
-    error = future.exception(timeout=20)
-    assert isinstance(error, ConnectionBroken)
-    return error.sent

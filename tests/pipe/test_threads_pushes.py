@@ -8,12 +8,9 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import hiredis
-import pytest
-
-from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply, Pipe, Reply
+from redislock_fast._pipe.base import ConnectionBroken, Mailbox, Pipe, Reply
 from tests.pipe.test_threads_mailbox import box, message
-from tests.support.pipes import FOREVER, MESSAGES, Peer
+from tests.support.pipes import FOREVER, Peer
 
 __all__ = ["box"]
 
@@ -33,56 +30,6 @@ def test_pushes_and_replies_cut_anywhere_each_find_their_way(
         peer.answer(data[cut:])
         assert replies.result(timeout=20) == [b"OK", [1, b"x"], 1]
         assert waiting.result(timeout=20) == [b"a", b"b", b"c", b"d"]
-
-
-@pytest.mark.parametrize("cut", [0, 20, 30, 35])
-def test_every_push_is_told_as_it_was_written(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, cut: int) -> None:
-    pipe, peer = pair
-    told: list[list[Reply]] = []
-    pipe.on_push = told.append
-    data = b"".join(MESSAGES)
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(data[:cut])
-    peer.answer(data[cut:] + b"+OK\r\n")
-    assert reply.result(timeout=20) == b"OK"
-    assert told == list(MESSAGES.values())
-
-
-def test_pushes_are_dropped_where_nobody_wants_them(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    assert pipe.on_push is None
-    reply = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.read()
-    peer.answer(message(b"a") + b">0\r\n" + b"+OK\r\n")
-    assert reply.result(timeout=20) == b"OK"
-
-
-@pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])
-def test_a_subscription_is_answered_by_a_push(
-    pair: tuple[Pipe, Peer], box: Mailbox, threads: ThreadPoolExecutor, kind: bytes
-) -> None:
-    pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (kind.upper(), b"c"), FOREVER)
-    peer.read()
-    behind = threads.submit(pipe.call, (b"X",), FOREVER)
-    peer.answer(message(b"a") + b">3\r\n+%b\r\n+c\r\n:1\r\n" % kind)
-    assert subscribing.result(timeout=20) == [kind, b"c", 1]
-    peer.read()
-    peer.answer(b"+OK\r\n")
-    assert behind.result(timeout=20) == b"OK"
-    assert box.wait(0.0) == b"a"
-    with pytest.raises(NoReply):
-        box.wait(0.0)
-
-
-def test_a_refused_subscription_is_answered_by_an_error(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
-    pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"c"), FOREVER)
-    peer.read()
-    peer.answer(b"-NOPERM no\r\n")
-    assert isinstance(subscribing.result(timeout=20), hiredis.ReplyError)
-    assert not pipe.broken
 
 
 def test_what_takes_a_push_may_post(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:

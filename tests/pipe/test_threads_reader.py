@@ -204,30 +204,6 @@ def test_a_reply_before_its_request_breaks_the_pipe_and_is_nobodys(pair: tuple[P
     assert pipe.broken
 
 
-@pytest.mark.parametrize(
-    "push", [b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n", b">3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n"]
-)
-def test_a_subscription_that_was_not_asked_for_breaks_the_pipe(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, push: bytes
-) -> None:
-    pipe, peer = pair
-    calls = [threads.submit(pipe.call, (b"DEL", b"%d" % number), FOREVER) for number in range(3)]
-    peer.read(3)
-    peer.answer(push + b":1\r\n:1\r\n:1\r\n")
-    assert [ConnectionBroken] * 3 == [type(call.exception(timeout=20)) for call in calls]
-    assert pipe.broken
-
-
-def test_a_subscription_to_another_channel_breaks_the_pipe(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
-) -> None:
-    pipe, peer = pair
-    subscribing = threads.submit(pipe.call, (b"SUBSCRIBE", b"mine"), FOREVER)
-    peer.read()
-    peer.answer(b">3\r\n$9\r\nsubscribe\r\n$6\r\nothers\r\n:1\r\n")
-    assert isinstance(subscribing.exception(timeout=20), ConnectionBroken)
-
-
 @pytest.mark.slow
 def test_a_silent_server_on_which_too_much_waits_is_left(pair: tuple[Pipe, Peer]) -> None:
     pipe, _ = pair

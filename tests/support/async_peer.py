@@ -94,17 +94,6 @@ async def start(pipe: Pipe, *words: bytes, timeout_s: float = FOREVER) -> list[a
     return tasks
 
 
-async def start_subscribing(pipe: Pipe, command: bytes, channel: bytes) -> asyncio.Task[Any]:
-    """A task that subscribes to the channel."""
-
-    async def subscribe() -> Reply:
-        return await pipe.call((command, channel), FOREVER)
-
-    task = asyncio.create_task(subscribe())
-    await asyncio.sleep(0)
-    return task
-
-
 async def start_many(pipe: Pipe, *words: bytes, timeout_s: float = FOREVER) -> asyncio.Task[Any]:
     """A task that echoes the words in one piece."""
 

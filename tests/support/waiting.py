@@ -31,6 +31,7 @@ import redis.retry
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast._protocol.keys import queue_keys
+from tests.support.async_helpers import run_in_loop
 from tests.support.helpers import PATIENCE_S, start, wait_until
 
 FAR_S = 60.0
@@ -349,17 +350,17 @@ class _TaskContender(Contender):
 
 
 class Tasks(Callers):
-    """Contenders whose calls run in tasks of one event loop, which runs in a thread of its own."""
+    """Contenders whose calls run in tasks of one event loop of this kind, which runs in a thread of its own."""
 
     kind = "tasks"
     package = redislock_fast.asyncio
     retry = redis.asyncio.retry.Retry
     _redis = redis.asyncio
 
-    def __init__(self) -> None:
+    def __init__(self, loop_kind: str = "asyncio") -> None:
         super().__init__()
         running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self._ended = start(lambda: asyncio.run(self._live(running)))
+        self._ended = start(lambda: run_in_loop(loop_kind, self._live(running)))
         self._loop, self._end = running.result(PATIENCE_S)
 
     async def _live(self, running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
