@@ -1,7 +1,7 @@
 """Waiting where the server knows less, allows less, or is more than one: it works, by the next best means.
 
-Rules: real servers, users without a right, awkward names, clusters, other ways to connect. A waiter who must be told
-waits with an interval that no test lives to see; one who can only look has a short one.
+Rules: real servers, users without a right, awkward names, clusters, other ways to connect. A waiter that must be
+notified has an interval longer than any test; one that can only make health checks has a short one.
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ def way(client: redis.Redis) -> Way:
     return Way(client)
 
 
+def hand_over(holder: Contender, waiter: Contender, begins_to_wait: Callable[[Contender], Future[Any]]) -> None:
+    """The waiter waits for the holder's lock in this way, and gets it."""
+    assert holder.call("acquire")
+    answer = begins_to_wait(waiter)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+
+
 # What a waiter may not do
 
 
@@ -84,7 +92,7 @@ def release_for(waiter: Contender, admin: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("rules", WATCHES, ids=" ".join)
-def test_a_waiter_who_may_not_queue_watches_the_key(
+def test_a_waiter_that_may_not_queue_watches_the_key(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
     user = acl_user(server, *rules)
@@ -102,7 +110,7 @@ def test_a_waiter_who_may_not_queue_watches_the_key(
 
 
 @pytest.mark.parametrize("rules", WATCHES, ids=" ".join)
-def test_who_watches_gets_the_lock_behind_those_who_queue(
+def test_a_waiter_that_watches_gets_the_lock_behind_the_queue(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
     user = acl_user(server, *rules)
@@ -123,17 +131,14 @@ def test_who_watches_gets_the_lock_behind_those_who_queue(
     [("-subscribe", "-client"), ("-eval", "-evalsha", "-client"), ("-subscribe", "-client", "-command"), ("-get",)],
     ids=" ".join,
 )
-def test_a_waiter_who_may_neither_queue_nor_watch_polls(
+def test_a_waiter_that_may_neither_queue_nor_watch_polls(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
     user = acl_user(server, *rules)
     holder = callers.contender(callers.client(server.port), **SOON)
     waiter = callers.contender(callers.client(server.port, **user.options()), **SOON)
     for _ in range(2):
-        assert holder.call("acquire")
-        answer = way.polling(waiter)
-        holder.release()
-        assert answer.result(PATIENCE_S) is True
+        hand_over(holder, waiter, way.polling)
         release_for(waiter, client)
 
 
@@ -145,10 +150,7 @@ def test_a_single_forbidden_subcommand_is_enough_to_poll(
     user = acl_user(server, "-subscribe", "-client|tracking")
     holder = callers.contender(callers.client(server.port), **SOON)
     waiter = callers.contender(callers.client(server.port, **user.options()), **SOON)
-    assert holder.call("acquire")
-    answer = way.polling(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+    hand_over(holder, waiter, way.polling)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +169,7 @@ def test_where_nothing_can_be_pushed_waiters_poll(
     waiter.release()
 
 
-def test_who_queues_for_redis_pys_lock_and_may_not_watch_it_looks(
+def test_a_waiter_that_may_not_watch_redis_pys_lock_makes_health_checks(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way
 ) -> None:
     user = acl_user(server, "-client")
@@ -188,7 +190,7 @@ def test_who_queues_for_redis_pys_lock_and_may_not_watch_it_looks(
     [("-publish",), ("-pubsub",), ("resetchannels",), ("resetkeys", "~name"), ("-eval", "-evalsha")],
     ids=" ".join,
 )
-def test_a_holder_who_may_not_hand_over_releases_and_the_waiters_find_out(
+def test_a_holder_that_may_not_hand_over_releases_and_the_waiters_find_out(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, rules: tuple[str, ...]
 ) -> None:
     if "-eval" in rules and server.kind != "valkey":
@@ -207,7 +209,7 @@ def test_a_holder_who_may_not_hand_over_releases_and_the_waiters_find_out(
     wait_until(lambda: client.keys() == [], "nothing is left")
 
 
-def test_users_none_of_whom_may_publish_get_the_lock_by_looking(
+def test_users_that_may_not_publish_get_the_lock_by_health_checks(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
 ) -> None:
     user = acl_user(server, "-publish")
@@ -252,10 +254,7 @@ def test_a_lock_of_any_name_is_handed_over(
     holder = callers.contender(callers.client(server.port), name, **LATE)
     waiter = callers.contender(callers.client(server.port), name, **LATE)
     for _ in range(2):
-        assert holder.call("acquire")
-        answer = way.queueing(waiter)
-        holder.release()
-        assert answer.result(PATIENCE_S) is True
+        hand_over(holder, waiter, way.queueing)
         assert client.get(name) == waiter.lock.local.token + b"+"
         waiter.release()
     assert client.keys() == []
@@ -288,10 +287,7 @@ def test_a_queue_of_another_type_stands_in_no_waiters_way(
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
     client.set(queue_of("name"), "a string")
-    assert holder.call("acquire")
-    answer = way.watching(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+    hand_over(holder, waiter, way.watching)
     waiter.release()
     assert not client.exists("name")
 
@@ -332,30 +328,21 @@ def test_a_queue_that_has_become_of_another_type_stands_in_no_holders_way(
 def test_client_options(callers: Callers, server: Server, way: Way, options: dict[str, Any]) -> None:
     admin = redis.Redis(port=server.port, db=options.get("db", 0))
     holder, waiter = (callers.contender(callers.client(server.port, **options), **LATE) for _ in range(2))
-    assert holder.call("acquire")
     with admin:
-        answer = Way(admin).queueing(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+        hand_over(holder, waiter, Way(admin).queueing)
     waiter.release()
 
 
 def test_unix_socket(callers: Callers, server: Server, way: Way) -> None:
     holder, waiter = (callers.contender(callers.client(0, unix_socket_path=server.unix_path), **LATE) for _ in range(2))
-    assert holder.call("acquire")
-    answer = way.queueing(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+    hand_over(holder, waiter, way.queueing)
 
 
 def test_tls(callers: Callers, tls_server: TlsServer) -> None:
     options: dict[str, Any] = {"host": "127.0.0.1", "ssl": True, "ssl_ca_certs": tls_server.ca_path}
     holder, waiter = (callers.contender(callers.client(tls_server.port, **options), **LATE) for _ in range(2))
-    assert holder.call("acquire")
     with redis.Redis(port=tls_server.port, **options) as admin:
-        answer = Way(admin).queueing(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+        hand_over(holder, waiter, Way(admin).queueing)
     waiter.release()
 
 
@@ -367,9 +354,6 @@ def test_sentinel(callers: Callers, watch: Watch) -> None:  # noqa: F811  # the 
     for client in (*clients, *asked.sentinels):
         callers.keep(client)
     holder, waiter = (callers.contender(client, **LATE) for client in clients)
-    assert holder.call("acquire")
     with redis.Redis(port=watch.primary.port) as admin:
-        answer = Way(admin).queueing(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
+        hand_over(holder, waiter, Way(admin).queueing)
     waiter.release()
