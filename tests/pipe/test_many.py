@@ -24,6 +24,7 @@ from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, NoReply, Pip
 from redislock_fast._pipe.loop_py import Pipe as LoopPipe
 from redislock_fast.server import Server
 from tests.pipe.test_loop import PIPES
+from tests.support.any_pipe import AnyPair, outcomes
 from tests.support.async_peer import MakePipe, connected, within
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.pipes import FOREVER, MAKERS, Peer
@@ -146,22 +147,18 @@ def test_a_bad_word_is_refused_before_anything_is_queued(
 
 @EACH_SHAPE
 @pytest.mark.parametrize("count", [1, 3000])
-def test_replies_come_in_order(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing, count: int
-) -> None:
-    pipe, peer = pair
+def test_replies_come_in_order(any_pair: AnyPair, echoing: Echoing, count: int) -> None:
+    pipe, peer = any_pair
     words = [b"%d" % number for number in range(count)]
-    replies = threads.submit(pipe.call_many, echoing(words), FOREVER)
+    replies = pipe.call_many(echoing(words))
     peer.echo(count)
     assert words == replies.result(PATIENCE_S)
 
 
 @EACH_SHAPE
-def test_replies_of_every_kind_come_in_their_places(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
-    replies = threads.submit(pipe.call_many, echoing([b"%d" % number for number in range(7)]), FOREVER)
+def test_replies_of_every_kind_come_in_their_places(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    replies = pipe.call_many(echoing([b"%d" % number for number in range(7)]))
     peer.read(7)
     for piece in (b"_\r\n-ERR no\r\n:", b"1\r\n>2\r\n+push\r\n+x\r\n$-1\r", b"\n$1\r\na\r\n+OK\r\n*1\r\n", b":2\r\n"):
         peer.answer(piece)
@@ -233,12 +230,10 @@ def test_runs_of_equal_replies_are_shared_out_by_count_in_a_loop(
 
 
 @EACH_SHAPE
-def test_a_peer_that_reads_nothing_while_it_answers_deadlocks_nobody(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
+def test_a_peer_that_reads_nothing_while_it_answers_deadlocks_nobody(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
     words = [bytes([number % 256]) * 10_000 for number in range(1000)]
-    replies = threads.submit(pipe.call_many, echoing(words), FOREVER)
+    replies = pipe.call_many(echoing(words))
     for _ in words:  # each answer goes out whole before the next request is read
         ((_, word),) = peer.read()
         peer.answer(b"$%d\r\n%b\r\n" % (len(word), word))
@@ -246,12 +241,10 @@ def test_a_peer_that_reads_nothing_while_it_answers_deadlocks_nobody(
 
 
 @EACH_SHAPE
-def test_ten_megabytes_reach_a_peer_that_reads_slowly(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
+def test_ten_megabytes_reach_a_peer_that_reads_slowly(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
     words = [bytes([number]) * 1_000_000 for number in range(10)]
-    replies = threads.submit(pipe.call_many, echoing(words), FOREVER)
+    replies = pipe.call_many(echoing(words))
     expected = b"".join(resp_py.encode((b"ECHO", word)) for word in words)
     got = bytearray()
     while len(got) < len(expected):
@@ -265,15 +258,13 @@ def test_ten_megabytes_reach_a_peer_that_reads_slowly(
 
 
 @EACH_SHAPE
-def test_a_reader_whose_time_is_up_halfway_leaves_its_replies_to_nobody(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
-    late = threads.submit(pipe.call_many, echoing([b"1", b"2", b"3"]), 0.2)
+def test_a_reader_whose_time_is_up_halfway_leaves_its_replies_to_nobody(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    late = pipe.call_many(echoing([b"1", b"2", b"3"]), 0.2)
     peer.read(3)
     peer.answer(b"+1\r\n+2\r\n+")
     assert isinstance(late.exception(PATIENCE_S), NoReply)
-    after = threads.submit(pipe.call_many, echoing([b"4", b"5"]), FOREVER)
+    after = pipe.call_many(echoing([b"4", b"5"]))
     peer.read(2)
     peer.answer(b"3\r\n+4\r\n+5\r\n")
     assert [b"4", b"5"] == after.result(PATIENCE_S)
@@ -281,27 +272,25 @@ def test_a_reader_whose_time_is_up_halfway_leaves_its_replies_to_nobody(
 
 
 @EACH_SHAPE
-def test_a_follower_whose_time_is_up_leaves_its_replies_to_nobody(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
-    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+def test_a_follower_whose_time_is_up_leaves_its_replies_to_nobody(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    reader = pipe.echo(b"reader")
     peer.read()
-    late = threads.submit(pipe.call_many, echoing([b"1", b"2"]), 0.01)
+    late = pipe.call_many(echoing([b"1", b"2"]), 0.01)
     assert isinstance(late.exception(PATIENCE_S), NoReply)
     peer.answer(b"+reader\r\n")
     assert b"reader" == reader.result(PATIENCE_S)
-    after = threads.submit(pipe.call, (b"ECHO", b"after"), FOREVER)
+    after = pipe.echo(b"after")
     peer.echo(3)
     assert b"after" == after.result(PATIENCE_S)
 
 
 @EACH_SHAPE
-def test_a_follower_becomes_the_reader(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing) -> None:
-    pipe, peer = pair
-    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+def test_a_follower_becomes_the_reader(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    reader = pipe.echo(b"reader")
     peer.read()
-    follower = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
+    follower = pipe.call_many(echoing([b"1", b"2"]))
     peer.answer(b"+reader\r\n")
     peer.echo(2)
     assert (b"reader", [b"1", b"2"]) == (reader.result(PATIENCE_S), follower.result(PATIENCE_S))
@@ -311,43 +300,35 @@ def test_a_follower_becomes_the_reader(pair: tuple[Pipe, Peer], threads: ThreadP
 
 
 @EACH_SHAPE
-def test_a_stream_that_ends_among_the_replies_loses_them_all(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
-    replies = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
+def test_a_stream_that_ends_among_the_replies_loses_them_all(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    replies = pipe.call_many(echoing([b"1", b"2"]))
     peer.read(2)
     peer.answer(b"+1\r\n")
     peer.sock.close()
-    error = replies.exception(PATIENCE_S)
-    assert isinstance(error, ConnectionBroken)
-    assert (True, True) == (error.sent, pipe.broken)
+    assert (outcomes(replies), pipe.broken) == ([True], True)
 
 
 @EACH_SHAPE
-def test_what_was_half_sent_is_lost_as_sent_and_what_is_queued_behind_it_is_not(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
+def test_what_was_half_sent_is_lost_as_sent_but_what_is_queued_behind_is_not(
+    any_pair: AnyPair, echoing: Echoing
 ) -> None:
-    pipe, peer = pair
-    half = threads.submit(pipe.call_many, echoing([b"x" * 5_000_000] * 2), FOREVER)
+    pipe, peer = any_pair
+    half = pipe.call_many(echoing([b"x" * 5_000_000] * 2))
     peer.sock.recv(1)
-    behind = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
+    behind = pipe.call_many(echoing([b"1", b"2"]))
     assert not wait([behind], 0.02).done  # it sleeps in the pipe now, or finds the pipe broken: unsent either way
     peer.sock.close()
-    errors = [future.exception(PATIENCE_S) for future in (half, behind)]
-    assert [True, False] == [isinstance(error, ConnectionBroken) and error.sent for error in errors]
+    assert outcomes(half, behind) == [True, False]
 
 
 @EACH_SHAPE
-def test_a_broken_protocol_among_the_replies_breaks_the_pipe(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
-) -> None:
-    pipe, peer = pair
-    replies = threads.submit(pipe.call_many, echoing([b"1", b"2"]), FOREVER)
+def test_a_broken_protocol_among_the_replies_breaks_the_pipe(any_pair: AnyPair, echoing: Echoing) -> None:
+    pipe, peer = any_pair
+    replies = pipe.call_many(echoing([b"1", b"2"]))
     peer.read(2)
     peer.answer(b"+1\r\n?what\r\n")
-    assert isinstance(replies.exception(PATIENCE_S), ConnectionBroken)
-    assert pipe.broken
+    assert (outcomes(replies), pipe.broken) == ([True], True)
 
 
 # Posting

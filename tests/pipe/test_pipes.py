@@ -12,11 +12,9 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
-from tests.support.any_pipe import AnyPipe, outcomes
+from tests.support.any_pipe import AnyPair, outcomes
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.pipes import MESSAGES, Peer
-
-Pair = tuple[AnyPipe, Peer]
+from tests.support.pipes import MESSAGES
 
 PUSH = b">2\r\n+invalidate\r\n*1\r\n+key\r\n"
 
@@ -42,7 +40,7 @@ def subscribed(kind: bytes, channel: bytes) -> bytes:
         (b"%1\r\n+a\r\n:1\r\n", {b"a": 1}),
     ],
 )
-def test_replies_come_as_hiredis_parses_them(any_pair: Pair, data: bytes, expected: Reply) -> None:
+def test_replies_come_as_hiredis_parses_them(any_pair: AnyPair, data: bytes, expected: Reply) -> None:
     pipe, peer = any_pair
     reply = pipe.echo(b"a")
     assert peer.read() == [[b"ECHO", b"a"]]
@@ -50,7 +48,7 @@ def test_replies_come_as_hiredis_parses_them(any_pair: Pair, data: bytes, expect
     assert reply.result(PATIENCE_S) == expected
 
 
-def test_an_error_reply_is_returned_not_raised(any_pair: Pair) -> None:
+def test_an_error_reply_is_returned_not_raised(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     reply = pipe.call((b"X",))
     peer.read()
@@ -59,7 +57,7 @@ def test_an_error_reply_is_returned_not_raised(any_pair: Pair) -> None:
     assert (type(error), str(error)) == (hiredis.ReplyError, "ERR no")
 
 
-def test_each_caller_gets_its_own_reply_though_they_come_byte_by_byte(any_pair: Pair) -> None:
+def test_each_caller_gets_its_own_reply_though_they_come_byte_by_byte(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     replies = {b"word-%d" % number: pipe.echo(b"word-%d" % number) for number in range(20)}
     words = [request[-1] for request in peer.read(20)]
@@ -68,7 +66,7 @@ def test_each_caller_gets_its_own_reply_though_they_come_byte_by_byte(any_pair: 
     assert {word: reply.result(PATIENCE_S) for word, reply in replies.items()} == {word: word for word in words}
 
 
-def test_requests_and_replies_larger_than_every_buffer(any_pair: Pair) -> None:
+def test_requests_and_replies_larger_than_every_buffer(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     large = os.urandom(5_000_000)
     reply = pipe.echo(large)
@@ -78,7 +76,7 @@ def test_requests_and_replies_larger_than_every_buffer(any_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 1.5])
-def test_a_bad_word_leaves_the_pipe_as_it_was(any_pair: Pair, bad: object) -> None:
+def test_a_bad_word_leaves_the_pipe_as_it_was(any_pair: AnyPair, bad: object) -> None:
     pipe, peer = any_pair
     request: Args = (b"X", bad)  # type: ignore[assignment]
     assert outcomes(pipe.call(request), pipe.call_many([(b"X",), request])) == [TypeError] * 2
@@ -89,7 +87,7 @@ def test_a_bad_word_leaves_the_pipe_as_it_was(any_pair: Pair, bad: object) -> No
     assert reply.result(PATIENCE_S) == b"fine"
 
 
-def test_a_caller_whose_time_is_up_harms_no_other(any_pair: Pair) -> None:
+def test_a_caller_whose_time_is_up_harms_no_other(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     patient = pipe.echo(b"patient")
     peer.read()
@@ -108,7 +106,7 @@ def test_a_caller_whose_time_is_up_harms_no_other(any_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_end_of_stream_fails_sent_requests_as_sent(any_pair: Pair, count: int) -> None:
+def test_end_of_stream_fails_sent_requests_as_sent(any_pair: AnyPair, count: int) -> None:
     pipe, peer = any_pair
     replies = pipe.call_many([(b"ECHO", b"a")] * count)
     peer.read(count)
@@ -118,7 +116,7 @@ def test_end_of_stream_fails_sent_requests_as_sent(any_pair: Pair, count: int) -
     assert pipe.broken
 
 
-def test_a_closed_pipe_refuses_before_anything_is_sent(any_pair: Pair) -> None:
+def test_a_closed_pipe_refuses_before_anything_is_sent(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     pipe.close()
     pipe.close()
@@ -133,7 +131,7 @@ def test_a_closed_pipe_refuses_before_anything_is_sent(any_pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"), [(b"?what\r\n", True), (b":what\r\n", True), (b"+OK\r\n+nobody asked\r\n", b"OK")]
 )
-def test_a_broken_protocol_breaks_the_pipe(any_pair: Pair, data: bytes, expected: object) -> None:
+def test_a_broken_protocol_breaks_the_pipe(any_pair: AnyPair, data: bytes, expected: object) -> None:
     pipe, peer = any_pair
     reply = pipe.call((b"X",))
     peer.read()
@@ -145,7 +143,7 @@ def test_a_broken_protocol_breaks_the_pipe(any_pair: Pair, data: bytes, expected
 # Pushes
 
 
-def test_pushes_are_not_replies(any_pair: Pair) -> None:
+def test_pushes_are_not_replies(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     for word in (b"a", b"b"):
         reply = pipe.echo(word)
@@ -155,7 +153,7 @@ def test_pushes_are_not_replies(any_pair: Pair) -> None:
     assert not pipe.broken
 
 
-def test_pushes_and_replies_are_told_in_order_wherever_the_stream_is_cut(any_pair: Pair) -> None:
+def test_pushes_and_replies_are_told_in_order_wherever_the_stream_is_cut(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     told: list[list[Reply]] = []
     pipe.on_push(told.append)
@@ -172,7 +170,7 @@ def test_pushes_and_replies_are_told_in_order_wherever_the_stream_is_cut(any_pai
 
 
 @pytest.mark.parametrize("cut", [0, 20, 30, 35])
-def test_every_push_is_told_as_it_was_written(any_pair: Pair, cut: int) -> None:
+def test_every_push_is_told_as_it_was_written(any_pair: AnyPair, cut: int) -> None:
     pipe, peer = any_pair
     told: list[list[Reply]] = []
     pipe.on_push(told.append)
@@ -186,7 +184,7 @@ def test_every_push_is_told_as_it_was_written(any_pair: Pair, cut: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])
-def test_a_subscription_is_answered_by_a_push(any_pair: Pair, kind: bytes) -> None:
+def test_a_subscription_is_answered_by_a_push(any_pair: AnyPair, kind: bytes) -> None:
     pipe, peer = any_pair
     told: list[list[Reply]] = []
     pipe.on_push(told.append)
@@ -199,7 +197,7 @@ def test_a_subscription_is_answered_by_a_push(any_pair: Pair, kind: bytes) -> No
     assert told == [[b"invalidate", [b"key"]]]
 
 
-def test_a_refused_subscription_is_answered_by_an_error(any_pair: Pair) -> None:
+def test_a_refused_subscription_is_answered_by_an_error(any_pair: AnyPair) -> None:
     pipe, peer = any_pair
     subscribing = pipe.call((b"SUBSCRIBE", b"c"))
     peer.read()
@@ -211,7 +209,7 @@ def test_a_refused_subscription_is_answered_by_an_error(any_pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("kind", "channel"), [(b"subscribe", b"others"), (b"ssubscribe", b"mine")], ids=["channel", "kind"]
 )
-def test_another_subscription_does_not_answer_one(any_pair: Pair, kind: bytes, channel: bytes) -> None:
+def test_another_subscription_does_not_answer_one(any_pair: AnyPair, kind: bytes, channel: bytes) -> None:
     pipe, peer = any_pair
     subscribing = pipe.call((b"SUBSCRIBE", b"mine"))
     peer.read()
@@ -221,7 +219,7 @@ def test_another_subscription_does_not_answer_one(any_pair: Pair, kind: bytes, c
 
 
 @pytest.mark.parametrize("kind", [b"subscribe", b"ssubscribe"])
-def test_a_subscription_answers_no_other_request(any_pair: Pair, kind: bytes) -> None:
+def test_a_subscription_answers_no_other_request(any_pair: AnyPair, kind: bytes) -> None:
     pipe, peer = any_pair
     before = pipe.call((b"DEL", b"a"))
     peer.read()

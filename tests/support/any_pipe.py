@@ -67,6 +67,9 @@ class AnyPipe:
         self._callers.run(self._pipe.close)
 
 
+AnyPair = tuple[AnyPipe, Peer]
+
+
 def outcomes(*answers: Future[Any]) -> list[object]:
     """For each call its reply, or for `ConnectionBroken` whether the request was sent, or the class of its error."""
     return [_outcome(answer) for answer in answers]
@@ -98,7 +101,7 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def any_pair(pipe_kind: str, implementation: str) -> Iterator[tuple[AnyPipe, Peer]]:
+def any_pair(pipe_kind: str, implementation: str) -> Iterator[AnyPair]:
     """A pipe, and the server's end of its socket."""
     near, far = socket.socketpair()
     if pipe_kind == THREADS:
