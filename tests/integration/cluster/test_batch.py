@@ -6,23 +6,19 @@ Whether a node was asked is told by its own count of commands.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
-import redis.asyncio
-import redis.asyncio.retry
-from redis.retry import Retry
+from redis.backoff import NoBackoff
 
-import redislock_fast.asyncio
 from redislock_fast import Locker
 from redislock_fast._transport.loop.driver import transport_of as async_transport_of
 from redislock_fast._transport.threads import cluster as thread_cluster
@@ -30,12 +26,11 @@ from redislock_fast._transport.threads.driver import transport_of
 from tests.integration.batch.test_all_or_nothing import Holders
 from tests.integration.batch.test_asyncio import cancelled_after
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
-from tests.support.async_helpers import async_once, eventually
 from tests.support.clusters import Cluster, connect
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, once, signals_handled_by, start, wait_until
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
-from tests.support.waiting import FAR_S, Callers, Tasks, Threads, connections
+from tests.support.waiting import FAR_S, Callers, Threads, connections
 
 VERBS: dict[str, tuple[Any, ...]] = {"release": (), "extend": (10,), "reacquire": ()}
 """What is done with a batch that is held, and with which arguments."""
@@ -49,18 +44,9 @@ def fast(callers: Callers, cluster: Cluster) -> Any:
     return connect(callers, cluster)
 
 
-def impatient(callers: Callers, cluster: Cluster) -> Any:
-    """A client that takes a node for dead after a second, and does not try again."""
-    retry: Retry | redis.asyncio.retry.Retry = once() if isinstance(callers, Threads) else async_once()
-    return connect(callers, cluster, socket_timeout=1.0, retry=retry)
-
-
 def acquiring(callers: Callers, client: Any, names: list[str], *args: Any, **kwargs: Any) -> Future[Any]:
     """Begin to acquire a batch."""
-    if isinstance(callers, Threads):
-        return start(lambda: Locker(client).acquire_many(names, *args, **kwargs))
-    locker = redislock_fast.asyncio.Locker(client)
-    return submit(callers, lambda: locker.acquire_many(names, *args, **kwargs))
+    return callers.begin(lambda: callers.package.Locker(client).acquire_many(names, *args, **kwargs))
 
 
 def acquire_many(callers: Callers, client: Any, names: list[str]) -> Any:
@@ -72,8 +58,7 @@ def acquire_many(callers: Callers, client: Any, names: list[str]) -> Any:
 
 def calling(callers: Callers, batch: Any, verb: str) -> Future[Any]:
     """Begin to call a method of the batch."""
-    use = lambda: getattr(batch, verb)(*VERBS[verb])  # noqa: E731  # of what is called in two ways
-    return start(use) if isinstance(callers, Threads) else submit(callers, use)
+    return callers.begin(lambda: getattr(batch, verb)(*VERBS[verb]))
 
 
 def call(callers: Callers, batch: Any, verb: str) -> Any:
@@ -81,40 +66,24 @@ def call(callers: Callers, batch: Any, verb: str) -> Any:
     return calling(callers, batch, verb).result(PATIENCE_S)
 
 
-def clean_up(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
-    """Have these keys deleted in the background, all that hold these tokens."""
-    if isinstance(callers, Threads):
-        transport_of(client).clean_up(entries)
-        return
-
-    async def undo_in_loop() -> None:
-        async_transport_of(client).clean_up(entries)
-
-    submit(callers, undo_in_loop).result(PATIENCE_S)
+def take_and_release(callers: Callers, client: Any, names: list[str]) -> None:
+    """Hold these locks for a moment, which connects to their nodes."""
+    assert call(callers, acquire_many(callers, client, names), "release") == dict.fromkeys(names, True)
 
 
 def channel_of(callers: Callers, client: Any) -> Any:
-    """All that goes from these callers to the client's servers."""
-    if isinstance(callers, Threads):
-        return transport_of(client)
-
-    async def its_channel() -> Any:
-        return async_transport_of(client).of_running_loop()
-
-    return submit(callers, its_channel).result(PATIENCE_S)
+    """All that goes from these callers to the client's servers; for tasks, to be called in their loop."""
+    return transport_of(client) if isinstance(callers, Threads) else async_transport_of(client).of_running_loop()
 
 
-def submit(callers: Callers, work: Callable[[], Any]) -> Future[Any]:
-    """Begin to await something in the loop of the tasks."""
-
-    async def run() -> Any:
-        return await work()
-
-    assert isinstance(callers, Tasks)
-    return callers.submit(run())
+def clean_up(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
+    """Have these keys deleted in the background, all that hold these tokens."""
+    callers.run(
+        lambda: (transport_of if isinstance(callers, Threads) else async_transport_of)(client).clean_up(entries)
+    )
 
 
-# ---- who is asked for what ----
+# ---- which node is asked for what ----
 
 
 def names_at(cluster: Cluster, count: int) -> dict[int, list[str]]:
@@ -142,19 +111,20 @@ def forget_calls(cluster: Cluster) -> None:
 
 def asked(cluster: Cluster, number: int) -> int:
     """How many requests for locks a node has had."""
-    sent = {name.removeprefix("cmdstat_"): row["calls"] for name, row in _stats(cluster, number).items()}
-    return sum(sent.get(name.lower(), 0) for name in ("SET", *RELEASE_COMMANDS))
-
-
-def _stats(cluster: Cluster, number: int) -> dict[str, Any]:
-    stats: dict[str, Any] = cluster.admins[number].info("commandstats")
-    return stats
+    stats = cluster.admins[number].info("commandstats")
+    return sum(stats.get(f"cmdstat_{name.lower()}", {"calls": 0})["calls"] for name in ("SET", *RELEASE_COMMANDS))
 
 
 def left(cluster: Cluster, names: dict[int, list[str]], number: int) -> int:
     """How many of its names a node has."""
     count: int = sum(cluster.admins[number].exists(name) for name in names[number])
     return count
+
+
+def until_gone(cluster: Cluster, names: dict[int, list[str]], numbers: list[int] | None = None) -> None:
+    """Return once these nodes, or all, have none of their names any more: it is released or undone."""
+    nodes = list(names) if numbers is None else numbers
+    wait_until(lambda: not any(left(cluster, names, number) for number in nodes), "the names are gone")
 
 
 @contextmanager
@@ -170,7 +140,7 @@ def frozen(cluster: Cluster, number: int) -> Iterator[None]:
 @pytest.mark.slow
 def test_each_lock_is_asked_for_once_and_at_its_own_node(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names = [cluster.name() for _ in range(300)]
-    call(callers, acquire_many(callers, fast, names), "release")  # connects
+    take_and_release(callers, fast, names)
     forget_calls(cluster)
     admins = [cluster.admins[number] for number in cluster.primaries()]
     batch = acquire_many(callers, fast, names)
@@ -204,7 +174,7 @@ def test_no_node_waits_for_another(callers: Callers, fast: Any, cluster: Cluster
 
 def test_all_or_nothing_asks_one_node_after_the_other(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names = names_at(cluster, 3)
-    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    take_and_release(callers, fast, joined(names))
     first, second, third = sorted(names, key=lambda number: min(names[number]))
     forget_calls(cluster)
     with frozen(cluster, second):
@@ -283,36 +253,34 @@ def test_batches_are_taken_and_given_back_while_slots_move(callers: Callers, fas
 
 
 @pytest.mark.slow
-def test_a_frozen_node_fails_the_acquire_and_keeps_nobody_from_the_others(
+def test_a_frozen_node_fails_the_acquire_and_keeps_no_caller_from_the_others(
     callers: Callers, fast: Any, cluster: Cluster
 ) -> None:
     names = names_at(cluster, 3)
-    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    take_and_release(callers, fast, joined(names))
     first, *others = names
     with frozen(cluster, first):
         with pytest.raises(redis.TimeoutError):
             acquiring(callers, fast, joined(names), FAR_S, 1.0).result(PATIENCE_S)
-        for number in others:
-            wait_until(lambda: not left(cluster, names, number), "what was taken is undone")  # noqa: B023  # likewise
-    wait_until(lambda: not left(cluster, names, first), "what it has taken since is undone")
-    assert call(callers, acquire_many(callers, fast, joined(names)), "release") == dict.fromkeys(joined(names), True)
+        until_gone(cluster, names, others)
+    until_gone(cluster, names, [first])
+    take_and_release(callers, fast, joined(names))
 
 
 @pytest.mark.slow
-def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
+def test_what_a_frozen_node_has_to_undo_keeps_no_caller_from_the_others(
     callers: Callers, fast: Any, cluster: Cluster
 ) -> None:
     names = names_at(cluster, 3)
-    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    take_and_release(callers, fast, joined(names))
     for number, at in names.items():
         for name in at:
             cluster.admins[number].set(name, "mine")
     first, *others = names
     with frozen(cluster, first):
         clean_up(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
-        for number in others:
-            wait_until(lambda: not left(cluster, names, number), "it is undone")  # noqa: B023  # likewise
-    wait_until(lambda: not left(cluster, names, first), "and here")
+        until_gone(cluster, names, others)
+    until_gone(cluster, names, [first])
 
 
 @pytest.mark.slow
@@ -320,7 +288,9 @@ def test_what_a_frozen_node_has_to_undo_keeps_nobody_from_the_others(
 def test_a_frozen_node_costs_the_others_no_verdict(callers: Callers, cluster: Cluster, verb: str) -> None:
     names = names_at(cluster, 3)
     first, *others = names
-    batch = acquire_many(callers, impatient(callers, cluster), joined(names))
+    batch = acquire_many(
+        callers, connect(callers, cluster, socket_timeout=1.0, retry=callers.retry(NoBackoff(), 0)), joined(names)
+    )
     taken = names[others[0]][0]
     cluster.admins[others[0]].set(taken, "thief")
     with frozen(cluster, first), pytest.raises(redis.TimeoutError):
@@ -333,17 +303,12 @@ def test_a_frozen_node_costs_the_others_no_verdict(callers: Callers, cluster: Cl
     assert not any(left(cluster, names, number) for number in names)
 
 
-def test_what_a_dropped_task_has_begun_is_undone(cluster: Cluster) -> None:
+@pytest.mark.parametrize("callers", ["tasks"], indirect=True)
+def test_what_a_dropped_task_has_begun_is_undone(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names = names_at(cluster, 2)
-
-    async def drop() -> None:
-        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
-            locker = redislock_fast.asyncio.Locker(client)
-            await (await locker.acquire_many(joined(names))).release()  # connects
-            await DropAt(locker.acquire_many(joined(names)), 0)
-            await eventually(lambda: not any(left(cluster, names, number) for number in names), "it is undone")
-
-    asyncio.run(drop())
+    take_and_release(callers, fast, joined(names))
+    callers.run(lambda: DropAt(callers.package.Locker(fast).acquire_many(joined(names)), 0))
+    until_gone(cluster, names)
 
 
 def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Callers, cluster: Cluster) -> None:
@@ -351,17 +316,17 @@ def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Cal
     first, second, *_ = names
     client = callers.client(cluster.nodes[first].port)  # as of a single server
     clean_up(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
-    wait_until(lambda: channel_of(callers, client).idle, "nothing is tried for ever")
+    wait_until(lambda: callers.run(lambda: channel_of(callers, client).idle), "nothing is tried for ever")
 
 
 def test_an_error_of_one_node_leaves_nothing_at_the_others(callers: Callers, fast: Any, cluster: Cluster) -> None:
     names = names_at(cluster, 3)
-    call(callers, acquire_many(callers, fast, joined(names)), "release")  # connects
+    take_and_release(callers, fast, joined(names))
     spoilt = names[cluster.primaries()[1]].pop()
     cluster.admins[cluster.primaries()[1]].lpush(spoilt, "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         acquiring(callers, fast, [spoilt, *joined(names)], FAR_S).result(PATIENCE_S)
-    wait_until(lambda: not any(left(cluster, names, number) for number in names), "everything is undone")
+    until_gone(cluster, names)
 
 
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
@@ -398,7 +363,7 @@ def test_a_connection_that_was_closed_while_idle_leaves_no_doubt(callers: Caller
         for row in admin.client_list():
             if row["name"] == client_name:
                 admin.client_kill_filter(_id=row["id"])
-        wait_until(lambda: not connections(admin, client_name), "it is closed")  # noqa: B023  # likewise
+        wait_until(lambda: not connections(admin, client_name), "it is closed")  # noqa: B023  # called at once
     closed_at = time.monotonic()
     wait_until(lambda: time.monotonic() > closed_at + 0.01, "it has been idle")
     lost = {at[0] for at in names.values()}
@@ -423,6 +388,13 @@ def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
 
 # ---- interrupts and cancels ----
 
+
+def may_be_released_again(verdicts: dict[str, bool], names: list[str]) -> None:
+    """These locks, at least, were in the batch still, and no verdict says that one was lost."""
+    assert verdicts == dict.fromkeys(verdicts, True)
+    assert verdicts.keys() >= set(names)
+
+
 one_kind = pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
 
 
@@ -442,12 +414,10 @@ def test_interrupted_while_one_node_is_frozen_it_leaves_nothing(
         interrupt_when(lambda: wait_until(lambda: all(asked(cluster, at) >= 3 for at in others), "they are asked"))
         with pytest.raises(KeyboardInterrupt):
             _ = batch.release() if verb == "release" else Locker(fast).acquire_many(joined(names), FAR_S)
-        for number in others:
-            wait_until(lambda: not left(cluster, names, number), "it is undone, or released")  # noqa: B023  # likewise
-    wait_until(lambda: not left(cluster, names, first), "and here")
+        until_gone(cluster, names, others)
+    until_gone(cluster, names, [first])
     if verb == "release":
-        again = batch.release()
-        assert (again, again.keys() >= set(names[first])) == (dict.fromkeys(again, True), True)
+        may_be_released_again(batch.release(), names[first])
 
 
 @pytest.mark.parametrize("callers", ["tasks"], indirect=True)
@@ -466,12 +436,10 @@ def test_cancelled_while_one_node_is_frozen_it_leaves_nothing(
         answer = calling(callers, batch, verb) if verb == "release" else acquiring(callers, fast, joined(names), FAR_S)
         wait_until(lambda: all(asked(cluster, at) >= 3 for at in others), "the others are asked")
         answer.cancel()
-        for number in others:
-            wait_until(lambda: not left(cluster, names, number), "it is undone, or released")  # noqa: B023  # likewise
-    wait_until(lambda: not left(cluster, names, first), "and here")
+        until_gone(cluster, names, others)
+    until_gone(cluster, names, [first])
     if verb == "release":
-        again = call(callers, batch, "release")
-        assert (again, again.keys() >= set(names[first])) == (dict.fromkeys(again, True), True)
+        may_be_released_again(call(callers, batch, "release"), names[first])
 
 
 @pytest.mark.slow
@@ -508,8 +476,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: 
 @one_kind
 def test_cancelled_at_any_iteration_it_leaves_nothing(callers: Callers, fast: Any, cluster: Cluster, use: str) -> None:
     names = names_at(cluster, 2)
-    locker = redislock_fast.asyncio.Locker(fast)
-    nothing = lambda: not any(left(cluster, names, at) for at in names)  # noqa: E731  # what is waited for
+    locker = callers.package.Locker(fast)
     batch = acquire_many(callers, fast, joined(names))
 
     async def used() -> Any:
@@ -520,10 +487,10 @@ def test_cancelled_at_any_iteration_it_leaves_nothing(callers: Callers, fast: An
     if use == "acquire":
         call(callers, batch, "release")
     steps = 1  # cancelled before its first, a coroutine is never called at all
-    while submit(callers, lambda: cancelled_after(steps, used)).result(PATIENCE_S):  # noqa: B023  # likewise
+    while callers.run(lambda: cancelled_after(steps, used)):  # noqa: B023  # called at once
         steps += 1
         if use in ("acquire", "release"):
-            wait_until(nothing, "everything is undone")
+            until_gone(cluster, names)
         if use == "release":
             call(callers, batch, "release")
             batch = acquire_many(callers, fast, joined(names))

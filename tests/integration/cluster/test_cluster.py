@@ -25,7 +25,7 @@ from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork, start
+from tests.support.helpers import RELEASE_COMMANDS, in_fork
 from tests.support.waiting import connections
 
 
@@ -91,37 +91,6 @@ def test_a_free_locks_slot_that_moved_is_followed(client: redis.RedisCluster, pl
         with lock:
             assert lock.owned()
             assert not lock_of(client, place.name).acquire(blocking=False)
-
-
-@pytest.mark.parametrize("operation", ["release", "extend", "reacquire", "owned", "locked"])
-def test_a_held_locks_slot_that_moved_is_followed(client: redis.RedisCluster, place: Place, operation: str) -> None:
-    lock = lock_of(client, place.name, timeout=10)
-    lock.acquire()
-    place.move()
-    result = lock.extend(10) if operation == "extend" else getattr(lock, operation)()
-    assert result is (None if operation == "release" else True)
-    if operation != "release":
-        lock.release()
-    assert not lock.locked()
-
-
-def test_a_waiter_follows_the_slot(client: redis.RedisCluster, place: Place) -> None:
-    holder = lock_of(client, place.name, timeout=10)
-    holder.acquire()
-    waiter = start(lambda: lock_of(client, place.name, timeout=10, sleep=0.01).acquire(blocking_timeout=PATIENCE_S))
-    place.move()
-    holder.release()
-    assert waiter.result(PATIENCE_S) is True
-
-
-@pytest.mark.parametrize("operation", ["release", "extend", "reacquire"])
-def test_a_lost_lock_whose_slot_moved_is_not_owned(client: redis.RedisCluster, place: Place, operation: str) -> None:
-    lock = lock_of(client, place.name, timeout=10)
-    lock.acquire()
-    client.delete(place.name)
-    place.move()
-    with pytest.raises(LockNotOwnedError):
-        lock.extend(10) if operation == "extend" else getattr(lock, operation)()
 
 
 def test_the_callers_own_token_is_found_on_the_other_node(client: redis.RedisCluster, place: Place) -> None:

@@ -1,7 +1,7 @@
 """Locks whose slot is on the move: what has arrived is told by ASK, what has not is where it was.
 
 Rules: those of `support/clusters.py`; each test runs for threads and for tasks. A lock's queue is several keys, and its
-scripts can only be executed where all of them are, so who waits tries meanwhile (TRYAGAIN).
+scripts can only be executed where all of them are, so a waiter tries meanwhile (TRYAGAIN).
 """
 
 from __future__ import annotations
@@ -28,7 +28,22 @@ from tests.support.waiting import (
     until_queued,
 )
 
-STAGES = ["before it has moved", "after it has moved"]
+EACH_STAGE = pytest.mark.parametrize("stage", ["before it has moved", "after it has moved", "after the slot has moved"])
+
+
+def move_to(place: Place, stage: str) -> None:
+    """Begin to move the slot, and move it as far as this stage."""
+    place.begin_move()
+    if stage == "after it has moved":
+        place.move_keys()
+    elif stage == "after the slot has moved":
+        place.end_move()
+
+
+def end_move(place: Place, stage: str) -> None:
+    """Move the slot from this stage to the end."""
+    if stage != "after the slot has moved":
+        place.end_move()
 
 
 @pytest.fixture
@@ -37,19 +52,17 @@ def fast(callers: Callers, cluster: Cluster) -> Any:
     return connect(callers, cluster)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@EACH_STAGE
 @pytest.mark.parametrize("operation", ["release", "extend", "reacquire", "owned", "locked"])
 def test_a_held_lock_is_used_while_its_slot_moves(
     callers: Callers, fast: Any, place: Place, operation: str, stage: str
 ) -> None:
     lock = callers.contender(fast, place.name, timeout=FAR_S)
     assert lock.call("acquire")
-    place.begin_move()
-    if stage == STAGES[1]:
-        place.move_keys()
+    move_to(place, stage)
     result = lock.call(operation, *([10] if operation == "extend" else []))
     assert result is (None if operation == "release" else True)
-    place.end_move()
+    end_move(place, stage)
     if operation != "release":
         lock.release()
     assert not lock.call("locked")
@@ -73,17 +86,18 @@ def test_a_lock_is_taken_and_excludes_while_its_slot_moves(callers: Callers, fas
     assert others.call("acquire", blocking=False)
 
 
+@EACH_STAGE
 @pytest.mark.parametrize("operation", ["release", "extend", "reacquire"])
 def test_a_lost_lock_is_not_owned_while_its_slot_moves(
-    callers: Callers, fast: Any, place: Place, operation: str
+    callers: Callers, fast: Any, place: Place, operation: str, stage: str
 ) -> None:
     lock = callers.contender(fast, place.name, timeout=FAR_S)
     assert lock.call("acquire")
     place.cluster.admins[place.home].delete(place.name)
-    place.begin_move()
+    move_to(place, stage)
     with pytest.raises(LockNotOwnedError):
         lock.call(operation, *([10] if operation == "extend" else []))
-    place.end_move()
+    end_move(place, stage)
 
 
 def queue_up(contenders: list[Contender], place: Place) -> list[Future[Any]]:
@@ -113,7 +127,7 @@ def test_waiters_are_served_while_the_slot_moves(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, cluster: Cluster, place: Place) -> None:
+def test_waiters_that_come_while_the_slot_moves_get_the_lock(callers: Callers, cluster: Cluster, place: Place) -> None:
     holder, *waiters = (callers.contender(connect(callers, cluster), place.name, **SOON) for _ in range(4))
     place.begin_move()
     assert holder.call("acquire")
@@ -129,7 +143,7 @@ def test_who_comes_while_the_slot_moves_waits_for_the_lock(callers: Callers, clu
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_who_gives_up_while_the_slot_moves_leaves_nothing_behind(
+def test_a_waiter_that_gives_up_while_the_slot_moves_leaves_nothing_behind(
     callers: Callers, cluster: Cluster, place: Place
 ) -> None:
     holder, quitter, other = (callers.contender(connect(callers, cluster), place.name, **SOON) for _ in range(3))

@@ -36,6 +36,15 @@ def queue_up(contender: Contender, cluster: Cluster, admin: redis.RedisCluster) 
     return answer
 
 
+def hand_over(holder: Contender, waiter: Contender, cluster: Cluster, admin: redis.RedisCluster) -> None:
+    """The waiter waits for the holder's lock, gets it and releases it."""
+    assert holder.call("acquire")
+    answer = queue_up(waiter, cluster, admin)
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+
+
 @pytest.mark.slow
 def test_a_lock_is_handed_over(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
@@ -55,11 +64,7 @@ def test_a_lock_of_any_name_is_handed_over(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, name: bytes
 ) -> None:
     holder, waiter = (callers.contender(connect(callers, cluster), name, **late(cluster)) for _ in range(2))
-    assert holder.call("acquire")
-    answer = queue_up(waiter, cluster, cluster_client)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
-    waiter.release()
+    hand_over(holder, waiter, cluster, cluster_client)
     assert not cluster_client.exists(name)
 
 
@@ -99,31 +104,12 @@ def test_waiters_follow_a_slot_that_moves(
     serve(waiters, answers)
 
 
-def test_a_lock_is_handed_over_after_its_slot_has_moved(
-    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
-) -> None:
-    holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
-    for moves in (True, False):
-        assert holder.call("acquire")
-        answer = queue_up(waiter, cluster, cluster_client)
-        holder.release()
-        assert answer.result(PATIENCE_S) is True
-        waiter.release()
-        if moves:
-            place.move()
-
-
 def test_a_lock_is_handed_over_after_its_slot_has_moved_and_come_back(
     callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
 ) -> None:
     holder, waiter = (callers.contender(connect(callers, cluster), place.name, **late(cluster)) for _ in range(2))
-    ways = [(place.home, place.away), (place.away, place.home), None]
-    for way in ways:
-        assert holder.call("acquire")
-        answer = queue_up(waiter, cluster, cluster_client)
-        holder.release()
-        assert answer.result(PATIENCE_S) is True
-        waiter.release()
-        if way is not None:
-            cluster.settle()
-            cluster.move(place.slot, *way)
+    hand_over(holder, waiter, cluster, cluster_client)
+    for way in [(place.home, place.away), (place.away, place.home)]:
+        cluster.settle()
+        cluster.move(place.slot, *way)
+        hand_over(holder, waiter, cluster, cluster_client)
