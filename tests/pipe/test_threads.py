@@ -17,6 +17,7 @@ import redis
 
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast.server import Server
+from tests.support.helpers import on_signal, signal_main
 from tests.support.pipes import FOREVER, Peer
 
 
@@ -193,13 +194,12 @@ def interrupt(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 
     def send() -> None:
         if request.param == "sent to it":
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            signal_main()
         else:
             signal.raise_signal(signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield send
-    signal.signal(signal.SIGUSR1, before)
+    with on_signal(handler):
+        yield send
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_of_the_reader(
@@ -244,19 +244,16 @@ def test_a_signal_whose_handler_returns_does_not_end_the_wait(
 ) -> None:
     pipe, peer = pair
     handled = threading.Event()
-    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
 
     def signal_then_answer() -> None:
         peer.read()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        signal_main()
         handled.wait(20)
         peer.answer(b"+OK\r\n")
 
-    threads.submit(signal_then_answer)
-    try:
+    with on_signal(lambda *_: handled.set()):
+        threads.submit(signal_then_answer)
         assert pipe.call((b"X",), FOREVER) == b"OK"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_many_threads_on_a_real_server_each_get_their_own_reply(

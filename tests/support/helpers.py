@@ -186,11 +186,26 @@ def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[s
     )
 
 
+def signal_main(number: int = signal.SIGUSR1) -> None:
+    """Send the main thread a signal."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
+
+
+@contextlib.contextmanager
+def on_signal(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Have SIGUSR1 handled so within the block."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @contextlib.contextmanager
 def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Send the main thread SIGUSR1 repeatedly, each signal once the one before was handled."""
-    main = threading.main_thread().ident
-    assert main is not None
     handled = threading.Event()
     finished = threading.Event()
 
@@ -201,17 +216,16 @@ def signals_handled_by(handler: Callable[[int, object], None]) -> Iterator[None]
     def send() -> None:
         while not finished.is_set():
             handled.clear()
-            signal.pthread_kill(main, signal.SIGUSR1)
+            signal_main()
             handled.wait(1)
 
-    before = signal.signal(signal.SIGUSR1, handle)
-    sender = start(send)
-    try:
-        yield
-    finally:
-        finished.set()
-        sender.result(PATIENCE_S)
-        signal.signal(signal.SIGUSR1, before)
+    with on_signal(handle):
+        sender = start(send)
+        try:
+            yield
+        finally:
+            finished.set()
+            sender.result(PATIENCE_S)
 
 
 def once() -> Retry:

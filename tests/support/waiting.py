@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import redis
@@ -173,12 +173,12 @@ class Contender(ABC):
         self.call("release")
 
 
-def queue_up(contenders: list[Contender], admin: Any) -> list[Future[Any]]:
-    """Let them wait for one lock, one after another."""
+def queue_up(contenders: list[Contender], admin: Any, **arguments: Any) -> list[Future[Any]]:
+    """Let them wait for one lock, one after another, with these arguments of `acquire`."""
     answers = []
     for contender in contenders:
         length = queued(admin, contender.lock.name) + 1
-        answers.append(contender.acquire())
+        answers.append(contender.acquire(**arguments))
         until_queued(admin, contender.lock.name, length)
     return answers
 
@@ -239,12 +239,7 @@ class Callers(ABC):
         """Ready."""
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close all clients."""
         self.close()
 
@@ -466,12 +461,7 @@ class Peer:
         """The running process."""
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End it."""
         self.kill()
         self._pipe.close()

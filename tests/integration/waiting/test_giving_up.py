@@ -1,7 +1,7 @@
-"""Who stops waiting leaves nothing behind: timeouts, interrupts, signal handlers, forks.
+"""A waiter that stops waiting leaves nothing behind: timeouts, interrupts, signal handlers, forks.
 
-Rules: whoever must be told looks at `FAR_S`, so that a test hangs where he is not. Where giving up races with the
-grant, either may win: the lock is then held, or passed on.
+Rules: a waiter that must be notified makes health checks at `FAR_S`, so that a test hangs where it is not. Where giving
+up races with the grant, either may win: the lock is then held, or passed on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,13 +22,23 @@ import redis
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import PATIENCE_S, in_fork, signals_handled_by, start, wait_until
+from tests.support.helpers import PATIENCE_S, in_fork, on_signal, signal_main, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when
 from tests.support.proxy import Proxy
 from tests.support.times import clock
-from tests.support.waiting import FAR_S, Contender, Guard, Tasks, Threads, connections, queued, sent_by, until_queued
-
-Callers = Threads | Tasks
+from tests.support.waiting import (
+    FAR_S,
+    LATE,
+    Callers,
+    Contender,
+    Guard,
+    connections,
+    gets_and_frees,
+    queue_up,
+    queued,
+    sent_by,
+    until_queued,
+)
 
 SHORT_S = 0.05
 """A time to wait that a test lives to see the end of."""
@@ -37,14 +46,11 @@ SHORT_S = 0.05
 LONG_S = 1.0
 """One that is not over before a busy machine has let others come and go meanwhile."""
 
-TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
-"""Settings of who must be told."""
-
 
 @pytest.fixture
 def holder(client: redis.Redis) -> redislock_fast.Lock:
     """A lock of another client than the waiters', held."""
-    lock = redislock_fast.Lock(client, "name", thread_local=False, **TOLD)
+    lock = redislock_fast.Lock(client, "name", thread_local=False, **LATE)
     assert lock.acquire()
     return lock
 
@@ -53,10 +59,10 @@ def holder(client: redis.Redis) -> redislock_fast.Lock:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_who_gives_up_leaves_the_queue(
+def test_a_waiter_that_gives_up_leaves_the_queue(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **TOLD)
+    waiter = callers.contender(callers.client(server.port), **LATE)
     assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
     assert waiter.lock.local.token is None
     assert queued(client, "name") == 0
@@ -67,20 +73,16 @@ def test_who_gives_up_leaves_the_queue(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_who_gives_up_frees_the_place_for_the_next(
+def test_a_waiter_that_gives_up_frees_the_place_for_the_next(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    first, second = callers.contenders(2, callers.client(server.port), **TOLD)
-    gives_up = first.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
-    answer = second.acquire()
-    until_queued(client, "name", 2)
+    first, second = callers.contenders(2, callers.client(server.port), **LATE)
+    (gives_up,) = queue_up([first], client, blocking_timeout=LONG_S)
+    (answer,) = queue_up([second], client)
     assert gives_up.result(PATIENCE_S) is False
     assert queued(client, "name") == 1
     holder.release()
-    assert answer.result(PATIENCE_S) is True
-    second.release()
-    assert client.keys() == []
+    gets_and_frees(second, answer, client)
 
 
 @pytest.mark.slow
@@ -89,8 +91,7 @@ def test_the_next_looks_when_the_first_has_given_up(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
     first, second = callers.contenders(2, callers.client(server.port), timeout=FAR_S, sleep=0.02)
-    gives_up = first.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    (gives_up,) = queue_up([first], client, blocking_timeout=LONG_S)
     answer = second.acquire()
     assert gives_up.result(PATIENCE_S) is False
     client.delete("name")
@@ -101,19 +102,18 @@ def test_the_next_looks_when_the_first_has_given_up(
 def test_blocking_timeout_shorter_than_the_interval_is_waited_for_to_its_end(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **TOLD)
+    waiter = callers.contender(callers.client(server.port), **LATE)
     began_at = clock()
     assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
     assert clock() - began_at >= SHORT_S
-    answer = waiter.acquire(blocking_timeout=FAR_S / 2)
-    until_queued(client, "name", 1)
+    (answer,) = queue_up([waiter], client, blocking_timeout=FAR_S / 2)
     holder.release()
     assert answer.result(PATIENCE_S) is True
 
 
 @pytest.mark.parametrize("arguments", [{"blocking_timeout": 0}, {"blocking_timeout": -1}, {"blocking": False}], ids=str)
 @pytest.mark.parametrize("others", [0, 1])
-def test_who_does_not_wait_makes_one_attempt(
+def test_acquire_without_waiting_makes_one_attempt(
     callers: Callers,
     server: Server,
     client: redis.Redis,
@@ -122,7 +122,7 @@ def test_who_does_not_wait_makes_one_attempt(
     others: int,
 ) -> None:
     locks = callers.client(server.port, client_name="waiter")
-    hasty, *patient = callers.contenders(1 + others, locks, **TOLD)
+    hasty, *patient = callers.contenders(1 + others, locks, **LATE)
     assert hasty.call("locked")  # connects
     answers = [waiter.acquire() for waiter in patient]
     until_queued(client, "name", others)
@@ -144,7 +144,7 @@ def test_time_that_is_up_with_the_grant_on_its_way(
     def asks() -> bool:
         return any(proxy.requests[command] > proxy.replies[command] for command in ("EVAL", "EVALSHA"))
 
-    waiter = callers.contender(callers.client(proxy.port), **TOLD)
+    waiter = callers.contender(callers.client(proxy.port), **LATE)
     granted = False
     for doublings in range(2, 8):  # until its time is not up before the lock is released
         answer = waiter.acquire(blocking_timeout=2**doublings * SHORT_S)
@@ -170,16 +170,12 @@ def test_time_that_is_up_with_the_grant_on_its_way(
 def test_time_that_is_up_with_the_grant_lost(
     callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(proxy.port), **TOLD)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    waiter = callers.contender(callers.client(proxy.port), **LATE)
+    (answer,) = queue_up([waiter], client, blocking_timeout=LONG_S)
     proxy.lose_messages()
     holder.release()
-    assert answer.result(PATIENCE_S) is True
+    gets_and_frees(waiter, answer, client)
     assert proxy.lost == 1
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
 
 
 @pytest.mark.slow
@@ -188,13 +184,11 @@ def test_time_that_is_up_while_the_server_is_frozen_at_the_grant(
 ) -> None:
     server = spare_server()
     client = connect(server.port)
-    holder, patient = callers.contenders(2, callers.client(server.port), **TOLD)
-    hasty = callers.contender(callers.client(server.port), **TOLD)
+    holder, patient = callers.contenders(2, callers.client(server.port), **LATE)
+    hasty = callers.contender(callers.client(server.port), **LATE)
     assert holder.call("acquire")
-    gives_up = hasty.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
-    answer = patient.acquire()
-    until_queued(client, "name", 2)
+    (gives_up,) = queue_up([hasty], client, blocking_timeout=LONG_S)
+    (answer,) = queue_up([patient], client)
     server.signal(signal.SIGSTOP)
     try:
         released = holder.ask("release")
@@ -223,7 +217,7 @@ def test_random_timeouts_around_the_hold_time_leave_nothing(
                 pass
         return acquired
 
-    contenders = callers.contenders(8, callers.client(server.port), **TOLD)
+    contenders = callers.contenders(8, callers.client(server.port), **LATE)
     workers = [start(lambda n=n, one=one: work(n, one)) for n, one in enumerate(contenders)]  # type: ignore[misc]
     acquired = [worker.result(2 * PATIENCE_S) for worker in workers]
     assert (guard.entries, guard.overlaps) == (sum(acquired), 0)
@@ -238,13 +232,13 @@ def test_interrupted_waiter_leaves_the_queue(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
     locks = connect(server.port)
-    waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    waiter = redislock_fast.Lock(locks, "name", **LATE)
     interrupt_when(lambda: until_queued(client, "name", 1))
     with pytest.raises(KeyboardInterrupt):
         waiter.acquire()
     assert waiter.local.token is None
     until_queued(client, "name", 0)
-    other = redislock_fast.Lock(locks, "name", thread_local=False, **TOLD)
+    other = redislock_fast.Lock(locks, "name", thread_local=False, **LATE)
     answer = start(other.acquire)
     until_queued(client, "name", 1)
     holder.release()
@@ -257,7 +251,7 @@ def test_interrupted_waiter_disturbs_no_other(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
     locks = connect(server.port)
-    others = [redislock_fast.Lock(locks, "name", thread_local=False, **TOLD) for _ in range(4)]
+    others = [redislock_fast.Lock(locks, "name", thread_local=False, **LATE) for _ in range(4)]
     answers = []
     for other in others[:2]:
         answers.append(start(other.acquire))
@@ -270,7 +264,7 @@ def test_interrupted_waiter_disturbs_no_other(
 
     interrupt_when(queue_up_behind)
     with pytest.raises(KeyboardInterrupt):
-        redislock_fast.Lock(locks, "name", **TOLD).acquire()
+        redislock_fast.Lock(locks, "name", **LATE).acquire()
     until_queued(client, "name", 4)
     holder.release()
     waiting = [*zip(others, answers, strict=True)]
@@ -288,15 +282,13 @@ def test_interrupted_waiter_disturbs_no_other(
 def test_interrupt_at_the_moment_of_the_grant(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
-    waiter = redislock_fast.Lock(connect(server.port), "name", **TOLD)
-    main = threading.main_thread().ident
-    assert main is not None
+    waiter = redislock_fast.Lock(connect(server.port), "name", **LATE)
 
     def strike(releases_first: bool) -> None:
         until_queued(client, "name", 1)
         if releases_first:
             holder.release()
-        signal.pthread_kill(main, signal.SIGINT)
+        signal_main(signal.SIGINT)
         if not releases_first:
             holder.release()
 
@@ -355,7 +347,7 @@ def test_signal_handler_uses_locks_while_its_thread_waits(
         holder.release()
 
     releaser = start(release)
-    waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    waiter = redislock_fast.Lock(locks, "name", **LATE)
     with signals_handled_by(handle):
         assert waiter.acquire() is True
     releaser.result(PATIENCE_S)
@@ -371,7 +363,7 @@ def test_signal_handler_waits_for_another_lock_while_its_thread_waits(
     server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
     locks = connect(server.port)
-    second = redislock_fast.Lock(client, "second", thread_local=False, **TOLD)
+    second = redislock_fast.Lock(client, "second", thread_local=False, **LATE)
     assert second.acquire()
     owned: list[bool] = []
 
@@ -381,23 +373,17 @@ def test_signal_handler_waits_for_another_lock_while_its_thread_waits(
             owned.append(lock.owned())
         releaser.result(PATIENCE_S)
 
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        main = threading.main_thread().ident
-        assert main is not None
+    def strike() -> None:
+        until_queued(client, "name", 1)
+        signal_main()
+        wait_until(lambda: owned, "the handler is done")
+        holder.release()
 
-        def strike() -> None:
-            until_queued(client, "name", 1)
-            signal.pthread_kill(main, signal.SIGUSR1)
-            wait_until(lambda: owned, "the handler is done")
-            holder.release()
-
-        striker = start(strike)
-        waiter = redislock_fast.Lock(locks, "name", **TOLD)
+    waiter = redislock_fast.Lock(locks, "name", **LATE)
+    striker = start(strike)
+    with on_signal(handle):
         assert waiter.acquire() is True
         striker.result(PATIENCE_S)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert owned == [True]
     waiter.release()
     assert client.keys() == []
@@ -408,25 +394,20 @@ def test_signal_handler_releases_what_its_thread_waits_for(
     server: Server, client: redis.Redis, connect: Connect
 ) -> None:
     locks = connect(server.port)
-    holder = redislock_fast.Lock(locks, "name", thread_local=False, **TOLD)
-    waiter = redislock_fast.Lock(locks, "name", **TOLD)
-    main = threading.main_thread().ident
-    assert main is not None
+    holder = redislock_fast.Lock(locks, "name", thread_local=False, **LATE)
+    waiter = redislock_fast.Lock(locks, "name", **LATE)
 
     def strike() -> None:
         until_queued(client, "name", 1)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        signal_main()
 
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: holder.release())
-    try:
+    with on_signal(lambda number, frame: holder.release()):
         for _ in range(10):
             assert holder.acquire()
             striker = start(strike)
             assert waiter.acquire() is True
             striker.result(PATIENCE_S)
             waiter.release()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert client.keys() == []
 
 
@@ -438,8 +419,8 @@ def test_forked_child_waits_for_itself(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
     locks = connect(server.port)
-    waiters = callers.contenders(3, callers.client(server.port), **TOLD)
-    threads = [redislock_fast.Lock(locks, "name", thread_local=False, **TOLD) for _ in range(2)]
+    waiters = callers.contenders(3, callers.client(server.port), **LATE)
+    threads = [redislock_fast.Lock(locks, "name", thread_local=False, **LATE) for _ in range(2)]
     answers = []
     for acquire in [waiter.acquire for waiter in waiters] + [lambda lock=lock: start(lock.acquire) for lock in threads]:
         answers.append(acquire())
@@ -448,7 +429,7 @@ def test_forked_child_waits_for_itself(
     def child() -> str:
         with redislock_fast.Lock(locks, "child", timeout=30) as lock:
             inside = lock.owned()
-        return repr((inside, redislock_fast.Lock(locks, "name", **TOLD).acquire(blocking_timeout=SHORT_S)))
+        return repr((inside, redislock_fast.Lock(locks, "name", **LATE).acquire(blocking_timeout=SHORT_S)))
 
     assert [in_fork(child) for _ in range(3)] == ["(True, False)"] * 3
     assert queued(client, "name") == 5
@@ -468,7 +449,7 @@ def test_forked_child_is_handed_the_lock(
         pass
 
     def child() -> str:
-        with redislock_fast.Lock(locks, "name", **TOLD) as lock:
+        with redislock_fast.Lock(locks, "name", **LATE) as lock:
             return repr(lock.owned())
 
     answer = start(lambda: in_fork(child))
