@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
@@ -27,9 +26,6 @@ from redislock_fast._procedures.steps import (
     Split,
     Steps,
 )
-from redislock_fast._procedures.waiters import Waiter
-from redislock_fast._protocol.operation import Operation
-from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.base import Encoding, Registry, is_cluster
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
@@ -42,11 +38,11 @@ __all__ = ["AsyncTransport", "drive", "transport_of"]
 
 
 class AsyncTransport(Encoding):
-    """All that this process sends from event loops to one server or cluster: a channel for each loop.
+    """All that this process sends from event loops to one server or cluster: a server transport for each loop.
 
     Args:
         owner: the connection pool whose server it is, or the client of the cluster. Only a weak reference is kept.
-        kind: of its channels.
+        kind: of its server transports.
     """
 
     def __init__(self, owner: Any, kind: type[LoopServerTransport]) -> None:
@@ -57,7 +53,7 @@ class AsyncTransport(Encoding):
         fork.forget_in_child(self)
 
     def of_running_loop(self) -> LoopServerTransport:
-        """The running loop's."""
+        """The running loop's server transport, which is made here if there is none."""
         loop = running_loop()
         server = self._servers.get(loop)
         if server is None:
@@ -70,48 +66,22 @@ class AsyncTransport(Encoding):
             server = self._servers[loop] = self._kind(owner)
         return server
 
-    def execute(self, operation: Operation, limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive an operation until it is finished; see `LoopServerTransport.execute`."""
-        return self.of_running_loop().execute(operation, limit_s)
-
-    def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Drive operations, each on locks of another server, to their ends; see `LoopClusterTransport.execute_all`."""
-        return self.of_running_loop().execute_all(operations, limit_s)
-
-    def execute_dedicated(
-        self, operation: Operation, limit_s: float | None, slow_s: float
-    ) -> Coroutine[Any, Any, None]:
-        """Drive an operation on a connection of its own; see `ThreadServerTransport.execute_dedicated`."""
-        return self.of_running_loop().execute_dedicated(operation, limit_s, slow_s)
-
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
         return self.of_running_loop().is_contended(key, is_patient)
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """This lock was released here, and a waiter has it now, or nobody waited."""
+        """Note that this lock was released here: a waiter has it now, or there was none."""
         self.of_running_loop().note_hand_over(key, handed_over)
-
-    def waiter(self, key: bytes, token: bytes) -> Waiter | None:
-        """A seat for a waiter, where it can be had at once; see `LoopServerTransport.waiter`."""
-        return self.of_running_loop().waiter(key, token)
-
-    async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
-        """A seat for a waiter; see `LoopServerTransport.enter`."""
-        return await self.of_running_loop().enter(key, token, limit_s)
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
         self.of_running_loop().clean_up(entries)
 
     def clean_up_dropped(self, loop: asyncio.AbstractEventLoop, entries: list[tuple[bytes, bytes]]) -> None:
-        """`clean_up` for a task of this loop that was dropped. Whatever collects garbage runs this, in any thread."""
+        """`clean_up` for a task of this loop that was dropped: the garbage collector runs this, in any thread."""
         if not loop.is_closed():
             loop.call_soon_threadsafe(self.clean_up, entries)
-
-    def split(self, keys: list[bytes]) -> Coroutine[Any, Any, Sequence[Sequence[int]]]:
-        """The keys' indexes, those together that one server has."""
-        return self.of_running_loop().split(keys)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's loops, connections and unfinished business to the parent."""
@@ -171,21 +141,21 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
                     node = step.waiter.node
                     answer = await node.listen(step.waiter, step.timeout_s)
                 elif type(step) is Execute:
-                    await transport.execute(step.operation, step.limit_s)
+                    await server.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
-                    answer = transport.waiter(step.key, step.token)
+                    answer = server.waiter(step.key, step.token)
                     if answer is None:
-                        answer = await transport.enter(step.key, step.token, step.limit_s)
+                        answer = await server.enter(step.key, step.token, step.limit_s)
                 elif type(step) is ExecuteDedicated:
-                    await transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
+                    await server.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
                 elif type(step) is Split:
-                    answer = await transport.split(step.keys)
+                    answer = await server.split(step.keys)
                 elif type(step) is CallHook:
                     answer = await step.call()
                 elif type(step) is ExecuteAll:
-                    await transport.execute_all(step.operations, step.limit_s)
+                    await server.execute_all(step.operations, step.limit_s)
             except BaseException as error:
                 step = steps.throw(error)
             else:
@@ -197,7 +167,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         try:
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:
-            if to_clean_up and isinstance(error, GeneratorExit):  # the task was dropped: in whatever thread
+            if to_clean_up and isinstance(error, GeneratorExit):  # the task was dropped: this may be any thread
                 server.clean_up_dropped(to_clean_up)
             elif to_clean_up:
-                transport.clean_up(to_clean_up)
+                server.clean_up(to_clean_up)
