@@ -23,7 +23,7 @@ LOCKS = 1000
 
 @dataclass(frozen=True)
 class Site:
-    """Where a child measures.
+    """The surroundings of a child's measurement.
 
     Attributes:
         scene: on the one server that all workloads but Redlock use.

@@ -227,7 +227,7 @@ def test_extend_by_what_is_no_ttl_is_refused(
 
 
 def _events_of_key(client: redis.Redis, subscription: Any) -> list[str]:
-    """What happened to the key "name" until it was gone."""
+    """The events of the key "name" until it was gone."""
     events: list[str] = []
     give_up = time.monotonic() + PATIENCE_S
     while not {"del", "expired"} & set(events):

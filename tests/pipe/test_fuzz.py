@@ -73,7 +73,7 @@ STRAYS: list[bytes] = [
 
 @dataclass(frozen=True)
 class Call:
-    """What one caller does.
+    """The calls of one caller.
 
     Attributes:
         kind: "call", "many", "post" or "subscribe".
@@ -103,7 +103,7 @@ class MajorityRound:
     cuts: tuple[int, ...]
 
     def pieces(self, requests: list[list[bytes]]) -> Iterator[bytes]:
-        """What the peer sends, when it has read these requests in this order."""
+        """The bytes that the peer sends after it has read these requests in this order."""
         reply_to = {call.requests[at][1]: call.replies[at] for call in self.calls for at in range(len(call.requests))}
         stream = [reply_to[request[1]] for request in requests]
         stream.insert(min(self.at, len(stream)), self.fault)

@@ -100,7 +100,7 @@ async def _loop_call_many(pipe: LoopPipe, requests: Requests) -> object:
 
 
 def _shown(request: Args) -> list[bytes]:
-    """What a peer reads of a request."""
+    """The part of a request that a peer reads."""
     return [word if isinstance(word, bytes) else str(word).encode() for word in request]
 
 

@@ -1,4 +1,4 @@
-"""What every pipe promises, for threads and loops, compiled and pure: each call gets its own reply, beside pushes.
+"""The contract of every pipe, for threads and loops, compiled and pure: each call gets its own reply, beside pushes.
 
 The other files test what is special to one kind. The peer is the other end of a socket pair in the test's own hands, so
 that replies come exactly when a test says so.

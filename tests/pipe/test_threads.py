@@ -182,7 +182,7 @@ def test_silence_begins_with_a_request_for_whose_reply_nobody_waits(pair: tuple[
 
 
 class Interrupted(Exception):
-    """What the test's signal handler raises."""
+    """The exception of the test's signal handler."""
 
 
 @pytest.fixture(params=["sent to it", "taken by another thread"])

@@ -26,7 +26,7 @@ REPLIES: dict[bytes, tuple[bytes, Reply]] = {
     b"nil": (b"$-1\r\n", None),
     b"seven": (b":7\r\n", 7),
 }
-"""What a caller that sends such a word is answered, and must get: both what needs the parser and what does not."""
+"""The reply for each word, which its caller must get: with and without the parser."""
 
 
 @pytest.fixture

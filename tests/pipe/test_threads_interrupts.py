@@ -26,7 +26,7 @@ _PIPE_FILES = {module.__file__ for module in (threads_py, queues_py, resp_py)}
 
 
 class Interrupted(BaseException):
-    """What is raised."""
+    """The exception of the interrupt."""
 
 
 def interrupted_at(number: int, work: Callable[[], object]) -> bool:
@@ -97,14 +97,14 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """What the pipes are connected to."""
+    """The peer of the pipes."""
     running = Server()
     yield running
     running.close()
 
 
 def is_told(work: Callable[[], object]) -> object:
-    """What it returns, or that the connection was lost; anything else is raised."""
+    """Its reply, or "lost" for a broken connection; any other error is raised."""
     try:
         return start(work).result(PATIENCE_S)
     except ConnectionBroken:

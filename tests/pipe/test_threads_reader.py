@@ -31,7 +31,7 @@ SLICE_S = 0.05  # after which a reader looks in any case whether there is someth
 
 
 class Interrupted(Exception):
-    """What the test's signal handler raises."""
+    """The exception of the test's signal handler."""
 
 
 def busy_work() -> None:

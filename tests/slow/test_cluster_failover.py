@@ -170,7 +170,7 @@ def test_the_cluster_itself_replaces_a_primary_that_dies_under_load(
     over.set()
     for user in users:
         user.result(2 * PATIENCE_S)
-    # Of a grant that died with the primary, its holder may not know, and another may get the lock beside him.
+    # Of a grant that died with the primary, its holder may not know, and another may get the lock beside it.
     assert guard.overlaps <= lost
     assert len(refusals) <= lost
     holder.release()

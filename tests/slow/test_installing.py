@@ -94,7 +94,7 @@ class Environment:
 
     @property
     def package(self) -> Path:
-        """Where the package is, once it is installed."""
+        """The folder of the installed package."""
         return self._site / "redislock_fast"
 
 

@@ -26,7 +26,7 @@ _BY_PROXY = "request of the proxy's own"
 
 
 def message_end(buffer: bytes | bytearray, start: int = 0) -> int | None:
-    """Where the RESP2 or RESP3 message that begins at `start` ends; None while it is incomplete."""
+    """The end of the RESP2 or RESP3 message that begins at `start`; None while it is incomplete."""
     line_end = buffer.find(b"\r\n", start)
     if line_end < 0:
         return None

@@ -256,7 +256,7 @@ class Callers(ABC):
         """The contender that uses this lock."""
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """What this returns or raises in a new thread or task."""
+        """The result or the error of this in a new thread or task."""
         return self.begin(work).result(PATIENCE_S)
 
     def client(self, port: int, **options: Any) -> Any:

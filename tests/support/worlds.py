@@ -191,7 +191,7 @@ class BlockingClass(type):
 
 
 class Running:
-    """What a task does beside the test, with the methods of a `concurrent.futures.Future`."""
+    """Work of a task beside the test, with the methods of a `concurrent.futures.Future`."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._task = asyncio.get_running_loop().create_task(_blocking(work))
@@ -201,12 +201,12 @@ class Running:
         return self._task.done()
 
     def result(self, timeout_s: float = PATIENCE_S) -> Any:
-        """What the work returns or raises."""
+        """The result or the error of the work."""
         return waited(asyncio.wait_for(asyncio.shield(self._task), timeout_s))
 
 
 class World:
-    """Where a test runs.
+    """The world of a test: threads, or the tasks of a loop.
 
     Attributes:
         kind: "threads", or a kind of event loop.
@@ -270,7 +270,7 @@ class World:
         return start(work) if self.in_threads else Running(work)
 
     def beside(self, work: Callable[[], Any]) -> Any:
-        """What the work returns or raises in another thread or task."""
+        """The result or the error of the work in another thread or task."""
         return self.start(work).result(PATIENCE_S)
 
     def sleep_by(self, clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:

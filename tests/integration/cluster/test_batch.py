@@ -33,7 +33,7 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, Threads, connections
 
 VERBS: dict[str, tuple[Any, ...]] = {"release": (), "extend": (10,), "reacquire": ()}
-"""What is done with a batch that is held, and with which arguments."""
+"""The calls on a held batch, with their arguments."""
 
 EACH_USE = pytest.mark.parametrize("use", ["acquire", *VERBS])
 
@@ -62,7 +62,7 @@ def calling(callers: Callers, batch: Any, verb: str) -> Future[Any]:
 
 
 def call(callers: Callers, batch: Any, verb: str) -> Any:
-    """What a method of the batch returns or raises."""
+    """The result or the error of the batch's method."""
     return calling(callers, batch, verb).result(PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""What a lock tells those who watch it: metrics of each holding, and hold times to a ttl that is learnt from them.
+"""Reports of a lock: metrics of each holding, and hold times to a ttl that is learnt from them.
 
 What is learnt stands in test_adaptive. Rules: threads and tasks alike.
 """

@@ -1,4 +1,4 @@
-"""What a lock does for a user with few rights, for threads and for tasks: scripts, native commands, handshakes, reads.
+"""A lock of a user with few rights, for threads and for tasks: scripts, native commands, handshakes, reads.
 
 Rules: users are made on the running servers. "Native" are the commands that replace scripts (Valkey has them, Redis up
 to 7 has not).

@@ -100,7 +100,7 @@ async def cancelled_at(work: Callable[[], Awaitable[Any]], count: int) -> bool:
 
 
 async def cancelled_after(work: Callable[[], Coroutine[Any, Any, Any]], iterations: int) -> bool:
-    """Likewise, after so many iterations of the loop."""
+    """The same, after so many iterations of the loop."""
     task = asyncio.create_task(work())
     for _ in range(iterations):
         await asyncio.sleep(0)

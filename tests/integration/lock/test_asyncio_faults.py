@@ -1,4 +1,4 @@
-"""What an asyncio lock does when the server, the connection or the scripts go away under many tasks of its loop.
+"""An asyncio lock whose server, connection or scripts go away under many tasks of its loop.
 
 What threads and tasks share is in test_faults. Rules: as there; where bytes must be spoiled, a `Relay` stands between.
 All on ours.
@@ -45,7 +45,7 @@ def connections(client: redis.Redis) -> set[str]:
 
 
 async def all_of(*work: Awaitable[Any]) -> list[Any]:
-    """What each gives or raises; none hangs."""
+    """The result or error of each; none hangs."""
     return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), PATIENCE_S)
 
 
@@ -100,7 +100,7 @@ async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_wait
 
 
 class NoCopies(Exception):
-    """What a user's own code may raise."""
+    """An error of a user's own code."""
 
     def __init__(self, *, reason: str) -> None:
         super().__init__(reason)

@@ -56,7 +56,7 @@ def admin(guarded: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def proxy(guarded: Server) -> Iterator[Proxy]:
-    """What makes the server forget."""
+    """The commands that make the server forget the authentication."""
     with Proxy(guarded.port) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""What names, tokens and times a lock takes, for threads and for asyncio, and how it refuses the rest.
+"""Names, tokens and times that a lock takes, for threads and for asyncio, and the refusal of all others.
 
 Rules: what redis-py's Lock takes, ours takes, with the same bytes on the server; where redis-py goes wrong or its
 result is an accident, ours has a documented error and the test runs on ours alone.

@@ -1,4 +1,4 @@
-"""What a lock does when the server, the connection or the scripts go away under it, for threads and for tasks.
+"""A lock whose server, connection or scripts go away, for threads and for tasks.
 
 Rules: a test runs on both classes where redis-py's does the same, else on ours. Faults are real: killed and frozen
 servers, cut connections, flushed scripts.

@@ -1,4 +1,4 @@
-"""What locks do when the connection breaks at any message: before, in the middle of and behind each request and reply.
+"""Locks whose connection breaks at any message: before, in the middle of and behind each request and reply.
 
 A fault strikes once, at the n-th message of a new client; connecting is part of it. One fault is what every client
 tries again after, so all must come out as if nothing had happened. Where it strikes all servers of a Redlock, an
@@ -62,7 +62,7 @@ def few(callers: Callers) -> Any:
 
 
 def insisting(call: Callable[[], Result]) -> Result:
-    """What it returns in the end. Before, it may raise what is documented for connections that are lost."""
+    """Its last result. Before, it may raise the documented errors of broken connections."""
     for _ in range(20):
         with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
             return call()

@@ -95,7 +95,7 @@ class World(ABC):
 
     @abstractmethod
     def do(self, call: Callable[[], Any]) -> Any:
-        """What a method of a lock returns or raises."""
+        """The result or the error of a lock's method."""
 
     @abstractmethod
     def until_free(self) -> None:
@@ -193,13 +193,13 @@ def world(request: pytest.FixtureRequest, fleet: list[Server]) -> Iterator[World
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """What an interrupt leaves unawaited is in cycles with its error, and is collected before the next test begins."""
+    """Collect the coroutines that an interrupt left before the next test begins: they are in cycles with its error."""
     yield
     gc.collect()
 
 
 class _Interrupting(SharedOwner):
-    """Interrupts who has just noted what he holds."""
+    """Interrupt an owner that has just noted its token."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""What many threads do at once with the same objects, for `pytest --parallel-threads=N` (`make test` runs it so).
+"""Many threads that use the same objects at once, for `pytest --parallel-threads=N` (`make test` runs it so).
 
 Each test runs in N threads at a time on the same client and lock, so it may assume nothing of the server but its own
 keys. Run alone it is an ordinary test.

@@ -59,7 +59,7 @@ class Group:
             replica.signal(signal.SIGCONT)
 
     def values(self, name: str) -> list[bytes | None]:
-        """What the replicas have under a name."""
+        """The values of the replicas under a name."""
         values = []
         for replica in self.replicas:
             with redis.Redis(port=replica.port) as client:

@@ -1,1 +1,1 @@
-"""What is installed, and how it imports."""
+"""The installed package, and its imports."""

@@ -1,4 +1,4 @@
-"""What is installed and how it imports: the two cores, the files beside them, `patch()`, subinterpreters.
+"""The installed package and its imports: the two cores, the files beside them, `patch()`, subinterpreters.
 
 Rules: whatever depends on how the package is imported happens in a new interpreter.
 """

@@ -1,4 +1,4 @@
-"""What a Redlock does for tasks alone: calls that are cancelled or dropped, several event loops, loops that end.
+"""A Redlock of tasks: calls that are cancelled or dropped, several event loops, loops that end.
 
 What threads and tasks share is in test_redlock, test_faults and test_holding; what the locks for tasks share, in
 holding/test_asyncio. Rules: as in test_redlock, on both kinds of loop.

@@ -1,4 +1,4 @@
-"""What a Redlock does while some of its servers are frozen, dead or out of reach, for threads and for tasks.
+"""A Redlock while some of its servers are frozen, dead or out of reach, for threads and for tasks.
 
 Rules: faults are real. That a server is not waited for is shown by a limit that is longer than the test may last.
 """

@@ -1,4 +1,4 @@
-"""What a Redlock does while all its servers are well, for threads and for tasks.
+"""A Redlock while all its servers are well, for threads and for tasks.
 
 Rules: five real servers, of one kind and of several.
 """

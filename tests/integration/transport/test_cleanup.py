@@ -1,4 +1,4 @@
-"""What attempts of unknown outcome leave behind, and when it is undone.
+"""Attempts of unknown outcome, and the cleanup of what they leave.
 
 Rules: on ours alone, by threads and by tasks. Faults are real: the proxy loses requests and replies. Where an order is
 pinned, nothing is undone in the background.

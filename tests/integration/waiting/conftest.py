@@ -20,6 +20,6 @@ def callers_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def callers(callers_kind: str) -> Iterator[Callers]:
-    """What makes contenders of this kind."""
+    """The factory of contenders of this kind."""
     with CALLERS[callers_kind]() as running:
         yield running

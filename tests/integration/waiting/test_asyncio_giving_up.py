@@ -211,7 +211,7 @@ async def test_another_looks_for_one_that_is_dropped(
     locks = async_connect(server.port)
     waiting = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
     poller = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.05), client)
-    await eventually(passing(client, 0.2), "the other has left it to him to look")
+    await eventually(passing(client, 0.2), "the other waiter has left the health check to this one")
     work: Any = poller.get_coro()
     in_thread(work.close)  # as it is collected
     await eventually(lambda: queued(client, "name") == 1, "it leaves the queue")

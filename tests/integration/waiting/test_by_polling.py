@@ -33,7 +33,7 @@ from tests.support.worlds import World
 
 @pytest.fixture
 def slept(world: World, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """What our locks sleep by."""
+    """The clock by which our locks sleep."""
     fake = FakeTime(at_most=5)
     world.sleep_by(fake, monkeypatch)
     return fake

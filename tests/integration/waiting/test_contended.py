@@ -1,4 +1,4 @@
-"""What the holder of a lock can do while others wait for it, and what stands at the key meanwhile.
+"""The calls of a lock's holder while others wait for it, and the value at the key meanwhile.
 
 Rules: those of `test_waiting.py`.
 """

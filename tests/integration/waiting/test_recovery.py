@@ -1,4 +1,4 @@
-"""Who waits gets the lock in the end: dead and frozen processes, lost messages and connections, keys that vanish.
+"""A waiter gets the lock in the end: dead and frozen processes, lost messages and connections, keys that vanish.
 
 Rules: faults are real: killed and frozen processes and servers, cut connections, lost messages, deleted keys. Where
 something must be told, a waiter looks at `FAR_S`, so that a test hangs where it is not; where it must be found by

@@ -111,7 +111,7 @@ def test_who_knows_that_others_wait_makes_no_attempt(
 def handing_on_and_coming_back(
     first: Contender, second: Contender, answers: list[Future[Any]], client: redis.Redis
 ) -> Sent:
-    """What the first sends who hands the lock to the second, waits for it, is handed it back and releases it."""
+    """The requests of the first, which hands the lock to the second, waits for it, gets it back and releases it."""
     with sent_by(client, "waiter") as sent:
         first.release()
         assert answers[0].result(PATIENCE_S)

@@ -1,1 +1,1 @@
-"""What is held and until when, without a server."""
+"""Leases and owners, without a server."""

@@ -1,4 +1,4 @@
-"""What a shared holding believes of its lease while several requests prolong it at once.
+"""The lease of a shared owner while several requests prolong it at once.
 
 Rules: the bookkeeping alone, against a lease that a played server keeps; then by threads and by tasks on real servers,
 where each request ends when the test says so.

@@ -1,4 +1,4 @@
-"""What keeping a lock does not cost: requests that a renewal could know to be vain, and waking whoever renews."""
+"""Costs that a renewed lock does not have: needless requests, and needless wake-ups of the renewer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Holder:
 
 
 def values_sent(lease: Lease, held: bytes) -> list[bytes]:
-    """What one renewal compares the key with, request by request, where the server has this value."""
+    """The values that one renewal compares with the key, request by request, where the server has this value."""
     values: list[bytes] = []
     steps = renewing([lease], [])
     assert isinstance(next(steps), Split)

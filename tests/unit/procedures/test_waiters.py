@@ -1,4 +1,4 @@
-"""When a waiter looks whether all is well: an interval after he came, and later where the last one was told late.
+"""When a waiter makes its health check: an interval after it came, and later where the last grant came late.
 
 Rules: no server, and no time passes: whoever waited has come so much earlier.
 """
@@ -59,7 +59,7 @@ def waiting_in(waiter: Waiter) -> Waiting:
 
 
 def be_granted(waiter: Waiter) -> None:
-    """He is told that the lock is his, and goes."""
+    """It gets a grant, and goes."""
     assert waiting_in(waiter).granted(waiter, Grant(waiter.token + CONTENDED_FLAG, clock()))
     waiter.registry.leave(waiter)
 

@@ -49,7 +49,7 @@ def drive(operation: Operation, model: Model, capabilities: Capabilities, now: f
 
 
 def waiting(model: Model) -> list[bytes]:
-    """Who stands in the queue."""
+    """The tokens in the queue."""
     entry = model.entry(queue_keys(KEY)[0])
     return [] if entry is None else sorted(entry.items, key=entry.items.__getitem__)
 
