@@ -16,6 +16,8 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import (
+    Ask,
+    AskAll,
     CallHook,
     Enter,
     Execute,
@@ -118,13 +120,13 @@ def transport_of(client: Any) -> AsyncTransport:
 
 
 async def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: AsyncTransport | LoopServerTransport, steps: Steps, to_clean_up: CleanupEntries | None = None
+    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: of the server or cluster that the steps are about; or the running loop's own server transport, which
-            goes on where the task was dropped, and this runs in whatever thread.
+        transport: the `AsyncTransport` of the server or cluster that the steps are about, or the servers of a Redlock;
+            or the running loop's own server transport, for a task that was dropped: then this may be any thread.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
@@ -156,6 +158,10 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
                     answer = await step.call()
                 elif type(step) is ExecuteAll:
                     await server.execute_all(step.operations, step.limit_s)
+                elif type(step) is Ask:
+                    await server.ask(step.round)
+                elif type(step) is AskAll:
+                    await server.ask(*step.rounds)
             except BaseException as error:
                 step = steps.throw(error)
             else:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Coroutine
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import MajorityRound
+from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._util.times import clock
@@ -26,24 +28,13 @@ __all__ = ["LoopQuorum"]
 class LoopQuorum(Quorum):
     """The servers of a Redlock, asked by tasks."""
 
-    async def drive(self, steps: Steps) -> Any:
+    def drive(self, steps: Steps) -> Coroutine[Any, Any, Any]:
         """Do what the steps say. Returns what they return."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if type(step) is Ask:
-                        await self.ask(step.round)
-                    elif type(step) is AskAll:
-                        await self.ask(*step.rounds)
-                    elif type(step) is Sleep:
-                        await asyncio.sleep(step.seconds)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = next(steps)
-        except StopIteration as end:
-            return end.value
+        return drive(self, steps)
+
+    def of_running_loop(self) -> LoopQuorum:
+        """Itself: each round asks the server transports of the running loop."""
+        return self
 
     async def ask(self, *rounds: MajorityRound) -> None:
         """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""

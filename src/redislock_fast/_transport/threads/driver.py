@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.steps import (
+    Ask,
+    AskAll,
     CallHook,
     Enter,
     Execute,
@@ -50,12 +52,13 @@ def transport_of(client: Any) -> ThreadServerTransport:
 
 
 def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: ThreadServerTransport, steps: Steps, to_clean_up: CleanupEntries | None = None
+    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: of the server or cluster that the steps are about.
+        transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or the servers of a
+            Redlock.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up where they raise.
     """
@@ -85,6 +88,10 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                     answer = step.call()
                 elif type(step) is ExecuteAll:
                     transport.execute_all(step.operations, step.limit_s)
+                elif type(step) is Ask:
+                    transport.ask(step.round)
+                elif type(step) is AskAll:
+                    transport.ask(*step.rounds)
             except BaseException as error:
                 step = steps.throw(error)
             else:

@@ -23,10 +23,11 @@ from threading import get_ident
 from typing import Any
 
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
-from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import MajorityRound
 from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._transport.threads.connect import Connection
+from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import clock
 
@@ -55,22 +56,7 @@ class ThreadQuorum(Quorum):
 
     def drive(self, steps: Steps) -> Any:
         """Do what the steps say. Returns what they return."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if type(step) is Ask:
-                        self.ask(step.round)
-                    elif type(step) is AskAll:
-                        self.ask(*step.rounds)
-                    elif type(step) is Sleep:
-                        time.sleep(step.seconds)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = next(steps)
-        except StopIteration as end:
-            return end.value
+        return drive(self, steps)
 
     def ask(self, *rounds: MajorityRound) -> None:
         """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""
