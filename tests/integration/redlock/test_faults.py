@@ -361,21 +361,21 @@ def test_release_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, m
 @pytest.mark.slow
 @IN_THREADS
 def test_replies_are_polled_only_while_a_client_waits_for_them(fleet: Fleet, make: Make) -> None:
-    def somebody_looks() -> bool:
-        return any(thread.name == "redislock_fast-look" for thread in threading.enumerate())
+    def is_polling() -> bool:
+        return any(thread.name == "redislock_fast-late-replies" for thread in threading.enumerate())
 
     lock = make()
     _use(lock)
     with freezing(fleet[0]):
         _use(lock)
-        assert somebody_looks()
-    wait_until(lambda: not somebody_looks(), "the replies have come")
+        assert is_polling()
+    wait_until(lambda: not is_polling(), "the replies have come")
     with freezing(fleet[0]):
         _use(lock)
-        assert somebody_looks()
+        assert is_polling()
         del lock
         gc.collect()
-        wait_until(lambda: not somebody_looks(), "the clients are gone")
+        wait_until(lambda: not is_polling(), "the clients are gone")
 
 
 @IN_THREADS
