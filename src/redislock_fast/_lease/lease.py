@@ -15,12 +15,11 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock, drift_s
@@ -31,6 +30,12 @@ _RENEWED_AT = 2 / 3  # the part of a lease that is left when it is renewed: enou
 _JITTER = 0.1
 _RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
+
+
+class _Expiring(Protocol):
+    """The owner, as far as its lease needs it."""
+
+    expiry: tuple[bytes | None, float | None]
 
 
 class Lease:
@@ -224,7 +229,7 @@ class Lease:
                 self.expires_at = min(expires_at, self.expires_at)
 
     @contextlib.contextmanager
-    def prolonged_by_hand(self, owner: Owner, new_ttl_ms: int | None) -> Iterator[None]:
+    def prolonged_by_hand(self, owner: _Expiring, new_ttl_ms: int | None) -> Iterator[None]:
         """A context in which the owner extends or reacquires the lock: no renewal begins in it.
 
         A renewal that is under way, or got no reply, may be executed before or after the owner's request, so only the

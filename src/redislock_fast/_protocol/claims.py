@@ -16,12 +16,26 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.own_token import AcquireOwn, has_taken
 
-__all__ = ["Claim", "Claims", "Heard"]
+__all__ = ["Claim", "Claims", "Heard", "has_taken"]
+
+
+def has_taken(request: Args, reply: Reply) -> bool:
+    """Whether the reply says that this request, of any kind of attempt, took the key."""
+    if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
+        return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
+    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
+
+
+class _Claiming(Protocol):
+    """An acquire with a caller's own token."""
+
+    key: bytes
+    token: bytes
+    claim: Claim | None
 
 
 class Claims:
@@ -37,7 +51,7 @@ class Claims:
         self.mutex = threading.RLock()
         self.open: weakref.WeakValueDictionary[tuple[bytes, bytes], Claim] = weakref.WeakValueDictionary()
 
-    def begin(self, operation: AcquireOwn) -> None:
+    def begin(self, operation: _Claiming) -> None:
         """Give an acquire that begins its claim. Each `begin` is followed by one `Claim.end`."""
         entry = operation.key, operation.token
         with self.mutex:

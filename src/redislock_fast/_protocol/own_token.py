@@ -12,17 +12,10 @@ from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.operation import Refused
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
-__all__ = ["AcquireOwn", "has_taken"]
+__all__ = ["AcquireOwn"]
 
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
-
-
-def has_taken(request: Args, reply: Reply) -> bool:
-    """Whether the reply says that this request, of any kind of attempt, took the key."""
-    if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
-        return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
-    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
 
 
 class AcquireOwn(Acquire):

@@ -13,9 +13,10 @@ from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import PROBE, Capabilities
+from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
-from redislock_fast._protocol.own_token import AcquireOwn, has_taken
+from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import clock
