@@ -488,3 +488,9 @@ def _serve(
 def _received(pipe: Connection) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     while True:
         yield pipe.recv()
+
+
+def transport_in_use(contender: Contender) -> Any:
+    """The server transport that executes the contender's operations; a task's is that of the only loop."""
+    transport = contender.lock._transport
+    return transport if hasattr(transport, "execute") else next(iter(transport._servers.values()))

@@ -30,7 +30,7 @@ from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, start
 from tests.support.proxy import Proxy
 from tests.support.redlock import clients_of
-from tests.support.waiting import FAR_S, Callers, Contender, Threads, until_one_is_done, until_queued
+from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done, until_queued
 
 
 @pytest.fixture
@@ -99,12 +99,6 @@ def test_acquire_that_fails_leaves_what_another_has_acquired(
     assert held not in undone
     assert shared.call("owned") is True
     shared.release()
-
-
-def transport_in_use(contender: Contender) -> Any:
-    """The server transport that executes the contender's operations; a task's is that of the only loop."""
-    transport = contender.lock._transport
-    return transport if isinstance(transport, ServerTransport) else next(iter(transport._servers.values()))
 
 
 def interpose(

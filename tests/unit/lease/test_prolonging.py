@@ -26,7 +26,7 @@ from redislock_fast.server import Server
 from tests.simulation.model import SERVERS, Model
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.holding import Losses
-from tests.support.waiting import FAR_S, Callers, Contender, Threads
+from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use
 
 STORIES = 3000
 FLIGHT_S = 1.0
@@ -139,7 +139,7 @@ class Gated:
         self._contender = contender
         self.executed = 0
         self._gates: list[Future[None]] = []
-        transport = contender.lock._transport
+        transport = transport_in_use(contender)
         execute = transport.execute
 
         def in_thread(operation: Any, limit_s: float | None) -> None:
