@@ -65,7 +65,6 @@ test: $(VENV)/installed
 # What `test` has just run is not run again.
 test-all: test
 	$(ON_CORE) --rest $(AT_A_TIME)
-	$(ON_CORE) --rest $(IN_PARALLEL)
 	$(ON_TWIN) $(AT_A_TIME) $(USES_A_PIPE)
 	$(ON_TWIN) --all $(IN_PARALLEL)
 
