@@ -157,9 +157,6 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         Raises:
             redis.exceptions.ConnectionError: and whatever `execute` raises.
         """
-        waiter = self.waiter(key, token)
-        if waiter is not None:
-            return waiter
         attempts = self._attempts(limit_s)
         while True:
             connection = self.connection
