@@ -43,7 +43,7 @@ class UncontendedBase(LockBase):
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
                 del connection
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if await drive(self._transport, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
+                if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
                 connection = None
         if connection is not None:
@@ -75,7 +75,7 @@ class UncontendedBase(LockBase):
         server = self._transport.of_running_loop()
         connection = server.connection
         if connection is None or owner.token is not token:
-            await drive(self._transport, self._releasing(owner))
+            await drive(server, self._releasing(owner))
             return
         request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
         begun: Begun
