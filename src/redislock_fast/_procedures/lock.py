@@ -60,6 +60,11 @@ def _guarded(breaker: Breaker) -> Iterator[None]:
 _UNGUARDED = contextlib.nullcontext()
 
 
+def _is_replaced(script: Any, own: Any) -> bool:
+    """Whether a user's script stands in place of our own, as redis-py's users may set `lua_release` and the like."""
+    return script is not own and script is not None
+
+
 class LockBase(AcquireBase):
     """A lock. The public classes describe the parameters."""
 
@@ -275,11 +280,14 @@ class LockBase(AcquireBase):
 
     def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
         """Release by token. Returns whether the lock was held with it."""
-        script = self.lua_release
-        if script is not RELEASE and script is not None:
-            return bool((yield CallHook(partial(script, keys=[self.name], args=[expected_token], client=self.redis))))
+        if _is_replaced(self.lua_release, RELEASE):
+            return (yield from self._calling_script(self.lua_release, [expected_token]))
         operation = self._release_of(self._transport.encode(expected_token), owner)
         return (yield from self._executing_release(operation, owner))
+
+    def _calling_script(self, script: Any, args: list[Any]) -> Steps:
+        """Run a script that a user has set for this lock. Returns whether it says yes."""
+        return bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
 
     def _executing_release(self, operation: Release, owner: Owner) -> Steps:
         """Returns whether the lock was held with the operation's token."""
@@ -354,10 +362,9 @@ class LockBase(AcquireBase):
         add_ms = added_ms(additional_time, replace_ttl)
         owner = owner or self._acting() or self._held()
         token = self._token_of(owner, "extend")
-        script = self.lua_extend
-        if script is not EXTEND and script is not None:
+        if _is_replaced(self.lua_extend, EXTEND):
             args = [token, add_ms, "1" if replace_ttl else "0"]
-            extended = bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
+            extended = yield from self._calling_script(self.lua_extend, args)
         else:
             operation = Extend(self._key, token, add_ms, replace_ttl, owner.expires_at(token))
             prolonging = owner.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
@@ -376,10 +383,8 @@ class LockBase(AcquireBase):
         assert ttl_ms is not None
         owner = owner or self._acting() or self._held()
         token = self._token_of(owner, "reacquire")
-        script = self.lua_reacquire
-        if script is not REACQUIRE and script is not None:
-            args = [token, ttl_ms]
-            held = bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
+        if _is_replaced(self.lua_reacquire, REACQUIRE):
+            held = yield from self._calling_script(self.lua_reacquire, [token, ttl_ms])
         else:
             operation = Reacquire(self._key, token, ttl_ms, owner.contended == token)
             prolonging = owner.begin_prolonging(token, ttl_ms)
