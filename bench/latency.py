@@ -22,11 +22,13 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import arguments, contestants, libraries, report, rounds, servers, tasks, threads
-from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError
-from bench.delay import delayed_url
-from bench.rounds import Entrant, Sample, Scene
-from bench.tables import LATENCY_COLUMNS, print_rows
+from bench import contestants
+from bench.contestants import OURS, REDIS_PY, AbsentError, CheckFailedError, libraries
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.delay import delayed_url
+from bench.measuring.rounds import Entrant, Sample, Scene
+from bench.measuring.tables import LATENCY_COLUMNS, print_rows
+from bench.workloads import tasks, threads
 
 HELP = "locks on a server that is a round trip away: pairs per second, and how long an acquire takes"
 

@@ -26,12 +26,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import redislock_fast
-from bench import arguments, report, rounds, servers
 from bench.contestants import LEASE_S, OURS, REDIS_PY, CheckFailedError
-from bench.packing import pack
-from bench.rounds import REUSED, Entrant
-from bench.single import pairs_reused
-from bench.tables import REDLOCK_COLUMNS, print_rows
+from bench.contestants.packing import pack
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.rounds import REUSED, Entrant
+from bench.measuring.tables import REDLOCK_COLUMNS, print_rows
+from bench.workloads.single import pairs_reused
 from redislock_fast import Redlock
 from redislock_fast.server import Server
 

@@ -16,7 +16,7 @@ import redis.lock
 from redis._parsers import Encoder
 from redis.connection import PythonRespSerializer
 
-from bench.import_cost import import_s
+from bench.workloads.import_cost import import_s
 from redislock_fast import Lock
 
 if TYPE_CHECKING:

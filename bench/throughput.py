@@ -18,27 +18,14 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from bench import (
-    arguments,
-    batches,
-    contestants,
-    floor,
-    libraries,
-    report,
-    rounds,
-    server_limit,
-    servers,
-    single,
-    tasks,
-    threads,
-    topology,
-    wake_ups,
-)
-from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFailedError, Contestant
-from bench.costs import bytes_per_lock
-from bench.import_cost import import_costs_ms
-from bench.rounds import ANEW, Entrant, Scene
-from bench.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUMNS, Column, print_rows
+from bench import contestants, topology
+from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFailedError, Contestant, libraries
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.costs import bytes_per_lock
+from bench.measuring.rounds import ANEW, Entrant, Scene
+from bench.measuring.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUMNS, Column, print_rows
+from bench.workloads import batches, floor, server_limit, single, tasks, threads, wake_ups
+from bench.workloads.import_cost import import_costs_ms
 
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
 

@@ -24,12 +24,12 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import libraries, report, rounds
-from bench.contestants import LEASE_S, OURS, AbsentError, AnyBatch, CheckFailedError
-from bench.costs import server_cpu_s
-from bench.delay import open_delay
-from bench.rounds import Entrant, Sample
-from bench.servers import CHOICES
+from bench.contestants import LEASE_S, OURS, AbsentError, AnyBatch, CheckFailedError, libraries
+from bench.measuring import report, rounds
+from bench.measuring.costs import server_cpu_s
+from bench.measuring.delay import open_delay
+from bench.measuring.rounds import Entrant, Sample
+from bench.measuring.servers import CHOICES
 from redislock_fast.server import Server, free_port
 
 PRIMARIES = (1, 3, 6)

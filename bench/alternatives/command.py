@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import redislock_fast
-from bench import arguments, report, rounds, servers
 from bench.alternatives.locks import Alternative, check
 from bench.alternatives.systems import SYSTEMS, VALKEY
 from bench.contestants import OURS, AbsentError, CheckFailedError
-from bench.rounds import Entrant, Sample
-from bench.tables import Column, print_rows
-from bench.threads import take_turns
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.rounds import Entrant, Sample
+from bench.measuring.tables import Column, print_rows
+from bench.workloads.threads import take_turns
 
 HELP = "an uncontended acquire and release on Redis, beside Redlock, PostgreSQL and etcd"
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.alternatives import places
 from bench.alternatives.locks import Alternative, PollingLock, released
-from bench.commands import new_token
 from bench.contestants import LEASE_S
+from bench.contestants.commands import new_token
 from redislock_fast.server import free_port
 
 _PACKAGE = "etcd-server"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.alternatives import places
 from bench.alternatives.locks import Alternative, PollingLock, released
-from bench.commands import new_token
 from bench.contestants import LEASE_S, AbsentError
+from bench.contestants.commands import new_token
 from redislock_fast.server import free_port
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from functools import partial
 import redis
 
 import redislock_fast
-from bench import libraries, servers
 from bench.alternatives.locks import Alternative, MakeLock
-from bench.contestants import LEASE_S, OURS, REDIS_PY
+from bench.contestants import LEASE_S, OURS, REDIS_PY, libraries
+from bench.measuring import servers
 from redislock_fast.server import Server
 
 _MEMORY = "appendonly no"

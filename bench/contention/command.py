@@ -15,15 +15,16 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import arguments, contestants, libraries, report, servers
+from bench import contestants
 from bench.contention import figures, page, tables
 from bench.contention.goals import goals_of
 from bench.contention.presets import NAMES, PRESETS, Plan, Race, plan_of
 from bench.contention.records import Window
 from bench.contention.window import WARM_UP_S, open_idle, open_window
 from bench.contention.workload import DISTRIBUTIONS, HOT, Workload
-from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Options
-from bench.tables import print_rows
+from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Options, libraries
+from bench.measuring import arguments, report, servers
+from bench.measuring.tables import print_rows
 
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
 

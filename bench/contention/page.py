@@ -13,7 +13,7 @@ from typing import Any
 from bench.contention import tables
 from bench.contention.charts import Chart, Linear, Log, Names, Nines
 from bench.contention.presets import NAMES
-from bench.tables import Column
+from bench.measuring.tables import Column
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.tables import Column
+from bench.measuring.tables import Column
 
 
 def three_digits(value: float) -> str:

@@ -21,7 +21,7 @@ from bench.contention.records import Span, Window
 from bench.contention.worker import GRACE_S, Assignment, Report, Times, work
 from bench.contention.workload import Workload
 from bench.contestants import CheckFailedError, Contestant, Options
-from bench.costs import server_cpu_s
+from bench.measuring.costs import server_cpu_s
 
 WARM_UP_S = 1.0
 _WATCH_FROM_S = 0.4  # of the warm-up: all workers wait in turn from then on

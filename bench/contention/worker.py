@@ -24,9 +24,8 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench import libraries
 from bench.contention.workload import Workload
-from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Options
+from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Options, libraries
 
 GRACE_S = 1.0
 """How long a worker that waits at the end of the time may still wait, in seconds."""

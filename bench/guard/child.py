@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 import redislock_fast
-from bench import rounds
 from bench.guard.workloads import LOCKS, WORKLOADS, Site
-from bench.rounds import Entrant
+from bench.measuring import rounds
+from bench.measuring.rounds import Entrant
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import arguments, report, servers
 from bench.contestants import AbsentError
 from bench.guard.tree import BENCH_TREE, Child, NotMeasuredError, open_child
 from bench.guard.workloads import WORKLOADS
-from bench.tables import Column
+from bench.measuring import arguments, report, servers
+from bench.measuring.tables import Column
 from redislock_fast.server import Server
 
 HELP = "this source tree beside another one: ratios of pairs per second"

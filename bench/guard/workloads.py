@@ -11,11 +11,11 @@ from functools import partial
 
 import redis
 
-from bench import batches, libraries, single, tasks, threads
 from bench.contention import figures, window
 from bench.contention.workload import Workload as Contention
-from bench.contestants import LEASE_S, OURS, CheckFailedError, Options
-from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
+from bench.contestants import LEASE_S, OURS, CheckFailedError, Options, libraries
+from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
+from bench.workloads import batches, single, tasks, threads
 
 LOCKS = 1000
 """How many locks a workload has at most."""

@@ -12,13 +12,13 @@ from typing import Any
 import redis
 
 import redislock_fast
-from bench import arguments, report, rounds, servers
 from bench.contention.goals import Goal
 from bench.contestants import OURS, AbsentError, CheckFailedError
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.rounds import Entrant, Scene
+from bench.measuring.tables import print_rows
 from bench.renewal import keeping, stalls, terms
 from bench.renewal.keepers import KEEPERS
-from bench.rounds import Entrant, Scene
-from bench.tables import print_rows
 
 HELP = "the cost of holding: many renewed locks, each option, and a stalled interpreter"
 

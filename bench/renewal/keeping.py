@@ -12,10 +12,10 @@ from typing import Any
 
 import redis
 
-from bench.costs import server_cpu_s
+from bench.measuring.costs import server_cpu_s
+from bench.measuring.rounds import Scene
+from bench.measuring.tables import Column
 from bench.renewal.keepers import Keeper
-from bench.rounds import Scene
-from bench.tables import Column
 
 _RENEWAL_COMMANDS = ("set", "evalsha", "eval")
 _SEARCHES = 40  # in a ttl, for the lease with the shortest rest

@@ -23,8 +23,8 @@ from redis.exceptions import LockNotOwnedError
 import redislock_fast
 import redislock_fast.asyncio
 from bench.contestants import CheckFailedError
-from bench.rounds import Scene
-from bench.tables import Column
+from bench.measuring.rounds import Scene
+from bench.measuring.tables import Column
 
 SHARES = (0.5, 0.9, 3.0)
 """How long the GIL is held, in ttls."""

@@ -13,10 +13,10 @@ import redis
 
 from bench import contestants
 from bench.contestants import LEASE_S, AbsentError
-from bench.costs import Meter
-from bench.rounds import REUSED, Entrant, Sample, Scene
-from bench.single import pairs_reused
-from bench.tables import TERM_COLUMNS as COLUMNS
+from bench.measuring.costs import Meter
+from bench.measuring.rounds import REUSED, Entrant, Sample, Scene
+from bench.measuring.tables import TERM_COLUMNS as COLUMNS
+from bench.workloads.single import pairs_reused
 from redislock_fast import AdaptiveTTL, Lock
 
 __all__ = ["COLUMNS", "NAMES", "PLAIN", "ROUND_S", "entrant"]

@@ -18,8 +18,9 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
-from bench import delay, latency
+from bench import latency
 from bench.contestants import OURS, REDIS_PY, AbsentError
+from bench.measuring import delay
 from redislock_fast.server import Server
 from tests.conftest import absent
 

@@ -19,11 +19,11 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
-from bench import rounds
 from bench.contestants import CheckFailedError
+from bench.measuring import rounds
+from bench.measuring.rounds import Scene
 from bench.renewal import command, keeping, stalls, terms
 from bench.renewal.keepers import KEEPERS
-from bench.rounds import Scene
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from bench.contestants import LEASE_S, AbsentError, CheckFailedError
-from bench.packing import pack
+from bench.contestants.packing import pack
 from redislock_fast._protocol.scripts import RELEASE
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import Any
 
 import redis
 
-from bench import report
 from bench.contestants import REDIS_PY, CheckFailedError
+from bench.measuring import report
 
 REUSED = "lock reused"
 ANEW = "made anew"

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import redis
 
 from bench.contestants import LEASE_S, SERVER_LIMIT, AbsentError, AnyBatch, CheckFailedError, Contestant
-from bench.costs import Meter
-from bench.rounds import Entrant, Sample, Scene
+from bench.measuring.costs import Meter
+from bench.measuring.rounds import Entrant, Sample, Scene
 
 COUNTS = (10, 100, 1000)
 """The sizes of batches; each is a row."""

@@ -157,7 +157,7 @@ def _pottery(terms: Options) -> Contestant:
 
 
 def _bare_sockets(terms: Options) -> Contestant:
-    from bench.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
+    from bench.contestants.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
         return BareLock(client, name, terms.lease_s)
@@ -172,7 +172,7 @@ def _bare_sockets(terms: Options) -> Contestant:
 
 
 def _bare_holdings(terms: Options) -> Contestant:
-    from bench.bare import BareHolding  # noqa: PLC0415 - it needs the package
+    from bench.contestants.bare import BareHolding  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
         return BareHolding(client, name, terms.lease_s)

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 from bench import contestants
-from bench.commands import BareLock, Commands, new_token
-from bench.compiling import compiled
 from bench.contestants import FLOOR, CheckFailedError
-from bench.rounds import TWO_ROUND_TRIPS, Entrant, Sample, Scene
+from bench.contestants.commands import BareLock, Commands, new_token
+from bench.measuring.compiling import compiled
+from bench.measuring.rounds import TWO_ROUND_TRIPS, Entrant, Sample, Scene
 
 NAMES = {FLOOR: "blocking", "floor-spinning": "spinning"}
 """The two floors by their names in `--only`, and how each waits for a reply."""

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 
-from bench import threads
-from bench.costs import Meter
-from bench.rounds import Entrant, Sample, Scene
+from bench.measuring.costs import Meter
+from bench.measuring.rounds import Entrant, Sample, Scene
+from bench.workloads import threads
 
 NAME = "wake-ups"
 """Its name in `--only`."""

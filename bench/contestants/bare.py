@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from bench.commands import Commands
-from bench.packing import pack
+from bench.contestants.commands import Commands
+from bench.contestants.packing import pack
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import PASS_ON, WAIT
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token

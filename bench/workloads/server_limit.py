@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 
 from bench import contestants
-from bench.commands import BareLock, Commands, new_token
 from bench.contestants import SERVER_LIMIT, AbsentError, CheckFailedError
-from bench.rounds import Entrant, Sample, Scene
+from bench.contestants.commands import BareLock, Commands, new_token
+from bench.measuring.rounds import Entrant, Sample, Scene
 from redislock_fast.server import find_binary
 
 _DEPTH = 64  # requests under way on each connection

@@ -12,7 +12,7 @@ import redis
 
 from bench import contestants
 from bench.contestants import AnyLock, CheckFailedError, Contestant
-from bench.rounds import ANEW, REUSED, Entrant, Sample, Scene
+from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
 _PAIRS_PER_LOOK = 10  # pairs between two readings of the clock
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import servers
+from bench.measuring import servers
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 import redis.asyncio
 
 from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant
-from bench.costs import Meter
-from bench.rounds import Entrant, Sample, Scene
-from bench.threads import CLEANUP_LIMIT_S
+from bench.measuring.costs import Meter
+from bench.measuring.rounds import Entrant, Sample, Scene
+from bench.workloads.threads import CLEANUP_LIMIT_S
 
 COUNTS = (1, 10, 100, 1000)
 """The numbers of tasks; each is a row."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import report
+from bench.measuring import report
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def print_rows(
     Args:
         title: above the table.
         columns: contestant and workload, then figures.
-        rows: as `bench.rounds.summary` makes them.
+        rows: as `bench.measuring.rounds.summary` makes them.
         absent: the reason for each contestant that is not in the table.
     """
     cells = [[column.of(row) for column in columns] for row in rows]

@@ -1,6 +1,6 @@
 """The contestants of the bench: the calls that all lock libraries share, their names, and the check of a lock.
 
-`bench.libraries` makes the contestants.
+`bench.contestants.libraries` makes the contestants.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ PEERS = (PYTHON_REDIS_LOCK, "pottery")
 BARE_SOCKETS = "bare-sockets"
 BARE_HOLDINGS = "bare-holdings"
 BARE = (BARE_SOCKETS, BARE_HOLDINGS)
-"""The contestants of `bench.bare`: the requests of a lock on plain sockets."""
+"""The contestants of `bench.contestants.bare`: the requests of a lock on plain sockets."""
 
 FLOOR = "floor"
-"""The yardstick of one thread: the blocking floor of `bench.floor`."""
+"""The yardstick of one thread: the blocking floor of `bench.workloads.floor`."""
 
 SERVER_LIMIT = "redis-benchmark"
-"""The yardstick of batches: the load generator of `bench.server_limit`."""
+"""The yardstick of batches: the load generator of `bench.workloads.server_limit`."""
 
 
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis) -> None:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import redis
 
 from bench.contestants import AnyLock, CheckFailedError, Contestant
-from bench.costs import Meter
-from bench.rounds import Entrant, Sample, Scene
+from bench.measuring.costs import Meter
+from bench.measuring.rounds import Entrant, Sample, Scene
 
 COUNTS = (4, 16, 64)
 """The numbers of threads; each is a row."""

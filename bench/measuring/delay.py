@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from bench.compiling import compiled
 from bench.contestants import AbsentError
+from bench.measuring.compiling import compiled
 
 _SOURCE = Path(__file__).with_name("delay.c")
 
