@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args
-from redislock_fast._procedures.steps import Enter, Execute, Listen
+from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep
 from redislock_fast._procedures.waiters import BROKEN, CHECK, RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
@@ -242,3 +244,19 @@ def test_change_of_keys_wakes_the_waiters_of_these_keys(
         mailbox.tell = lambda message, key=key: told.append((key, message))
     registry.hear([b"invalidate", keys])  # type: ignore[list-item]  # as hiredis gives it
     assert told == [(key, CHECK) for key in expected]
+
+
+def test_waiter_in_a_slot_that_moves_tries_once_and_pauses(registry: WaiterRegistry) -> None:
+    waiter = take(registry)
+    steps = waiting_in(waiter).steps((waiter, CHECK))
+    join = next(steps)
+    assert isinstance(join, Execute)
+    assert join.operation.feed(hiredis.ReplyError("TRYAGAIN Multiple keys"), ServerTransport.capabilities)
+    attempt = steps.send(None)
+    assert isinstance(attempt, Execute)
+    assert isinstance(attempt.operation, Acquire)
+    assert attempt.operation.token != waiter.token
+    pause = steps.send(None)
+    assert isinstance(pause, Sleep)
+    assert pause.seconds == INTERVAL_S
+    assert isinstance(steps.send(None), Enter)
