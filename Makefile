@@ -23,7 +23,7 @@ USES_A_PIPE := tests/compat tests/integration
 ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
-.PHONY: help bench alternatives test test-all test-versions simulate coverage lint format wheel clean
+.PHONY: help bench alternatives test test-all test-versions simulate planted coverage lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
 	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 30,000)"
+	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make lint         ruff, mypy --strict, import-linter, cython-lint"
 	@echo "make format       ruff format"
@@ -76,6 +77,9 @@ test-versions: $(VENV)/installed
 simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
+
+planted: $(VENV)/installed
+	$(BIN)/python -m tests.planted
 
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; but not those whose handlers use

@@ -337,15 +337,23 @@ def test_released_lock_raises_lock_error_on_a_second_release(lock_class: LockCla
     assert LockError is type(caught.value)
 
 
-@pytest.mark.parametrize("is_stolen", [True, False])
-def test_lost_lock_raises_not_owned(lock_class: LockClass, client: redis.Redis, is_stolen: bool) -> None:
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda client: client.delete("name"),
+        lambda client: client.set("name", "stolen"),
+        lambda client: client.set("name", "stolen", ex=100),
+    ],
+    ids=["deleted", "taken", "taken with a ttl"],
+)
+def test_lost_lock_raises_not_owned(
+    lock_class: LockClass, client: redis.Redis, lose: Callable[[redis.Redis], object]
+) -> None:
     lock = lock_class(client, "name", timeout=10)
     lock.acquire()
     token = lock.local.token
-    if is_stolen:
-        client.set("name", "stolen")
-    else:
-        client.delete("name")
+    lose(client)
+    left = client.get("name")
     with pytest.raises(LockNotOwnedError) as caught:
         lock.extend(1)
     _assert_error(caught.value, LockNotOwnedError, "Cannot extend a lock that's no longer owned", lock)
@@ -357,7 +365,7 @@ def test_lost_lock_raises_not_owned(lock_class: LockClass, client: redis.Redis, 
         lock.release()
     _assert_error(caught.value, LockNotOwnedError, "Cannot release a lock that's no longer owned", lock)
     assert lock.local.token is None
-    assert (b"stolen" if is_stolen else None) == client.get("name")
+    assert left == client.get("name")
 
 
 def test_release_after_expiry_raises_not_owned(lock_class: LockClass, client: redis.Redis) -> None:

@@ -9,9 +9,12 @@ import weakref
 
 import pytest
 
+from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, renewing
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, late_entries, renewing
+from redislock_fast._procedures.steps import Execute
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3
@@ -25,9 +28,9 @@ class _Handle:
 HANDLE = _Handle()
 
 
-def lease(ends_at: float = 10.0) -> Lease:
+def lease(ends_at: float = 10.0, options: Options = TERMS) -> Lease:
     """One that is looked after."""
-    held = Lease(HANDLE, b"name", b"token", 10_000, ends_at, TERMS)
+    held = Lease(HANDLE, b"name", b"token", 10_000, ends_at, options)
     held.record = Record(held, lambda _record: None)
     return held
 
@@ -92,3 +95,36 @@ def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
     assert (held.troubled, losses) == (True, [])
     del held, steps
     assert left() is None
+
+
+def test_renewal_that_succeeds_after_the_lease_does_not_revive_it() -> None:
+    held = lease(clock() + 10)
+    losses: list[LeaseLoss] = []
+    steps = renewing([held], losses)
+    next(steps)
+    step = steps.send([[0]])
+    assert isinstance(step, Execute)
+    step.operation.request(Capabilities(), clock())
+    assert step.operation.feed([1], Capabilities())
+    held.expires_at = clock()
+    with pytest.raises(StopIteration):
+        steps.send(None)
+    assert losses == [(held, LossReason.EXPIRED)]
+    assert held.is_lost()
+
+
+@pytest.mark.parametrize(
+    ("auto_renew", "reason", "is_left"),
+    [
+        (True, LossReason.EXPIRED, True),
+        (True, LossReason.SERVER_GONE, True),
+        (True, LossReason.TAKEN, False),
+        (False, LossReason.EXPIRED, False),
+    ],
+)
+def test_lost_lease_is_cleaned_up_where_a_renewal_may_yet_be_executed(
+    auto_renew: bool, reason: LossReason, is_left: bool
+) -> None:
+    held = lease(options=Options(auto_renew=auto_renew))
+    assert late_entries([LeaseLoss(held, reason)]) == ([(b"name", b"token")] if is_left else [])
+    assert held.record.is_over

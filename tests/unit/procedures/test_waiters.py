@@ -1,4 +1,4 @@
-"""When a waiter makes its health check: an interval after it came, and later where the last grant came late.
+"""When a waiter makes its health check, which grants it takes, and how it leaves the queue when its waiting fails.
 
 Rules: no server, and no time passes: whoever waited has come so much earlier.
 """
@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import hiredis
 import pytest
 
-from redislock_fast._procedures.steps import Execute
-from redislock_fast._procedures.waiters import RECKON, Grant, Waiter, WaiterRegistry
+from redislock_fast._pipe.base import Args
+from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep
+from redislock_fast._procedures.waiters import BROKEN, CHECK, RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
 
@@ -145,3 +149,114 @@ def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(
     assert told == []
     other.note(b"another's", clock(), 1)
     assert told == [RECKON]
+
+
+def test_grant_of_an_earlier_place_in_the_queue_is_not_taken(registry: WaiterRegistry) -> None:
+    waiter = take(registry)
+    waiter.arrival = 2
+    steps = waiting_in(waiter).steps((waiter, Grant(waiter.token + CONTENDED_FLAG, clock(), b"1")))
+    assert isinstance(next(steps), Listen)
+    grant = Grant(waiter.token + CONTENDED_FLAG, clock(), b"2")
+    with pytest.raises(StopIteration) as end:
+        steps.send(grant)
+    assert end.value.value is grant
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_waiting_that_fails_leaves_the_queue(
+    registry: WaiterRegistry, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    posted: list[Args] = []
+    monkeypatch.setattr(ServerTransport, "post", lambda _self, _connection, request: posted.append(request))
+    waiter = take(registry)
+    steps = waiting_in(waiter).steps((waiter, RECKON))
+    next(steps)
+    with pytest.raises(type(error)):
+        steps.throw(error)
+    leave = LeaveQueue(KEY, waiter.token)
+    leave.with_text = True
+    assert posted == [leave.request(ServerTransport.capabilities, 0.0)]
+    assert registry.is_contended(KEY, True) is False
+
+
+@pytest.mark.parametrize("value", [b"redis-py's", None], ids=["as it was", "gone"])
+def test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again(
+    registry: WaiterRegistry, value: bytes | None
+) -> None:
+    waiter = take(registry)
+    steps = waiting_in(waiter).steps((waiter, CHECK))
+    join = next(steps)
+    assert isinstance(join, Execute)
+    assert join.operation.feed([2, b"redis-py's", 60_000, 1, 1], ServerTransport.capabilities)
+    watch = steps.send(None)
+    assert isinstance(watch, Execute)
+    assert isinstance(watch.operation, Watch)
+    assert watch.operation.feed([b"OK", b"OK", value], ServerTransport.capabilities)
+    step = steps.send(None)
+    if value is None:
+        assert isinstance(step, Execute)
+        assert isinstance(step.operation, JoinQueue)
+    else:
+        assert isinstance(step, Listen)
+
+
+def test_waiter_that_loses_its_connection_starts_again_with_a_new_token(registry: WaiterRegistry) -> None:
+    waiter = take(registry)
+    waiting = waiting_in(waiter)
+    steps = waiting.steps((waiter, BROKEN))
+    leave = next(steps)
+    assert isinstance(leave, Execute)
+    assert leave.operation.feed(None, ServerTransport.capabilities)
+    enter = steps.send(None)
+    assert isinstance(enter, Enter)
+    assert enter.token == waiting.token != waiter.token
+
+
+@pytest.mark.parametrize("is_there", [0, 1], ids=["lost", "kept"])
+def test_health_check_that_finds_the_places_of_all_lost_wakes_the_others(
+    registry: WaiterRegistry, is_there: int
+) -> None:
+    oldest, poller = take(registry), take(registry)
+    told: list[object] = []
+    mailbox: Any = oldest.mailbox
+    mailbox.tell = told.append
+    poller.key_queue.checked_at -= 30.0  # a health check is due
+    steps = waiting_in(poller).steps((poller, None))
+    check = next(steps)
+    assert isinstance(check, Execute)
+    answer: list[Any] = [0, new_token() + CONTENDED_FLAG, 60_000, 0, is_there]
+    assert check.operation.feed(answer, ServerTransport.capabilities)
+    assert isinstance(steps.send(None), Listen)
+    assert told == ([] if is_there else [CHECK])
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [([KEY], [KEY]), ([b"other", b"third"], [b"other"]), (None, [KEY, b"other"])],
+    ids=["one", "the other", "all of a flushed server"],
+)
+def test_change_of_keys_wakes_the_waiters_of_these_keys(
+    registry: WaiterRegistry, keys: list[bytes] | None, expected: list[bytes]
+) -> None:
+    told: list[tuple[bytes, object]] = []
+    for key in (KEY, b"other"):
+        mailbox: Any = take(registry, key=key).mailbox
+        mailbox.tell = lambda message, key=key: told.append((key, message))
+    registry.hear([b"invalidate", keys])  # type: ignore[list-item]  # as hiredis gives it
+    assert told == [(key, CHECK) for key in expected]
+
+
+def test_waiter_in_a_slot_that_moves_tries_once_and_pauses(registry: WaiterRegistry) -> None:
+    waiter = take(registry)
+    steps = waiting_in(waiter).steps((waiter, CHECK))
+    join = next(steps)
+    assert isinstance(join, Execute)
+    assert join.operation.feed(hiredis.ReplyError("TRYAGAIN Multiple keys"), ServerTransport.capabilities)
+    attempt = steps.send(None)
+    assert isinstance(attempt, Execute)
+    assert isinstance(attempt.operation, Acquire)
+    assert attempt.operation.token != waiter.token
+    pause = steps.send(None)
+    assert isinstance(pause, Sleep)
+    assert pause.seconds == INTERVAL_S
+    assert isinstance(steps.send(None), Enter)

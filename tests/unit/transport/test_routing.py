@@ -5,6 +5,9 @@ Rules: no nodes and no network.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import hiredis
 import pytest
 from redis.backoff import ConstantBackoff
@@ -17,7 +20,7 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
-from redislock_fast._transport.routing import ASKING, Route
+from redislock_fast._transport.routing import ASKING, Route, next_node
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.tokens import new_token
 
@@ -71,6 +74,21 @@ def test_asking_is_for_one_attempt() -> None:
     asking.pause_s(ConnectionError())
     assert asking.redirected is None
     assert asking.is_stale
+
+
+@pytest.mark.parametrize(("redirection", "is_noted"), [(MOVED, True), (ASK, False)], ids=["MOVED", "ASK"])
+def test_slot_that_has_moved_is_noted(redirection: Redirected, is_noted: bool) -> None:
+    old, new = SimpleNamespace(server_type="primary"), SimpleNamespace(server_type="primary")
+    slots: dict[int, list[object]] = {5798: [old]}
+    client: Any = SimpleNamespace(
+        get_node=lambda _host, _port: new,
+        get_node_from_key=lambda _key: slots[5798][0],
+        nodes_manager=SimpleNamespace(slots_cache=slots),
+    )
+    redirected = route()
+    redirected.pause_s(redirection)
+    assert next_node(client, redirected, is_fresh=False) is new
+    assert next_node(client, route(), is_fresh=False) is (new if is_noted else old)
 
 
 def test_whoever_is_sent_about_without_end_pauses_and_gives_up() -> None:

@@ -1,0 +1,23 @@
+"""Planted faults: for each promise of the library, a change that breaks it, and a test that finds the change.
+
+`python -m tests.planted` shows that the tests find every fault. `tests/unit/test_planted.py` checks that each fault
+still applies, so a change of the code that a fault names must change the fault, too.
+"""
+
+from __future__ import annotations
+
+from tests.planted import batches, commands, holding, pipes, redlocks, scripts, transports, waiting
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS: tuple[Fault, ...] = (
+    *commands.FAULTS,
+    *scripts.FAULTS,
+    *waiting.FAULTS,
+    *holding.FAULTS,
+    *batches.FAULTS,
+    *redlocks.FAULTS,
+    *transports.FAULTS,
+    *pipes.FAULTS,
+)

@@ -1,0 +1,111 @@
+"""Faults of batches."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "batch that fails leaves the keys that it has got",
+        "_protocol/pipeline.py",
+        "if (failed if ours else self.unsettled)",
+        "if self.unsettled and not ours",
+        "tests/unit/protocol/test_pipeline.py::test_acquire_takes_what_is_free",
+    ),
+    Fault(
+        "batch leaves the keys of an attempt of unknown outcome",
+        "_protocol/pipeline.py",
+        "if (failed if ours else self.unsettled)",
+        "if failed and ours",
+        "tests/unit/protocol/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",
+    ),
+    Fault(
+        "lost request of a batch counts as never sent",
+        "_protocol/pipeline.py",
+        (
+            "        self.unsettled = self.unsettled or sent\n"
+            "        for index in self._open:\n"
+            "            self._machine(index).note_unanswered(sent)\n"
+        ),
+        "        self.unsettled = self.unsettled or sent\n",
+        "tests/unit/protocol/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",
+    ),
+    Fault(
+        "error of one lock hides the verdicts of the others",
+        "_protocol/pipeline.py",
+        "                refusal = refusal or error\n",
+        "                raise\n",
+        "tests/unit/protocol/test_pipeline.py::test_a_refusal_is_raised_when_all_others_have_their_verdict",
+    ),
+    Fault(
+        "two batches wait for the same locks in other orders",
+        "_procedures/batch.py",
+        "sorted(range(len(keys)), key=keys.__getitem__)",
+        "list(range(len(keys)))",
+        (
+            "tests/integration/batch/test_all_or_nothing.py::"
+            "test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "locks of a round that fails are not known to the cleanup",
+        "_procedures/batch.py",
+        (
+            "            self._lease.groups += groups  "
+            "# before the servers are asked, so that every error cleans them up\n"
+            "            yield all_of(operations, self._limit_s())\n"
+        ),
+        "            yield all_of(operations, self._limit_s())\n            self._lease.groups += groups\n",
+        "tests/integration/batch/test_interrupts.py::test_acquire_interrupted_at_any_line_leaves_nothing[False]",
+    ),
+    Fault(
+        "all_or_nothing keeps some locks when its time is up",
+        "_procedures/batch.py",
+        "                    yield from self._give_back(set(order))\n                    return missed\n",
+        "                    return missed\n",
+        "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
+    ),
+    Fault(
+        "all_or_nothing holds locks behind the one that it waits for",
+        "_procedures/batch.py",
+        "                yield from self._give_back(set(order[held + 1 :]))\n",
+        "",
+        (
+            "tests/integration/batch/test_all_or_nothing.py::"
+            "test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "leases end while a batch waits",
+        "_procedures/batch.py",
+        "return [group for group in groups if group.expires_at is None or group.expires_at <= least]",
+        "return []",
+        (
+            "tests/integration/batch/test_batch.py::"
+            "test_what_is_lost_while_waiting_is_taken_again_or_missed[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "deadline of a batch is ignored",
+        "_procedures/batch.py",
+        "return self._deadline is not None and clock() + self._plan.sleep > self._deadline",
+        "return False",
+        "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
+    ),
+    Fault(
+        "forked child releases the batch of its parent",
+        "_procedures/batch.py",
+        "if self._generation != fork.generation:",
+        "if False:",
+        "tests/integration/batch/test_batch.py::test_a_forked_child_holds_nothing[threads]",
+    ),
+    Fault(
+        "name that comes twice is not refused",
+        "_procedures/batch.py",
+        "if len(self.all_held if injective else set(self.keys)) != len(self.keys):",
+        "if False:",
+        "tests/integration/batch/test_batch.py::test_what_can_be_no_batch_is_refused_before_anything_is_sent",
+    ),
+)

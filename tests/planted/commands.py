@@ -1,0 +1,187 @@
+"""Faults of requests, and of what replies mean."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "acquire sets a key that another holds",
+        "_protocol/commands.py",
+        'return (b"SET", key, token, b"NX", b"PX", ttl_ms, b"GET"), None',
+        'return (b"SET", key, token, b"PX", ttl_ms, b"GET"), None',
+        "tests/unit/protocol/test_commands.py::test_acquire_request",
+    ),
+    Fault(
+        "lease counts from the last request of an acquire",
+        "_protocol/commands.py",
+        "        if not self.sent_at:\n            self.sent_at = now\n        if self._looking:",
+        "        self.sent_at = now\n        if self._looking:",
+        "tests/unit/protocol/test_commands.py::test_acquire_finds_its_own_token_after_a_lost_reply",
+    ),
+    Fault(
+        "acquire takes an equal token of another holder for its own",
+        "_protocol/commands.py",
+        "self.result = self.unsettled and is_held_with(reply, self.token)",
+        "self.result = is_held_with(reply, self.token)",
+        "tests/unit/protocol/test_commands.py::test_acquire_does_not_take_an_equal_token_that_it_did_not_set",
+    ),
+    Fault(
+        "acquire that is sent again does not find its own token",
+        "_protocol/commands.py",
+        "self.result = self.unsettled and is_held_with(reply, self.token)",
+        "self.result = False",
+        "tests/unit/protocol/test_commands.py::test_acquire_finds_its_own_token_after_a_lost_reply",
+    ),
+    Fault(
+        "acquire of unknown outcome leaves its key",
+        "_protocol/commands.py",
+        "return [(self.key, self.token)] if self.unsettled and not self.result else []",
+        "return []",
+        "tests/unit/protocol/test_pipeline.py::test_many_undoes_what_its_machines_undo",
+    ),
+    Fault(
+        "release that is sent again forgets that the first may have been executed",
+        "_protocol/commands.py",
+        "self.result = reply > 0 or (self.unsettled and self.valid)",
+        "self.result = reply > 0",
+        "tests/unit/protocol/test_commands.py::test_release_that_finds_nothing_after_a_loss",
+    ),
+    Fault(
+        "release that left after the lease is taken for a success",
+        "_protocol/commands.py",
+        "self.result = reply > 0 or (self.unsettled and self.valid)",
+        "self.result = reply > 0 or self.unsettled",
+        "tests/unit/protocol/test_commands.py::test_release_that_finds_nothing_after_a_loss",
+    ),
+    Fault(
+        "native release ignores the contended flag",
+        "_protocol/commands.py",
+        'if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):',
+        'if self._step == "delete" and reply == 2:',
+        "tests/unit/protocol/test_contended.py::test_release_hands_a_marked_lock_over",
+    ),
+    Fault(
+        "native reacquire ignores the contended flag",
+        "_protocol/commands.py",
+        "if reply is None and self._native and self._value is self.token and is_ours(self.token):",
+        "if False:",
+        "tests/unit/protocol/test_contended.py::test_reacquire_of_a_marked_lock_keeps_the_mark",
+    ),
+    Fault(
+        "renewal creates a key that is gone",
+        "_protocol/commands.py",
+        'return (b"SET", self.key, self._value, b"IFEQ", self._value, b"PX", self.ttl_ms)',
+        'return (b"SET", self.key, self._value, b"PX", self.ttl_ms)',
+        "tests/unit/protocol/test_commands.py::test_reacquire_request",
+    ),
+    Fault(
+        "extend that is sent again has no limit",
+        "_protocol/commands.py",
+        "if not self.unsettled or self._replace:",
+        "if True:",
+        "tests/unit/protocol/test_commands.py::test_extend_caps_what_it_sends_again",
+    ),
+    Fault(
+        "acquire with a token of the caller cleans up what another caller may hold",
+        "_protocol/own_token.py",
+        "        return []\n",
+        "        return [(self.key, self.token)] if self.unsettled else []\n",
+        "tests/unit/protocol/test_own_token.py::test_set_of_unknown_outcome_leaves_the_earlier_lock_alone",
+    ),
+    Fault(
+        "lock that is found with the token of the caller keeps its old lease",
+        "_protocol/own_token.py",
+        "self.sent_at = renewal.sent_at",
+        "pass",
+        "tests/unit/protocol/test_own_token.py::test_lock_that_is_held_with_the_token_has_its_lease_anew",
+    ),
+    Fault(
+        "late reply to an acquire with a token of the caller is ignored",
+        "_protocol/claims.py",
+        "            self._claim.take()\n",
+        "            pass\n",
+        (
+            "tests/integration/lock/test_brought_token.py::"
+            "test_acquire_whose_time_is_up_gives_back_what_it_has_taken[threads-valkey-plain]"
+        ),
+    ),
+    Fault(
+        "key that another acquire with the same token holds is cleaned up",
+        "_protocol/claims.py",
+        "if self._is_taken and not self._is_held and not self.under_way:",
+        "if self._is_taken:",
+        (
+            "tests/integration/lock/test_brought_token.py::"
+            "test_acquire_whose_time_is_up_leaves_the_lock_of_who_has_the_token[threads-valkey-plain]"
+        ),
+    ),
+    Fault(
+        "fenced acquire takes an equal token of another holder for its own",
+        "_protocol/fenced.py",
+        "verdict == _TAKEN or (verdict == _HELD and self.unsettled)",
+        "verdict in (_TAKEN, _HELD)",
+        (
+            "tests/integration/fencing/test_fenced.py::"
+            "test_acquire_finds_its_own_token_after_a_lost_reply_only[never sent-unmarked]"
+        ),
+    ),
+    Fault(
+        "replica that lacks the lock counts",
+        "_protocol/replicas.py",
+        "self.result = counted >= self._wanted",
+        "self.result = True",
+        "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
+    ),
+    Fault(
+        "answer of a demoted primary is raised at once",
+        "_protocol/operation.py",
+        '"NOREPLICAS", "READONLY", NOAUTH',
+        '"NOREPLICAS", NOAUTH',
+        "tests/unit/protocol/test_commands.py::test_errors_that_mean_later",
+    ),
+    Fault(
+        "script that a moving slot refuses is sent again for ever",
+        "_protocol/operation.py",
+        'if later.code == "TRYAGAIN":',
+        "if False:",
+        "tests/unit/transport/test_routing.py::test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind",
+    ),
+    Fault(
+        "waiter of a moving slot leaves its earlier place in the queue",
+        "_protocol/queue.py",
+        "self.unsettled = True  # an earlier request may have joined the queue",
+        "pass",
+        "tests/unit/transport/test_routing.py::test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind",
+    ),
+    Fault(
+        "place in the queue of unknown outcome is not cleaned up",
+        "_protocol/queue.py",
+        "return [(self.key, self.token)] if self.unsettled else []",
+        "return []",
+        "tests/unit/protocol/test_queue.py::test_wait_of_unknown_outcome_is_undone_either_way",
+    ),
+    Fault(
+        "cleanup deletes a lock for which others wait",
+        "_protocol/queue.py",
+        "            requests.append(leave.request(capabilities, 0.0))\n",
+        "",
+        "tests/unit/protocol/test_queue.py::test_undo_needs_no_cached_script",
+    ),
+    Fault(
+        "queue of a lock is in another hash slot",
+        "_protocol/keys.py",
+        'return b"{%b}:rlf" % key',
+        'return b"%b:rlf" % key',
+        "tests/unit/protocol/test_keys.py::test_awkward_names_share_their_slot_with_what_stands_beside_them",
+    ),
+    Fault(
+        "forked child draws the tokens of its parent",
+        "_util/tokens.py",
+        "fork.on_fork(_stock.clear)\n",
+        "",
+        "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[ours-valkey]",
+    ),
+)

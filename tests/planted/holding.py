@@ -1,0 +1,193 @@
+"""Faults of held locks: leases, renewal, losses, options."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "allowance for clock drift is left out",
+        "_util/times.py",
+        "return 0.01 * lease_s + 0.002",
+        "return 0.0",
+        (
+            "tests/integration/redlock/test_redlock.py::"
+            "test_remaining_is_the_ttl_less_what_clocks_may_drift[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "ttl is rounded down",
+        "_util/times.py",
+        "else math.ceil(exact_ms)",
+        "else math.floor(exact_ms)",
+        "tests/compat/test_fixed_bugs.py::test_extend_below_a_millisecond_is_one_millisecond[threads-ours-valkey]",
+    ),
+    Fault(
+        "lease of a lock without options ignores clock drift",
+        "_procedures/lease.py",
+        "expires_at - drift_s((self._ttl_ms or 0) / 1000)",
+        "expires_at",
+        "tests/unit/lease/test_prolonging.py::test_all_that_was_added_at_once_is_believed",
+    ),
+    Fault(
+        "renewal under way undoes what the owner has set",
+        "_lease/lease.py",
+        "if certainly and not self.touched:",
+        "if certainly:",
+        "tests/unit/lease/test_lease.py::test_renewal_that_was_under_way_beside_a_call_of_the_owner_prolongs_nothing",
+    ),
+    Fault(
+        "loss is reported twice",
+        "_lease/lease.py",
+        "if self.loss is not None or (self.over and not by_release):",
+        "if self.over and not by_release:",
+        "tests/unit/lease/test_lease.py::test_loss_is_noted_once",
+    ),
+    Fault(
+        "released lock is renewed",
+        "_lease/lease.py",
+        "if self.busy or self.renewing or self.over or self.loss is not None:",
+        "if self.busy or self.renewing:",
+        "tests/unit/lease/test_lease.py::test_released_or_lost_lock_is_not_renewed",
+    ),
+    Fault(
+        "max_hold is ignored",
+        "_lease/lease.py",
+        "ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.options.max_hold_s else self.ttl_ms",
+        "ttl_ms = self.ttl_ms",
+        "tests/unit/lease/test_lease.py::test_renewal_ends_at_max_hold",
+    ),
+    Fault(
+        "renewal that comes too late revives the lease",
+        "_procedures/renewal.py",
+        "if now >= lease.deadline:  # a renewal that came too late does not recreate it",
+        "if False:",
+        "tests/unit/procedures/test_renewal.py::test_renewal_that_succeeds_after_the_lease_does_not_revive_it",
+    ),
+    Fault(
+        "lost lease is not cleaned up",
+        "_procedures/renewal.py",
+        "return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]",
+        "return []",
+        "tests/unit/procedures/test_renewal.py::test_lost_lease_is_cleaned_up_where_a_renewal_may_yet_be_executed",
+    ),
+    Fault(
+        "renewal without a reply is taken for a success",
+        "_procedures/renewal.py",
+        "lease.troubled = verdict.held is None",
+        "lease.troubled = False",
+        "tests/simulation/test_holding.py::test_no_story_breaks_an_invariant[some]",
+    ),
+    Fault(
+        "dropped lock is not released",
+        "_transport/threads/renewer.py",
+        "        self._clean_up([record.entry])\n",
+        "",
+        "tests/integration/holding/test_holding.py::test_dropped_lock_is_released_with_a_warning[valkey-threads]",
+    ),
+    Fault(
+        "end of several requests that prolong at once is not the earliest",
+        "_lease/prolonging.py",
+        "return min([self._ends_at, *(one.leaves(self._asked_at) for one in self.under_way)])",
+        "return self._ends_at",
+        "tests/unit/lease/test_prolonging.py::test_lease_is_believed_to_end_no_later_than_the_servers",
+    ),
+    Fault(
+        "clock of another machine prolongs a lease that is handed on",
+        "_lease/handle.py",
+        "(min(left_s, self.timeout) if self.timeout else left_s)",
+        "left_s",
+        "tests/unit/lease/test_handle.py::test_receiver_whose_clock_is_behind_believes_one_ttl_at_most",
+    ),
+    Fault(
+        "forked child releases the lock of its parent",
+        "_procedures/lease.py",
+        (
+            "        if self._generation != fork.generation:\n"
+            "            self._own_nothing()\n"
+            "        owner: Owner = self.local.held()\n"
+        ),
+        "        owner: Owner = self.local.held()\n",
+        "tests/compat/test_fixed_bugs_process.py::test_forked_child_cannot_release_its_parents_lock[ours-valkey]",
+    ),
+    Fault(
+        "reentered lock is released by its first release",
+        "_procedures/lease.py",
+        "if lease.depth > 1 and told_of(self) is not lease:",
+        "if False:",
+        "tests/integration/lock/test_by_token.py::test_reentered_lock_is_released_by_the_last_release[threads-str]",
+    ),
+    Fault(
+        "loss that the next acquire finds is never reported as expired",
+        "_procedures/lease.py",
+        (
+            "        if clock() >= lease.deadline:\n"
+            "            reason = LossReason.EXPIRED\n"
+            "        if lease.lose(reason):\n"
+        ),
+        "        if lease.lose(reason):\n",
+        "tests/unit/procedures/test_lease.py::test_next_acquire_reports_why_the_lock_was_lost",
+    ),
+    Fault(
+        "callback for a loss releases what another caller holds",
+        "_procedures/lease.py",
+        "if told is not None and self._lease_of(owner) is not told:\n            raise self._lost_error(verb, told)",
+        "if False:\n            raise self._lost_error(verb, told)",
+        (
+            "tests/integration/holding/test_callbacks.py::"
+            "test_in_the_callback_the_lock_is_lost[Lock-threads-renewal-release-()-own]"
+        ),
+    ),
+    Fault(
+        "circuit breaker never opens",
+        "_procedures/lock.py",
+        (
+            "        except (ConnectionError, TimeoutError):\n"
+            "            raise\n"
+            "        except BaseException as error:\n"
+            "            other = error\n"
+        ),
+        "        except BaseException as error:\n            other = error\n",
+        "tests/integration/lock/test_breaker.py::test_server_that_is_gone_opens_the_circuit[threads]",
+    ),
+    Fault(
+        "interrupt counts as a failure for the circuit breaker",
+        "_procedures/lock.py",
+        "        except BaseException as error:\n            other = error\n    if other",
+        "        except Exception as error:\n            other = error\n    if other",
+        "tests/integration/lock/test_breaker.py::test_interrupt_is_no_failure",
+    ),
+    Fault(
+        "lock that too few replicas have is returned",
+        "_procedures/lock.py",
+        "if not replicate.result:",
+        "if False:",
+        "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
+    ),
+    Fault(
+        "acquire that is not completed keeps the key",
+        "_procedures/lock.py",
+        "            to_clean_up += self._drop_failed(owner, pending, before, token)\n            raise\n",
+        "            raise\n",
+        "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
+    ),
+    Fault(
+        "release that fails forgets that it may have been executed",
+        "_procedures/lock.py",
+        "            owner.note_release(operation)\n",
+        "",
+        (
+            "tests/integration/lock/test_sharing.py::"
+            "test_release_that_another_has_sent_and_not_heard_of_is_no_loss[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "adaptive ttl falls below its initial value after a few holds",
+        "_lease/adaptive.py",
+        "self.floor if len(ranked_s) == _WINDOW else self.initial",
+        "self.floor",
+        "tests/unit/lease/test_adaptive.py::test_few_hold_times_never_bring_it_below_the_initial",
+    ),
+)

@@ -1,0 +1,173 @@
+"""Faults of the scripts that run on the server."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "release deletes a lock that has another token",
+        "_protocol/lua/release.lua",
+        "if value == ARGV[1] or (value == marked and ARGV[2] ~= '1') then",
+        "if value then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "release deletes a lock for which others wait",
+        "_protocol/lua/release.lua",
+        "if value == ARGV[1] or (value == marked and ARGV[2] ~= '1') then",
+        "if value == ARGV[1] or value == marked then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "extend prolongs a lock that has another token",
+        "_protocol/lua/extend.lua",
+        "if value ~= ARGV[1] and value ~= marked then",
+        "if not value then",
+        "tests/compat/test_parity.py::test_lost_lock_raises_not_owned[threads-ours-valkey-taken with a ttl]",
+    ),
+    Fault(
+        "reacquire prolongs a lock that has another token",
+        "_protocol/lua/reacquire.lua",
+        "if value == ARGV[1] or value == marked then",
+        "if value then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "extend that is sent again adds twice",
+        "_protocol/lua/extend.lua",
+        "if ARGV[4] then",
+        "if false then",
+        "tests/compat/test_fixed_bugs.py::test_lost_reply_of_extend_adds_once[threads-ours-valkey]",
+    ),
+    Fault(
+        "waiter does not set the contended flag",
+        "_protocol/lua/wait.lua",
+        "    redis.call('append', lock, '+')\n",
+        "",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "waiter that asks again loses its place",
+        "_protocol/lua/wait.lua",
+        "redis.call('zadd', queue, 'nx', arrival, token)",
+        "redis.call('zadd', queue, arrival, token)",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "contended flag is set on a value that another library made",
+        "_protocol/lua/wait.lua",
+        "if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then",
+        "if false then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "sleeping waiter stays at the head of the queue",
+        "_protocol/lua/wait.lua",
+        "if awake_until and tonumber(awake_until) >= now_ms then",
+        "if awake_until then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "waiter takes a free lock before others that came first",
+        "_protocol/lua/wait.lua",
+        "    value = hand_over(lock, queue, waiters, token)\n",
+        "",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "queue is served last come, first served",
+        "_protocol/lua/hand_over.lua",
+        "redis.call('zpopmin', queue)",
+        "redis.call('zpopmax', queue)",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "lock is handed over to a waiter whose connection is gone",
+        "_protocol/lua/hand_over.lua",
+        "local is_there = listeners[2] and listeners[2] > 0",
+        "local is_there = true",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "lock that is handed over never expires",
+        "_protocol/lua/hand_over.lua",
+        "redis.call('set', lock, word, 'px', ttl_ms)",
+        "redis.call('set', lock, word)",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "lock that is handed over loses the contended flag",
+        "_protocol/lua/hand_over.lua",
+        "local word = token .. '+'",
+        "local word = token",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "waiter that gives up keeps a lock that was granted meanwhile",
+        "_protocol/lua/leave.lua",
+        "    hand_over(KEYS[1], KEYS[2], KEYS[3])\n",
+        "",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "waiter that gives up stays in the queue",
+        "_protocol/lua/leave.lua",
+        "redis.call('zrem', KEYS[2], ARGV[1])\n",
+        "",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "hand-over does not compare the token",
+        "_protocol/lua/pass_on.lua",
+        "if value and is_held_with(value, ARGV[1]) then",
+        "if value then",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "fenced acquire takes a lock that another holds",
+        "_protocol/lua/acquire_fenced.lua",
+        "if value or ttl_ms == '' then",
+        "if ttl_ms == '' then",
+        (
+            "tests/integration/fencing/test_fenced.py::"
+            "test_acquire_of_a_held_lock_names_the_holder_and_counts_nothing[valkey]"
+        ),
+    ),
+    Fault(
+        "two holders get the same fence",
+        "_protocol/lua/acquire_fenced.lua",
+        "redis.call('hincrby', fence, 'number', 1)",
+        "redis.call('hincrby', fence, 'number', 0) + 1",
+        "tests/integration/fencing/test_fenced.py::test_each_holder_has_a_higher_number[valkey]",
+    ),
+    Fault(
+        "holder that asks again gets another fence",
+        "_protocol/lua/acquire_fenced.lua",
+        "noted[1] == token and tonumber(noted[2]) or next_number()",
+        "next_number()",
+        (
+            "tests/integration/fencing/test_fenced.py::"
+            "test_acquire_of_what_another_holds_with_the_same_token_fails[valkey]"
+        ),
+    ),
+    Fault(
+        "guard compares fences as texts",
+        "_protocol/lua/guard.lua",
+        "tonumber(highest) > tonumber(fence)",
+        "highest > fence",
+        (
+            "tests/integration/fencing/test_guards.py::"
+            "test_lower_fence_than_one_that_has_written_is_refused[threads-valkey-[9, 10, 9, 10]-9 10 9<10 10 ]"
+        ),
+    ),
+    Fault(
+        "guard forgets the highest fence",
+        "_protocol/lua/guard.lua",
+        "        redis.call('set', note, fence)\n",
+        "",
+        "tests/integration/fencing/test_guards.py::test_paused_holder_is_refused[threads-valkey]",
+    ),
+)

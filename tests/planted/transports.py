@@ -1,0 +1,207 @@
+"""Faults of connecting, retries, cleanup, clusters and drivers."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "request is tried more often than the retry policy allows",
+        "_transport/retries.py",
+        "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",
+        "if ends_at is not None and clock() + pause_s >= ends_at:",
+        "tests/unit/transport/test_retries.py::test_the_first_retry_leaves_at_once_and_the_policy_says_when_to_give_up",
+    ),
+    Fault(
+        "pause between two attempts ends after the deadline",
+        "_transport/retries.py",
+        "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",
+        "if 0 <= retries < self.failures:",
+        "tests/unit/transport/test_retries.py::test_no_pause_lasts_longer_than_the_callers_time",
+    ),
+    Fault(
+        "reply is waited for beyond the deadline",
+        "_transport/retries.py",
+        "return bounded_s if self._reply_s < 0 else min(self._reply_s, bounded_s)",
+        "return self._reply_s",
+        "tests/unit/transport/test_retries.py::test_a_reply_is_waited_for_until_the_servers_or_the_callers_time_is_up",
+    ),
+    Fault(
+        "connection without authentication is replaced again and again",
+        "_transport/retries.py",
+        "                retries = 1\n",
+        "                retries = -1\n",
+        "tests/unit/transport/test_retries.py::test_a_connection_without_authentication_is_replaced_once",
+    ),
+    Fault(
+        "cleanup does not leave behind the request on its connection",
+        "_transport/cleanup.py",
+        "            for connection in unanswered:\n",
+        "            for connection in []:\n",
+        "tests/integration/transport/test_threads.py::test_undo_goes_behind_what_was_sent_before[python-valkey]",
+    ),
+    Fault(
+        "old connection may execute a request after its cleanup",
+        "_transport/cleanup.py",
+        "for ending in list(self._endings):",
+        "for ending in []:",
+        "tests/integration/transport/test_cleanup.py::test_acquire_that_arrives_late_takes_nothing[threads-valkey]",
+    ),
+    Fault(
+        "key that is being cleaned up is taken with the same token",
+        "_transport/cleanup.py",
+        "return [entry for entry in self._pending_cleanup if entry in taken]",
+        "return []",
+        "tests/unit/transport/test_cleanup.py::test_key_that_is_set_again_with_its_token_is_cleaned_up_first",
+    ),
+    Fault(
+        "cleanup that fails is forgotten",
+        "_transport/threads/cleanup.py",
+        "            self._pending_cleanup += postponed\n",
+        "",
+        "tests/integration/transport/test_cleanup.py::test_undoing_survives_what_users_code_raises[threads-valkey]",
+    ),
+    Fault(
+        "forked child cleans up for its parent",
+        "_transport/threads/cleanup.py",
+        "        self._pending_cleanup.clear()\n",
+        "",
+        "tests/integration/transport/test_threads.py::test_forget_drops_the_parents_unfinished_business",
+    ),
+    Fault(
+        "forked child uses the connection of its parent",
+        "_transport/threads/server.py",
+        "connection, self.connection = self.connection, None",
+        "connection = self.connection",
+        (
+            "tests/integration/transport/test_threads.py::"
+            "test_forget_in_a_forked_child_leaves_the_parents_connection[python]"
+        ),
+    ),
+    Fault(
+        "lost request counts as never sent",
+        "_transport/base.py",
+        "operation.note_unanswered(trouble.sent)",
+        "operation.note_unanswered(False)",
+        "tests/compat/test_fixed_bugs.py::test_lost_reply_of_acquire_is_an_acquired_lock[threads-ours-valkey]",
+    ),
+    Fault(
+        "interrupted request counts as answered",
+        "_transport/base.py",
+        (
+            "            operation.note_unanswered(True)\n"
+            "            unanswered.append(connection)\n"
+            "        return False\n"
+        ),
+        "            pass\n        return False\n",
+        (
+            "tests/integration/lock/test_asyncio_cancel.py::"
+            "test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]"
+        ),
+    ),
+    Fault(
+        "demoted primary is asked again and again",
+        "_transport/base.py",
+        'if trouble.code in ("READONLY", NOAUTH):',
+        "if trouble.code == NOAUTH:",
+        "tests/integration/sentinel/test_sentinel.py::test_a_demoted_primary_is_left_for_the_new_one[valkey]",
+    ),
+    Fault(
+        "silent connection is used again",
+        "_transport/base.py",
+        "if 0 <= self.timeout_s <= connection.pipe.silence_s:",
+        "if False:",
+        (
+            "tests/integration/transport/test_threads.py::"
+            "test_silence_for_the_socket_timeout_leaves_the_connection[python]"
+        ),
+    ),
+    Fault(
+        "caller that runs out of time closes the connection of all",
+        "_transport/base.py",
+        "if 0 <= self.timeout_s <= connection.pipe.silence_s:",
+        "if True:",
+        (
+            "tests/integration/transport/test_threads.py::"
+            "test_a_callers_own_limit_leaves_the_connection_to_the_others[python]"
+        ),
+    ),
+    Fault(
+        "redirections are followed without end",
+        "_transport/routing.py",
+        "if self._redirections <= _REDIRECTIONS:",
+        "if True:",
+        "tests/unit/transport/test_routing.py::test_whoever_is_sent_about_without_end_pauses_and_gives_up",
+    ),
+    Fault(
+        "ASK is followed without ASKING",
+        "_transport/routing.py",
+        "return _Asking(self._operation) if self.asks else self._operation",
+        "return self._operation",
+        "tests/unit/transport/test_routing.py::test_one_request_follows_asking",
+    ),
+    Fault(
+        "TRYAGAIN counts as a stale topology",
+        "_transport/routing.py",
+        "            return self._if_allowed(-1, _MOVING_PAUSE_S, self._moving_until)\n",
+        (
+            "            self.is_stale = True\n"
+            "            return self._if_allowed(-1, _MOVING_PAUSE_S, self._moving_until)\n"
+        ),
+        "tests/unit/transport/test_routing.py::test_a_slot_on_the_move_is_waited_for_in_small_pauses",
+    ),
+    Fault(
+        "TRYAGAIN uses up the retries",
+        "_transport/routing.py",
+        'self.is_stale = not (isinstance(trouble, NotExecuted) and trouble.code == "TRYAGAIN")',
+        "self.is_stale = True",
+        "tests/unit/transport/test_routing.py::test_a_slot_on_the_move_is_waited_for_in_small_pauses",
+    ),
+    Fault(
+        "slot that has moved is looked for at its old node each time",
+        "_transport/routing.py",
+        "                    slots[redirected.slot_id] = [node]\n",
+        "                    pass\n",
+        "tests/unit/transport/test_routing.py::test_slot_that_has_moved_is_noted",
+    ),
+    Fault(
+        "fork in a signal handler goes on with the operation of the parent",
+        "_transport/threads/driver.py",
+        "if fork.generation != generation:  # by a signal handler, between two steps",
+        "if False:",
+        "tests/unit/transport/test_drivers.py::test_steps_in_which_a_signal_handler_forks_end_in_the_child",
+    ),
+    Fault(
+        "driver does not clean up what the steps leave",
+        "_transport/threads/driver.py",
+        "            if to_clean_up:\n                transport.clean_up(to_clean_up)\n",
+        "            pass\n",
+        "tests/unit/transport/test_drivers.py::test_entries_of_steps_that_raise_are_cleaned_up",
+    ),
+    Fault(
+        "lease counts from the reply in threads",
+        "_transport/threads/uncontended.py",
+        "None if ttl_ms is None else sent_at + ttl_ms / 1000",
+        "None if ttl_ms is None else clock() + ttl_ms / 1000",
+        "tests/unit/transport/test_uncontended.py::test_lease_counts_from_the_time_before_the_request",
+    ),
+    Fault(
+        "lease counts from the reply in tasks",
+        "_transport/loop/uncontended.py",
+        "None if ttl_ms is None else sent_at + ttl_ms / 1000",
+        "None if ttl_ms is None else clock() + ttl_ms / 1000",
+        "tests/unit/transport/test_uncontended.py::test_lease_counts_from_the_time_before_the_request",
+    ),
+    Fault(
+        "cancelled task leaves its key",
+        "_transport/loop/cleanup.py",
+        "            self.tidy(operation, unanswered, failed=True)\n",
+        "            pass\n",
+        (
+            "tests/integration/lock/test_asyncio_cancel.py::"
+            "test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]"
+        ),
+    ),
+)

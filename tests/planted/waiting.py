@@ -1,0 +1,169 @@
+"""Faults of acquiring and of waiting."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "lock that changes while the watch is armed is not read again",
+        "_procedures/waiting.py",
+        "                if watches and watch.value != wait.value:\n                    continue\n",
+        "",
+        "tests/unit/procedures/test_waiters.py::test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again",
+    ),
+    Fault(
+        "old grant is taken without a renewal",
+        "_procedures/waiting.py",
+        "if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:",
+        "if True:",
+        (
+            "tests/integration/waiting/test_recovery.py::"
+            "test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "grant of an earlier place in the queue is taken",
+        "_procedures/waiters.py",
+        "return type(message) is Grant and (not self.arrival or float(message.arrival or 0) >= self.arrival)",
+        "return type(message) is Grant",
+        "tests/unit/procedures/test_waiters.py::test_grant_of_an_earlier_place_in_the_queue_is_not_taken",
+    ),
+    Fault(
+        "waiting that fails leaves its place in the queue",
+        "_procedures/waiting.py",
+        "            except BaseException:\n                waiter.withdraw()\n                raise\n",
+        "",
+        "tests/unit/procedures/test_waiters.py::test_waiting_that_fails_leaves_the_queue",
+    ),
+    Fault(
+        "waiter whose time is up stays in the queue",
+        "_procedures/waiting.py",
+        "return (yield from self._leave(waiter, 0.0)) or TIME_UP",
+        "return TIME_UP",
+        "tests/integration/waiting/test_giving_up.py::test_a_waiter_that_gives_up_leaves_the_queue[threads-valkey]",
+    ),
+    Fault(
+        "grant that comes with the end of the time is dropped",
+        "_procedures/waiting.py",
+        "return (yield from self._found(waiter, leave.value)) if leave.result else None",
+        "return None",
+        "tests/integration/waiting/test_giving_up.py::test_time_that_is_up_with_the_grant_on_its_way[threads-valkey]",
+    ),
+    Fault(
+        "waiter that loses its connection keeps its token",
+        "_procedures/waiting.py",
+        "        if outcome is BROKEN and queues:\n            self.token = new_token()\n",
+        "",
+        "tests/unit/procedures/test_waiters.py::test_waiter_that_loses_its_connection_starts_again_with_a_new_token",
+    ),
+    Fault(
+        "waiters that have all lost their places are not woken",
+        "_procedures/waiting.py",
+        "                waiter.wake_others()\n",
+        "                pass\n",
+        "tests/unit/procedures/test_waiters.py::test_health_check_that_finds_the_places_of_all_lost_wakes_the_others",
+    ),
+    Fault(
+        "waiter of a moving slot asks again without a pause",
+        "_procedures/waiting.py",
+        "if wait.denied == MOVING:",
+        "if False:",
+        "tests/unit/procedures/test_waiters.py::test_waiter_in_a_slot_that_moves_tries_once_and_pauses",
+    ),
+    Fault(
+        "health check is never due",
+        "_procedures/waiters.py",
+        "if due_at is None or now < due_at:",
+        "if True:",
+        (
+            "tests/unit/procedures/test_waiters.py::"
+            "test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found"
+        ),
+    ),
+    Fault(
+        "no other waiter makes the health checks when the poller leaves",
+        "_procedures/waiters.py",
+        "                next_poller = key_queue.succeed(waiter)\n            else:",
+        "                pass\n            else:",
+        "tests/unit/procedures/test_waiters.py::test_the_shortest_interval_looks_and_of_equals_the_last",
+    ),
+    Fault(
+        "poller does not learn that the lease of the holder ends sooner",
+        "_procedures/waiters.py",
+        "            poller.reckon()\n",
+        "            pass\n",
+        (
+            "tests/unit/procedures/test_waiters.py::"
+            "test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner"
+        ),
+    ),
+    Fault(
+        "lease of a grant counts from the arrival of the message",
+        "_procedures/waiters.py",
+        "since = max(waiter.since, waiter.key_queue.since)",
+        "since = clock()",
+        "tests/simulation/test_waiting.py::test_no_story_breaks_an_invariant[some]",
+    ),
+    Fault(
+        "push for one lock wakes the waiters of all locks",
+        "_procedures/waiters.py",
+        "if keys is None or waiter.key in keys",
+        "if True",
+        "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
+    ),
+    Fault(
+        "flush of the server wakes no waiter",
+        "_procedures/waiters.py",
+        "if keys is None or waiter.key in keys",
+        "if keys and waiter.key in keys",
+        "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
+    ),
+    Fault(
+        "grant is dropped when the acquire is cancelled",
+        "_procedures/acquisition.py",
+        (
+            "            if self._must_clean_up_waiting(waiting, owner):\n"
+            "                to_clean_up.append((self._key, waiting.token))\n"
+            "            raise\n"
+        ),
+        "            raise\n",
+        "tests/integration/waiting/test_asyncio_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
+    ),
+    Fault(
+        "interrupted acquire leaves its key",
+        "_procedures/acquisition.py",
+        "if self._must_clean_up_interrupted(call):",
+        "if False:",
+        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[threads-cold-usual-valkey]",
+    ),
+    Fault(
+        "deadline of a poller is ignored",
+        "_procedures/acquisition.py",
+        "if not call.limit.allows(pause_s):",
+        "if False:",
+        "tests/compat/test_waiting.py::test_blocking_timeout_sleeps_until_the_next_sleep_would_pass_it[threads-ours]",
+    ),
+    Fault(
+        "token that is being cleaned up is used again",
+        "_procedures/acquisition.py",
+        "            call.token = self._next_token(None)  # a token that is being cleaned up is not used again\n",
+        "            pass\n",
+        (
+            "tests/integration/lock/test_sharing.py::"
+            "test_attempt_that_is_being_undone_does_not_wait_under_its_token[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "lock that its own holder waits for is waited for without end",
+        "_procedures/acquisition.py",
+        "            and is_held_with(attempt.holder, owner.token)\n        ):\n",
+        "            and False\n        ):\n",
+        (
+            "tests/compat/test_fixed_bugs.py::"
+            "test_acquire_again_while_held_raises_instead_of_waiting_for_ever[threads-ours-valkey]"
+        ),
+    ),
+)

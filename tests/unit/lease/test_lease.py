@@ -1,0 +1,86 @@
+"""A lease that is renewed or lost, by its own rules.
+
+Rules: no server, and no renewer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from redislock_fast import LossReason
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._util.times import clock
+
+TOKEN = b"token"
+TTL_MS = 60_000
+
+
+class Lock:
+    """A lock that can be referred to weakly."""
+
+
+_lock = Lock()
+
+
+def lease(max_hold: float | None = None) -> Lease:
+    """A renewed lease of which half a minute is left."""
+    options = Options(auto_renew=True, max_hold=max_hold)
+    return Lease(_lock, b"name", TOKEN, TTL_MS, clock() + 30, options)
+
+
+def test_renewal_sets_the_whole_ttl() -> None:
+    renewed = lease()
+    assert renewed.begin_renewal(clock()) == TTL_MS
+    renewed.renewed(clock() + 60, certainly=True)
+    assert renewed.deadline > clock() + 50
+
+
+def test_one_renewal_at_a_time_is_under_way() -> None:
+    renewed = lease()
+    renewed.begin_renewal(clock())
+    renewed.renewing = True
+    assert renewed.begin_renewal(clock()) is None
+
+
+def test_released_or_lost_lock_is_not_renewed() -> None:
+    released, lost = lease(), lease()
+    assert released.end()
+    assert lost.lose(LossReason.TAKEN)
+    assert (released.begin_renewal(clock()), lost.begin_renewal(clock())) == (None, None)
+
+
+def test_renewal_ends_at_max_hold() -> None:
+    renewed = lease(max_hold=60)
+    renewed.begun -= 20
+    assert renewed.begin_renewal(renewed.begun + 20) == pytest.approx(40_000, abs=1)
+    renewed.renewing = False
+    assert renewed.begin_renewal(renewed.begun + 60) is None
+
+
+def test_loss_is_noted_once() -> None:
+    lost = lease()
+    assert lost.lose(LossReason.TAKEN)
+    assert not lost.lose(LossReason.EXPIRED)
+    assert lost.loss is LossReason.TAKEN
+
+
+def test_lost_lock_is_not_revived_by_a_renewal() -> None:
+    lost = lease()
+    lost.begin_renewal(clock())
+    lost.lose(LossReason.EXPIRED)
+    before = lost.expires_at
+    lost.renewed(clock() + 60, certainly=True)
+    assert lost.expires_at == before
+
+
+@pytest.mark.parametrize("new_ttl_ms", [5000, None], ids=["sets the ttl", "adds to the ttl"])
+def test_renewal_that_was_under_way_beside_a_call_of_the_owner_prolongs_nothing(new_ttl_ms: int | None) -> None:
+    renewed, owner = lease(), SharedOwner()
+    renewed.begin_renewal(clock())
+    with renewed.prolonged_by_hand(owner, new_ttl_ms):
+        owner.expiry = (TOKEN, clock() + 5)
+    before = renewed.expires_at
+    renewed.renewed(clock() + 60, certainly=True)
+    assert renewed.expires_at == before

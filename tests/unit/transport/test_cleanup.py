@@ -1,0 +1,45 @@
+"""The cleanup that comes before an operation sets the same key and token again.
+
+Rules: no server, and nothing is cleaned up in the background.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from redislock_fast._protocol.commands import Release
+from redislock_fast._protocol.operation import Exchange
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.pipeline import AcquirePipeline
+from redislock_fast._transport.cleanup import Cleanup
+
+KEYS = [b"name", b"other"]
+TOKEN = b"a caller's own"
+
+
+class Waiting(Cleanup):
+    """A cleanup that has not begun."""
+
+    def _is_owner_gone(self) -> bool:
+        return False
+
+    def _start_cleanup(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("operation", "keys"),
+    [
+        (AcquireOwn(b"name", TOKEN, 1000), [b"name"]),
+        (AcquireOwn(b"name", b"another token", 1000), []),
+        (AcquireOwn(b"third", TOKEN, 1000), []),
+        (AcquirePipeline([b"third", *KEYS], TOKEN, 1000), KEYS),
+        (Release(b"name", TOKEN, None), []),
+    ],
+    ids=["acquire", "with another token", "of another lock", "batch", "release"],
+)
+def test_key_that_is_set_again_with_its_token_is_cleaned_up_first(operation: Exchange, keys: list[bytes]) -> None:
+    cleanup = Waiting()
+    cleanup.clean_up([(key, TOKEN) for key in KEYS])
+    assert cleanup._returning(operation) == [(key, TOKEN) for key in keys]
+    assert not cleanup.idle

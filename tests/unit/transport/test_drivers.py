@@ -1,0 +1,88 @@
+"""The drivers of threads and of tasks: steps that raise, and a signal handler that forks between two steps.
+
+Rules: no server. The transports do what the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redislock_fast._pipe.base import Forked
+from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._procedures.steps import CallHook, Sleep, Steps
+from redislock_fast._transport.loop import driver as loop_driver
+from redislock_fast._transport.threads import driver as thread_driver
+from redislock_fast._util import fork
+
+ENTRY = (b"name", b"token")
+
+Drive = Callable[["Transport", Steps, CleanupEntries], Any]
+
+
+class Transport:
+    """Notes what is to be cleaned up."""
+
+    def __init__(self) -> None:
+        self.cleaned_up: CleanupEntries = []
+
+    def of_running_loop(self) -> Transport:
+        """The same for each loop."""
+        return self
+
+    def clean_up(self, entries: CleanupEntries) -> None:
+        """Note the entries."""
+        self.cleaned_up += entries
+
+
+def in_thread(transport: Transport, steps: Steps, to_clean_up: CleanupEntries) -> Any:
+    """Drive the steps in this thread."""
+    return thread_driver.drive(transport, steps, to_clean_up)
+
+
+def in_task(transport: Transport, steps: Steps, to_clean_up: CleanupEntries) -> Any:
+    """Drive the steps in a task."""
+    return asyncio.run(loop_driver.drive(transport, steps, to_clean_up))
+
+
+BY_EACH = pytest.mark.parametrize("drive", [in_thread, in_task], ids=["threads", "tasks"])
+
+
+@BY_EACH
+@pytest.mark.parametrize("fails", [True, False])
+def test_entries_of_steps_that_raise_are_cleaned_up(drive: Drive, fails: bool) -> None:
+    transport = Transport()
+    to_clean_up: CleanupEntries = []
+
+    def steps() -> Steps:
+        yield Sleep(0)
+        to_clean_up.append(ENTRY)
+        if fails:
+            raise LookupError
+        return "done"
+
+    if fails:
+        with pytest.raises(LookupError):
+            drive(transport, steps(), to_clean_up)
+    else:
+        assert drive(transport, steps(), to_clean_up) == "done"
+    assert transport.cleaned_up == ([ENTRY] if fails else [])
+
+
+def test_steps_in_which_a_signal_handler_forks_end_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def hook() -> None:
+        asked.append("a hook")
+        monkeypatch.setattr(fork, "generation", fork.generation + 1)
+
+    def steps() -> Steps:
+        yield CallHook(hook)
+        yield CallHook(hook)
+
+    with pytest.raises(Forked):
+        in_thread(Transport(), steps(), [])
+    assert asked == ["a hook"]
