@@ -36,6 +36,7 @@ MOVING = "TRYAGAIN"
 
 _GRANTED = [int, bytes]
 _QUEUED = [int, bytes, int, int, int]
+_GOES_ON = [3]
 
 
 def join_request(
@@ -53,7 +54,7 @@ def join_answer(reply: Any) -> list[Any]:
         Malformed: the reply has another shape.
     """
     kinds = list(map(type, reply)) if type(reply) is list else []
-    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)):
+    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)) or reply == _GOES_ON:
         answer: list[Any] = reply
         return answer
     raise Malformed(reply)
@@ -116,6 +117,8 @@ class JoinQueue(TokenOperation):
                 self.unsettled = True  # an earlier request may have joined the queue
             return self.denied != ""
         answer = join_answer(reply)
+        if answer == _GOES_ON:
+            return False
         self.value = answer[1]
         self.result = answer[0] == 1
         if not self.result:
