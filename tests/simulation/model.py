@@ -32,7 +32,7 @@ _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 _SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
-_MOST_PASSES = 100
+_MOST_PASSES = 50
 
 
 def _first(waiting: dict[bytes, int]) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import waiters, waiting
+from redislock_fast._procedures import key_queue, waiters, waiting
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import REACQUIRE, WAIT
@@ -298,7 +298,7 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and tokens in place of the real ones."""
         simulated = {"clock": self.world.clock, "new_token": self.new_token}
-        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, waiters, times)]
+        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, key_queue, waiters, times)]
         places.append((waiting, "new_token"))
         real = [getattr(module, name) for module, name in places]
         for module, name in places:

@@ -20,7 +20,7 @@ from tests.support.waiting import LATE, Callers
 
 QUEUE, WAITERS = queue_keys(b"name")
 _DEAD = 1000
-_MOST_PASSES = 100
+_MOST_PASSES = 50
 _MOST_FIELDS = 1000  # that one script looks at: 200, and what shares their places
 
 

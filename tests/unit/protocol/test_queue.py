@@ -202,7 +202,7 @@ def test_wait_is_sent_again_while_too_many_waiters_are_gone() -> None:
     model, capabilities = server()
     queue_up_the_dead(model, 250)
     model.execute((b"EVAL", WAIT.text, *wait().request(capabilities, 1.0)[2:]))
-    assert len(waiting(model)) == 151
+    assert len(waiting(model)) == 201
     assert model.entry(KEY) is None
     operation = wait()
     drive(operation, model, capabilities)
@@ -223,7 +223,7 @@ def test_leave_leaves_a_lock_free_where_too_many_waiters_are_gone() -> None:
     drive(operation, model, capabilities)
     assert not operation.result
     assert model.entry(KEY) is None
-    assert len(waiting(model)) == 50
+    assert len(waiting(model)) == 100
 
 
 def test_leave_gives_the_place_up() -> None:

@@ -9,7 +9,7 @@
 --
 -- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few. For the
 -- same reason one script passes over a limited number of waiters: with more, the client sends the script again.
-local passes_left = 100
+local passes_left = 50
 
 local function is_held_with(value, token)
     return value == token or (value == token .. '+' and #token == 36 and string.sub(token, 1, 4) == 'rlf:')
