@@ -6,6 +6,7 @@ Rules: what a script did is read from the queue, never from a clock.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import PASS_ON, WAIT
 from redislock_fast.server import Server
+from tests.conftest import MakeUser
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.waiting import LATE, Callers
 
@@ -79,3 +81,17 @@ def test_a_health_check_drops_old_fields_in_pieces(client: redis.Redis, is_awake
         client.eval(WAIT.text, *request[2:])  # type: ignore[arg-type]
     calls = client.info("commandstats")  # of all fields at once: never
     assert "cmdstat_hgetall" not in calls
+
+
+@pytest.mark.parametrize("command", ["hscan", "unlink"])
+def test_a_lock_is_handed_over_where_the_scripts_may_not_tidy_up(
+    server: Server, acl_user: MakeUser, client: redis.Redis, command: str
+) -> None:
+    options: dict[str, Any] = {"port": server.port, **acl_user(server, f"-{command}").options()}
+    token = b"rlf:" + 32 * b"0"
+    with redis.Redis(**options) as restricted:
+        client.hset(WAITERS, mapping={f"c{number}": 0 for number in range(_MOST_FIELDS)})
+        request = JoinQueue(b"name", token, 1000, b"publish", b"c", 5000, 60_000, token).request(Capabilities(), 0.0)
+        assert restricted.eval(WAIT.text, *request[2:]) == [1, token + b"+"]
+        assert restricted.eval(PASS_ON.text.decode(), 3, "name", QUEUE, WAITERS, token) == 1
+    assert client.get("name") is None
