@@ -50,6 +50,7 @@ class Model(Keys):
     Attributes:
         connections: those that may get pushes.
         full: whether it has no memory left for new values.
+        passes_left: over how many more waiters the last script of the queue might have passed.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Model(Keys):
         self._cluster = cluster
         self._connected = 0  # how many ever were
         self._nobody = Connection(denied)
-        self._passes_left = 0  # over how many waiters the script that runs may yet pass
+        self.passes_left = 0
         self._client = self._nobody  # whose request is being executed
         self._cached: set[bytes] = set()
         self._queue_scripts: dict[bytes, Callable[..., Reply]] = {
@@ -289,7 +290,7 @@ class Model(Keys):
             return self._acquire_fenced(value, *args[3:])
         if sha in self._queue_scripts:
             assert args[2] == 3
-            self._passes_left = _MOST_PASSES
+            self.passes_left = _MOST_PASSES
             return self._queue_scripts[sha](value, *args[3:])
         assert args[2] == 1
         return self._run_on_one(sha, key, entry, args[4], args[5:])
@@ -342,7 +343,7 @@ class Model(Keys):
     def _hand_over(
         self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None
     ) -> bytes | Literal[False] | None:
-        while self._passes_left > 0:
+        while self.passes_left > 0:
             waiting = self._items(queue)
             if not waiting:
                 self.remove(lock)
@@ -366,18 +367,18 @@ class Model(Keys):
                     self._publish(publish, channel, b"%b+%d" % (token, arrival))
                     return self._give(lock, token, ttl_ms)
                 self._remove_item(waiters, b"t" + token)
-            self._passes_left -= 1
+            self.passes_left -= 1
         return None
 
     def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
         waiting, fields = self._items(queue), self._items(waiters)
-        while self._passes_left > 0 and waiting and (first := _first(waiting)) != token:
+        while self.passes_left > 0 and waiting and (first := _first(waiting)) != token:
             entry = fields.get(b"t" + first)
             if entry is not None and fields.get(b"c" + entry[2], -1) >= self.now_ms:
                 return
             del waiting[first]
             fields.pop(b"t" + first, None)
-            self._passes_left -= 1
+            self.passes_left -= 1
 
     def _clean(self, queue: bytes, waiters: bytes) -> None:  # of all fields, where the script looks at some
         waiting, fields = self._items(queue), self._items(waiters)

@@ -121,7 +121,8 @@ class Simulation:
         if self.calm:
             self._count(args, reply)
         self.look()
-        if args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]:
+        is_check = args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]
+        if is_check and self.model.passes_left:  # else the next health check goes on
             self._check_who_stands_in_front(args[6])
         if self._owner is not None and reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args):
             self._confirmed_us[self._owner] = self.model.now_us
