@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
-from bench import latency, redlock, throughput
+from bench import latency, redlock, scripts, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 from bench.guard import command as guard
@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Command] = {
     "alternatives": alternatives,
     "renewal": renewal,
     "redlock": redlock,
+    "scripts": scripts,
     "guard": guard,
 }
 

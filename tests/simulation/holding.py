@@ -19,8 +19,8 @@ from typing import Any
 
 from redislock_fast._lease import lease as lease_module
 from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._procedures import key_queue, lock, renewal, settings, waiters, waiting
 from redislock_fast._procedures import lease as lease_procedure
-from redislock_fast._procedures import lock, renewal, settings, waiters, waiting
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
@@ -412,7 +412,7 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (loop_renewer, lease_procedure, lock, renewal, waiters, lease_module, waiting, uncontended)
+        timed = (loop_renewer, lease_procedure, lock, renewal, key_queue, waiters, lease_module, waiting, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))

@@ -8,14 +8,15 @@ do, down to the millisecond at which a key ends; a request that no lock sends is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import hiredis
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
 from redislock_fast._util.tokens import is_held_with, is_ours
+from tests.simulation.keyspace import Connection, Entry, Keys
 
 SERVERS: dict[str, frozenset[str]] = {
     "Valkey 9": frozenset({"DELIFEQ", "LMPOP", "SET IFEQ", "SET NX GET"}),
@@ -31,56 +32,14 @@ _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 _SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The value at a key.
-
-    Attributes:
-        value: its string; None for a value of another type.
-        ends_at_ms: the last millisecond at which it is there; None where it does not expire.
-        items: the members of a sorted set by score, or the fields of a hash.
-    """
-
-    value: bytes | None
-    ends_at_ms: int | None = None
-    items: dict[bytes, Any] = field(default_factory=dict)
-
-
-class Connection:
-    """One client's connection.
-
-    Attributes:
-        denied: as `Model.denied`, for the user of this connection.
-        number: the server's for it.
-        inbox: the pushes that are on their way to the client, oldest first.
-        channels: what it has subscribed to.
-        deaf: whether all pushes are dropped on the way.
-        resp3: whether it takes pushes between replies, once HELLO was answered.
-    """
-
-    def __init__(self, denied: frozenset[str], number: int = 0) -> None:
-        self.denied = denied
-        self.number = number
-        self.inbox: list[list[Reply]] = []
-        self.channels: set[object] = set()
-        self.deaf = False
-        self.resp3 = False
-        self.tracking = False
-        self.caching = False
-
-    def push(self, message: list[Reply]) -> None:
-        """Let a push leave."""
-        if self.resp3 and not self.deaf:
-            self.inbox.append(message)
+_MOST_PASSES = 50
 
 
 def _first(waiting: dict[bytes, int]) -> bytes:
     return min(waiting, key=lambda token: (waiting[token], token))
 
 
-class Model:
+class Model(Keys):
     """One server.
 
     Args:
@@ -89,10 +48,9 @@ class Model:
         cluster: whether it is a node of a cluster.
 
     Attributes:
-        now_us: its clock, set by hand.
-        entries: its keys; those that have ended are removed when they are looked at.
         connections: those that may get pushes.
         full: whether it has no memory left for new values.
+        passes_left: over how many more waiters the last script of the queue might have passed.
     """
 
     def __init__(
@@ -101,17 +59,16 @@ class Model:
         denied: frozenset[str] = frozenset(),
         cluster: bool = False,
     ) -> None:
+        super().__init__()
         self.has = has
         self.denied = denied
-        self.now_us = 0
-        self.entries: dict[bytes, Entry] = {}
         self.connections: list[Connection] = []
         self.full = False
         self._cluster = cluster
         self._connected = 0  # how many ever were
         self._nobody = Connection(denied)
+        self.passes_left = 0
         self._client = self._nobody  # whose request is being executed
-        self._tracked: dict[bytes, list[Connection]] = {}
         self._cached: set[bytes] = set()
         self._queue_scripts: dict[bytes, Callable[..., Reply]] = {
             WAIT.sha: self._wait,
@@ -132,15 +89,6 @@ class Model:
             b"EVAL": self._eval,
             b"EVALSHA": self._evalsha,
         }
-
-    @property
-    def now_ms(self) -> int:
-        """Its clock in milliseconds, as keys expire by it."""
-        return self.now_us // 1000
-
-    @now_ms.setter
-    def now_ms(self, now_ms: int) -> None:
-        self.now_us = now_ms * 1000
 
     def connect(self, denied: frozenset[str] = frozenset()) -> Connection:
         """A new connection, which may get pushes."""
@@ -174,24 +122,6 @@ class Model:
             client.caching = False
         return reply
 
-    def entry(self, key: object) -> Entry | None:
-        """The entry at a key now."""
-        assert isinstance(key, bytes)
-        found = self.entries.get(key)
-        if found is not None and found.ends_at_ms is not None and self.now_us // 1000 > found.ends_at_ms:
-            self.remove(key)
-            return None
-        return found
-
-    def put(self, key: bytes, value: bytes | None, ttl_ms: int | None = None) -> None:
-        """Set a key to a value; None for a value that is no string."""
-        self._write(key, Entry(value, None if ttl_ms is None else self.now_ms + ttl_ms))
-
-    def remove(self, key: bytes) -> None:
-        """Delete a key."""
-        if self.entries.pop(key, None) is not None:
-            self._changed(key)
-
     def flush(self) -> None:
         """Delete all keys."""
         self.entries.clear()
@@ -199,14 +129,6 @@ class Model:
         for connection in self.connections:
             if connection.tracking:
                 connection.push([b"invalidate", None])
-
-    def _write(self, key: bytes, entry: Entry) -> None:
-        self.entries[key] = entry
-        self._changed(key)
-
-    def _changed(self, key: bytes) -> None:
-        for connection in self._tracked.pop(key, ()):
-            connection.push([b"invalidate", [key]])
 
     def flush_scripts(self) -> None:
         """Forget all scripts."""
@@ -368,6 +290,7 @@ class Model:
             return self._acquire_fenced(value, *args[3:])
         if sha in self._queue_scripts:
             assert args[2] == 3
+            self.passes_left = _MOST_PASSES
             return self._queue_scripts[sha](value, *args[3:])
         assert args[2] == 1
         return self._run_on_one(sha, key, entry, args[4], args[5:])
@@ -410,74 +333,54 @@ class Model:
         self.put(lock, token, ttl_ms or None)
         return [1, None, numbers[b"number"]]
 
-    def _pexpire(self, key: bytes, entry: Entry, ttl_ms: object) -> None:
-        assert isinstance(ttl_ms, int)
-        if ttl_ms > 0:
-            self._write(key, replace(entry, ends_at_ms=self.now_ms + ttl_ms))
-        else:
-            self.remove(key)
-
     # ---- the scripts of the queue ----
-
-    def _items(self, key: bytes) -> dict[bytes, Any]:
-        """The members of a sorted set, or the fields of a hash, to be read."""
-        entry = self.entry(key)
-        return {} if entry is None else entry.items
-
-    def _items_to_fill(self, key: bytes) -> dict[bytes, Any]:
-        entry = self.entry(key)
-        if entry is None:
-            entry = self.entries[key] = Entry(None)
-        return entry.items
-
-    def _keep(self, key: bytes, kept_ms: int) -> None:
-        self.entries[key] = replace(self.entries[key], ends_at_ms=self.now_ms + kept_ms)
-
-    def _remove_item(self, key: bytes, item: bytes) -> None:
-        items = self._items(key)
-        items.pop(item, None)
-        if not items:
-            self.entries.pop(key, None)
 
     def _give(self, lock: bytes, token: bytes, ttl_ms: int) -> bytes:
         word = token + b"+"
         self.put(lock, word, ttl_ms or None)
         return word
 
-    def _hand_over(self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None) -> bytes | None:
-        while waiting := self._items(queue):
+    def _hand_over(
+        self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None
+    ) -> bytes | Literal[False] | None:
+        while self.passes_left > 0:
+            waiting = self._items(queue)
+            if not waiting:
+                self.remove(lock)
+                self.remove(waiters)
+                return False
             token = _first(waiting)
             arrival = waiting[token]
             self._remove_item(queue, token)
             entry = self._items(waiters).get(b"t" + token)
-            if entry is None:
-                continue
-            ttl_ms, publish, channel = entry
-            if token == asking:
-                return self._give(lock, token, ttl_ms)
-            is_there = self._is_heard(publish, channel)
-            if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
-                self._items_to_fill(queue)[token] = arrival
-                self._keep(queue, 3_600_000)
-                break
-            if is_there:
-                self._publish(publish, channel, b"%b+%d" % (token, arrival))
-                return self._give(lock, token, ttl_ms)
-        else:
-            self.remove(waiters)
-        self.remove(lock)
+            if entry is not None:
+                ttl_ms, publish, channel = entry
+                if token == asking:
+                    return self._give(lock, token, ttl_ms)
+                is_there = self._is_heard(publish, channel)
+                if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
+                    self._items_to_fill(queue)[token] = arrival
+                    self._keep(queue, 3_600_000)
+                    self.remove(lock)
+                    return False
+                if is_there:
+                    self._publish(publish, channel, b"%b+%d" % (token, arrival))
+                    return self._give(lock, token, ttl_ms)
+                self._remove_item(waiters, b"t" + token)
+            self.passes_left -= 1
         return None
 
     def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
         waiting, fields = self._items(queue), self._items(waiters)
-        while waiting and (first := _first(waiting)) != token:
+        while self.passes_left > 0 and waiting and (first := _first(waiting)) != token:
             entry = fields.get(b"t" + first)
             if entry is not None and fields.get(b"c" + entry[2], -1) >= self.now_ms:
                 return
             del waiting[first]
             fields.pop(b"t" + first, None)
+            self.passes_left -= 1
 
-    def _clean(self, queue: bytes, waiters: bytes) -> None:
+    def _clean(self, queue: bytes, waiters: bytes) -> None:  # of all fields, where the script looks at some
         waiting, fields = self._items(queue), self._items(waiters)
         if len(fields) > 3 * len(waiting) + 100:
             for name, value in list(fields.items()):
@@ -505,10 +408,13 @@ class Model:
         if look_for:
             self._pass_over_sleepers(queue, waiters, token)
         if value is None:
-            value = self._hand_over(lock, queue, waiters, token)
-            if value is None:
+            given = self._hand_over(lock, queue, waiters, token)
+            if given is None:
+                return [3]
+            if given is False:
                 self._remove_item(queue, token)
-                value = self._give(lock, token, ttl_ms)
+                given = self._give(lock, token, ttl_ms)
+            value = given
             if is_held_with(value, token):
                 return [1, value]
             if look_for:
@@ -524,14 +430,18 @@ class Model:
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
         if not is_held_with(value, token):
             return 0
-        return 1 if self._hand_over(lock, queue, waiters) is None else 2
+        given = self._hand_over(lock, queue, waiters)
+        if given is None:
+            return 3
+        return 2 if given else 1
 
     def _leave(
         self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any, ttl_ms: Any = 0
     ) -> Reply:
         assert what in (b"keep", b"pass on")
         if value is None and what == b"keep":
-            value = self._hand_over(lock, queue, waiters, token) or self._give(lock, token, ttl_ms)
+            given = self._hand_over(lock, queue, waiters, token)
+            value = self._give(lock, token, ttl_ms) if given is False else given
         self._remove_item(queue, token)
         self._remove_item(waiters, b"t" + token)
         if not self._items(queue):
@@ -539,5 +449,6 @@ class Model:
         if is_held_with(value, token):
             if what == b"keep":
                 return value
-            self._hand_over(lock, queue, waiters)
+            if self._hand_over(lock, queue, waiters) is None:
+                self.remove(lock)
         return None

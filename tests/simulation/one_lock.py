@@ -21,7 +21,8 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.queue import LeaveQueue
 from redislock_fast._protocol.scripts import EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours
-from tests.simulation.model import SERVERS, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import SERVERS, Model
 
 KEY = b"name"
 TOKEN = b"ours"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import waiters, waiting
+from redislock_fast._procedures import key_queue, waiters, waiting
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import REACQUIRE, WAIT
@@ -121,7 +121,8 @@ class Simulation:
         if self.calm:
             self._count(args, reply)
         self.look()
-        if args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]:
+        is_check = args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]
+        if is_check and self.model.passes_left:  # else the next health check goes on
             self._check_who_stands_in_front(args[6])
         if self._owner is not None and reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args):
             self._confirmed_us[self._owner] = self.model.now_us
@@ -298,7 +299,7 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and tokens in place of the real ones."""
         simulated = {"clock": self.world.clock, "new_token": self.new_token}
-        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, waiters, times)]
+        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, key_queue, waiters, times)]
         places.append((waiting, "new_token"))
         real = [getattr(module, name) for module, name in places]
         for module, name in places:

@@ -17,7 +17,8 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
-from tests.simulation.model import Connection, Model
+from tests.simulation.keyspace import Connection
+from tests.simulation.model import Model
 
 if TYPE_CHECKING:
     from tests.simulation.process import Caller, Execution, Process, Task

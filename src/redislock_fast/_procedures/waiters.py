@@ -1,8 +1,8 @@
 """The waiters on one connection, and how a push from the server reaches the waiter that it is for.
 
-A `WaiterRegistry` routes the messages of one connection by token. A `KeyQueue` has the waiters of one lock on that
-connection. A `Waiter` has the state of one waiter. A waiter is registered before the server is told about it, so that
-no message comes too early.
+A `WaiterRegistry` routes the messages of one connection by token. A `KeyQueue` (`key_queue.py`) has the waiters of one
+lock on that connection. A `Waiter` has the state of one waiter. A waiter is registered before the server is told about
+it, so that no message comes too early.
 
 Leases: the server grants a lock to a waiter later than any moment at which it said that the lock is not the waiter's.
 So the lease of a grant counts from the last such moment (`since`) before the message came. A reply to one waiter about
@@ -23,28 +23,25 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 import hiredis
 
 from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.base import Args, ConnectionBroken, Malformed, OnReply, Reply
+from redislock_fast._procedures.key_queue import CHECK, KeyQueue
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.queue import MOST_KEYS, LeaveQueue, Subscriptions, join_answer
+from redislock_fast._protocol.queue import AGAIN, FOREIGN, MOST_KEYS, LeaveQueue, Subscriptions, join_answer
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES
 
-__all__ = ["BROKEN", "CHECK", "RECKON", "Grant", "KeyQueue", "Node", "Waiter", "WaiterRegistry"]
+__all__ = ["BROKEN", "RECKON", "Grant", "Node", "Waiter", "WaiterRegistry"]
 
 BROKEN: Final = "broken"
 """The message that no other message can come on this connection."""
 
 RECKON: Final = "reckon"
 """The message that the next health check is due sooner than was known."""
-
-CHECK: Final = "check"
-"""The message that something about the lock has changed, so that the waiter asks the server."""
 
 _EXPIRY_S = 0.005
 """How long after the end of its ttl a key is certainly gone."""
@@ -82,8 +79,6 @@ _TOKEN = slice(TOKEN_BYTES)
 _VALUE = slice(TOKEN_BYTES + 1)
 _ARRIVAL = slice(TOKEN_BYTES + 1, None)
 
-_interval_of = attrgetter("interval_s")
-
 
 def _forget_if_many(of_keys: set[bytes] | dict[bytes, float]) -> None:
     if len(of_keys) >= MOST_KEYS:
@@ -98,72 +93,6 @@ class Node(Protocol):
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request on one of its connections; see `_pipe.base.Pipe.post`."""
-
-
-class KeyQueue:
-    """The waiters of one lock on one connection, and those of them that are in the server's queue.
-
-    One waiter in the queue, the poller, makes the health checks for all: the waiter with the shortest interval; of
-    several, the last that has joined, since it stays longest.
-
-    Thread safety: everything is changed under the registry's mutex. `poller` is read without it: a stale one
-    causes one superfluous health check, and the next poller gets a message.
-
-    Args:
-        mutex: the registry's.
-        put_off_s: how much longer than an interval the first health check may be put off, in seconds.
-
-    Attributes:
-        waiters: the waiters by token.
-        queue: those of them that are in the queue by the server's replies, in order.
-        poller: the poller; None where no waiter is in the queue.
-        since: the last moment at which certainly none of them had the lock, in the clock's seconds.
-        checked_at: when the last health check was made, in the clock's seconds.
-        put_off_s: as above; 0 once a health check was made.
-        ends_at: when the lease of the lock's owner ends, in the clock's seconds; None where that is not known.
-    """
-
-    __slots__ = ("_mutex", "checked_at", "ends_at", "poller", "put_off_s", "queue", "since", "waiters")
-
-    def __init__(self, mutex: Any, put_off_s: float) -> None:
-        self._mutex = mutex
-        self.waiters: dict[bytes, Waiter] = {}
-        self.queue: dict[bytes, Waiter] = {}
-        self.poller: Waiter | None = None
-        self.since = 0.0
-        self.checked_at = clock()
-        self.put_off_s = put_off_s
-        self.ends_at: float | None = None
-
-    def enqueue(self, waiter: Waiter) -> None:
-        """Note that the waiter is in the queue, unless it has been removed from the registry meanwhile."""
-        with self._mutex:
-            if self.waiters.get(waiter.token) is waiter:
-                self.queue[waiter.token] = waiter
-                if self.poller is None or waiter.interval_s <= self.poller.interval_s:
-                    self.poller = waiter
-
-    def dequeue(self, waiter: Waiter) -> None:
-        """Note that the waiter is not in the queue any more. Another one becomes the poller."""
-        with self._mutex:
-            next_poller = self.succeed(waiter)
-        if next_poller is not None:
-            next_poller.mailbox.tell(CHECK)
-
-    def succeed(self, waiter: Waiter) -> Waiter | None:
-        """Remove the waiter from the queue. Returns the new poller, if there is one. To be used under the mutex."""
-        if self.queue.get(waiter.token) is not waiter:
-            return None
-        del self.queue[waiter.token]
-        if self.poller is not waiter:
-            return None
-        self.poller = next_poller = min(reversed(self.queue.values()), key=_interval_of, default=None)
-        return next_poller
-
-    def contended(self) -> list[Waiter]:
-        """The waiters that are in the queue now, in order."""
-        with self._mutex:
-            return list(self.queue.values())
 
 
 class Waiter:
@@ -211,7 +140,7 @@ class Waiter:
     def __init__(
         self,
         registry: WaiterRegistry,
-        key_queue: KeyQueue,
+        key_queue: KeyQueue[Waiter],
         key: bytes,
         token: bytes,
         mailbox: Any,
@@ -243,6 +172,11 @@ class Waiter:
     def is_queued(self) -> bool:
         """Whether the waiter is in the queue, as far as is known."""
         return self.key_queue.queue.get(self.token) is self
+
+    @property
+    def is_watcher(self) -> bool:
+        """Whether the waiter watches, for all of its key queue, a lock whose holder will not hand it over."""
+        return self.key_queue.poller is self
 
     # ---- when to ask the server ----
 
@@ -315,13 +249,15 @@ class Waiter:
             return
         answer = join_answer(reply)
         verdict = answer[0]
-        if verdict == 0:
+        if verdict == 1:
+            self.mailbox.tell(Grant(answer[1], self.since))
+        elif verdict == AGAIN:
+            self.mailbox.tell(CHECK)
+        else:
             self.note(answer[1], asked_at, answer[2])
             self.reckon()
-        elif verdict == 1:
-            self.mailbox.tell(Grant(answer[1], self.since))
-        else:
-            self.mailbox.tell(CHECK)
+            if verdict == FOREIGN and self.is_watcher and not self.key_queue.is_watched:
+                self.mailbox.tell(CHECK)
 
     def note(self, value: bytes, asked_at: float, left_ms: int) -> None:
         """Note that the server has said that another owner has the lock.
@@ -389,7 +325,7 @@ class WaiterRegistry(Subscriptions):
         self.capabilities = capabilities
         self.has_left = False
         self._mutex = threading.RLock()
-        self._key_queues: dict[bytes, KeyQueue] = {}
+        self._key_queues: dict[bytes, KeyQueue[Waiter]] = {}
         self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, the first
         self._handed_over: set[bytes] = set()  # keys of locks whose last release here handed them over
         self._waits: dict[bytes, float] = {}  # by key: the last waiter's `waited_s`
@@ -475,7 +411,7 @@ class WaiterRegistry(Subscriptions):
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):
                 raise Malformed(push)
-            self._tell(CHECK, [waiter for waiter in self._waiters() if keys is None or waiter.key in keys])
+            self._hear_of_change(keys)
         elif kind == b"sunsubscribe":  # the slot has moved
             channel: Any = push[1] if len(push) == 3 else None
             if type(channel) is not bytes:
@@ -484,6 +420,18 @@ class WaiterRegistry(Subscriptions):
             self._tell(BROKEN, [waiter for waiter in self._waiters() if waiter.channel == channel])
         elif type(kind) is not bytes:
             raise Malformed(push)
+
+    def _hear_of_change(self, keys: list[Any] | None) -> None:
+        """Tell the waiters that keys have changed; None: all keys are gone, and all waiters must join again."""
+        with self._mutex:
+            if keys is None:
+                concerned = list(self._key_queues.values())
+            else:
+                concerned = [self._key_queues[key] for key in keys if key in self._key_queues]
+            for key_queue in concerned:
+                key_queue.is_watched = False
+        for key_queue in concerned:
+            self._tell(CHECK, key_queue.all() if keys is None else key_queue.concerned())
 
     def tell_all(self, message: object) -> None:
         """Give a message to all waiters."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from redislock_fast._procedures.key_queue import KeyQueue
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
@@ -224,9 +225,8 @@ class Waiting:
             waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
                 waiter.wake_others()
-            if wait.foreign and watches:
-                watch = Watch(self.key)
-                yield Execute(watch, self.limit_s())
+            if wait.foreign and watches and waiter.is_watcher:
+                watch = yield from self._watch(waiter.key_queue)
                 watches = not watch.denied
                 if watches and watch.value != wait.value:
                     continue
@@ -235,6 +235,17 @@ class Waiting:
             if outcome is not _CHECK and outcome is not _DUE:
                 return outcome
             oldest = waiter.oldest() if outcome is _DUE else None
+
+    def _watch(self, key_queue: KeyQueue[Waiter]) -> Steps:
+        """Have the server tell of the next change of the key. Returns the operation."""
+        watch = Watch(self.key)
+        key_queue.is_watched = True  # before it is so: the message of a change may come before this goes on
+        try:
+            yield Execute(watch, self.limit_s())
+        except BaseException:
+            key_queue.is_watched = False
+            raise
+        return watch
 
     @staticmethod
     def _is_lost(wait: JoinQueue, oldest: Waiter) -> bool:

@@ -33,6 +33,8 @@ __all__ = [
 HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""
 
+_GOES_ON = 3  # the reply of pass_on.lua that asks for another request
+
 
 def acquire_request(capabilities: Capabilities, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
     """The first request of an `Acquire`, and the reply that means that the lock is ours."""
@@ -220,6 +222,9 @@ class Release(_NativeOrScript):
         return 1, None if self.unsettled or is_ours(self.token) else int
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        if self._step == "pass on" and type(reply) is int and reply == _GOES_ON:
+            self.unsettled = self.valid = True  # it was ours: if the lease ends before the next request, it is released
+            return False
         if type(reply) is int and 0 <= reply <= HANDED_OVER:
             if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
                 self._step = "pass on"

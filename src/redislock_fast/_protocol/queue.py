@@ -19,6 +19,8 @@ from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
 __all__ = [
+    "AGAIN",
+    "FOREIGN",
     "MOST_KEYS",
     "MOVING",
     "JoinQueue",
@@ -37,6 +39,12 @@ MOVING = "TRYAGAIN"
 _GRANTED = [int, bytes]
 _QUEUED = [int, bytes, int, int, int]
 
+FOREIGN = 2
+"""The verdict of wait.lua: the lock is another's, which will not hand it over."""
+
+AGAIN = 3
+"""The verdict of wait.lua: the request is to be sent again."""
+
 
 def join_request(
     key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
@@ -53,7 +61,7 @@ def join_answer(reply: Any) -> list[Any]:
         Malformed: the reply has another shape.
     """
     kinds = list(map(type, reply)) if type(reply) is list else []
-    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, 2)):
+    if (kinds == _GRANTED and reply[0] == 1) or (kinds == _QUEUED and reply[0] in (0, FOREIGN)) or reply == [AGAIN]:
         answer: list[Any] = reply
         return answer
     raise Malformed(reply)
@@ -116,10 +124,12 @@ class JoinQueue(TokenOperation):
                 self.unsettled = True  # an earlier request may have joined the queue
             return self.denied != ""
         answer = join_answer(reply)
+        if answer == [AGAIN]:
+            return False
         self.value = answer[1]
         self.result = answer[0] == 1
         if not self.result:
-            self.foreign = answer[0] == 2
+            self.foreign = answer[0] == FOREIGN
             self.left_ms = answer[2]
             self.arrival = answer[3]
             self.is_there = answer[4] == 1

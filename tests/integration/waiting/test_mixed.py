@@ -138,6 +138,22 @@ def test_many_waiters_for_redis_pys_lock_are_silent_while_nothing_changes(
     hand_round(waiters, answers)
 
 
+@pytest.mark.parametrize("number", [1, 20])
+def test_one_of_many_waiters_watches_redis_pys_lock(
+    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock, number: int
+) -> None:
+    waiters = callers.contenders(number, callers.client(server.port, client_name="waiter"), **LATE)
+    assert theirs.acquire()
+    answers = queue_up_and_watch(waiters, client)
+    with sent_by(client, "waiter") as sent:
+        for _ in range(5):
+            assert theirs.reacquire()
+            wait_until(lambda: watched(client), "the key is watched again")
+    assert len(sent.commands) <= 2 * 5 * 4  # a request to wait and three to watch; twice, for late ones
+    theirs.release()
+    hand_round(waiters, answers)
+
+
 def test_an_operators_key_without_a_ttl_is_waited_for(callers: Callers, server: Server, client: redis.Redis) -> None:
     waiters = callers.contenders(2, callers.client(server.port), **LATE)
     client.set("name", "maintenance")

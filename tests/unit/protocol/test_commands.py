@@ -13,7 +13,8 @@ from redislock_fast._protocol.capabilities import PROBE, Capabilities, ending
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
 from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
-from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Model
 
 KEY = b"name"
 TOKEN = b"token"

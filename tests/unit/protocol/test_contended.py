@@ -14,7 +14,8 @@ from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, Releas
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import PASS_ON, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG
-from tests.simulation.model import SERVERS, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import SERVERS, Model
 
 KEY = b"name"
 TOKEN = b"a caller's own"
@@ -63,6 +64,24 @@ def test_release_hands_a_marked_lock_over(server: str, contended: bool) -> None:
     assert [*([] if contended else asked_first), *by_hash_then_whole] == forms
     assert release.result
     assert model.entry(KEY) is None
+
+
+def test_release_is_sent_again_while_too_many_waiters_are_gone() -> None:
+    release = Release(KEY, OURS, 9.0, contended=True)
+    first = release.request(Capabilities(), 5.0)
+    assert not release.feed(3, Capabilities())
+    assert release.request(Capabilities(), 5.0) == first
+    assert release.feed(2, Capabilities())
+    assert (release.result, release.handed_over) == (True, True)
+
+
+def test_release_whose_lease_ends_before_it_has_passed_over_all_that_are_gone_is_done() -> None:
+    release = Release(KEY, OURS, 9.0, contended=True)
+    release.request(Capabilities(), 5.0)
+    assert not release.feed(3, Capabilities())
+    release.request(Capabilities(), 10.0)
+    assert release.feed(0, Capabilities())
+    assert (release.result, release.handed_over) == (True, False)
 
 
 def test_release_by_script_that_finds_a_mark_hands_over() -> None:

@@ -32,7 +32,7 @@ OK = b"OK"
 ANYTHING: list[Any] = [
     None, True, False, 1.5, b"", OK, b"QUEUED", b"subscribe", 0, 1, 2, 3, -1, -3, 1 << 40, [], {}, {b"a": 1}, [None],
     [[]], [1], [0, b"x"], [1, b"x"], [1, 1], [2, b"x", 1], [1, None, 1], [1, None, b"1"], [0, b"x", 1, 1],
-    [3, b"x", 1, 1, 1], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1], [1, b"x", 1, 1, 1], [0, 1, 1, 1, 1],
+    [3], [3, b"x", 1, 1, 1], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1], [1, b"x", 1, 1, 1], [0, 1, 1, 1, 1],
     [b"subscribe", b"c", 1],
 ]  # fmt: skip
 
@@ -53,7 +53,7 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Capabilities], boo
     "release": (lambda: Release(KEY, TOKEN, None), lambda reply, _: type(reply) is int and 0 <= reply <= 2),
     "hand over": (
         lambda: Release(KEY, TOKEN, None, contended=True),
-        lambda reply, _: type(reply) is int and 0 <= reply <= 2,
+        lambda reply, _: type(reply) is int and 0 <= reply <= 3,
     ),
     "reacquire": (
         lambda: Reacquire(KEY, TOKEN, 1000),
@@ -72,7 +72,7 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Capabilities], boo
     "look": (lambda: ReadHolder(KEY), lambda reply, _: reply is None or type(reply) is bytes),
     "wait": (
         lambda: JoinQueue(KEY, TOKEN, 1000, b"publish", b"c", 5000, 60_000, b""),
-        lambda reply, _: reply in ([1, b"x"], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1]),
+        lambda reply, _: reply in ([1, b"x"], [0, b"x", 1, 1, 1], [2, b"x", 1, 1, 1], [3]),
     ),
     "leave": (lambda: LeaveQueue(KEY, TOKEN), lambda reply, _: reply is None or type(reply) is bytes),
     "subscribe": (

@@ -23,7 +23,8 @@ from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import SERVERS, WRONGTYPE, Model
 from tests.support.helpers import EXTEND_COMMANDS, once
 from tests.support.proxy import Proxy
 

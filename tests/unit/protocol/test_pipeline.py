@@ -19,7 +19,8 @@ from redislock_fast._protocol.operation import NotExecuted, Operation, Redirecte
 from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._protocol.scripts import RELEASE
-from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import SERVERS, WRONGTYPE, Model
 from tests.support.selection import in_two_runs
 
 KEYS = [b"a", b"b", b"c"]

@@ -14,7 +14,8 @@ from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Subscribe, Watch, cleanup_requests
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
-from tests.simulation.model import SERVERS, WRONGTYPE, Entry, Model
+from tests.simulation.keyspace import Entry
+from tests.simulation.model import SERVERS, WRONGTYPE, Model
 
 KEY = b"name"
 TOKEN = b"rlf:" + b"1" * 32
@@ -188,7 +189,41 @@ def test_wait_of_unknown_outcome_is_undone_either_way(sent: bool, failed: bool) 
     assert operation.to_clean_up(failed) == ([(KEY, TOKEN)] if sent else [])
 
 
+def queue_up_the_dead(model: Model, count: int) -> None:
+    """Waiters at the head of the queue whose process is gone, before any other."""
+    waiters, fields = (model._items_to_fill(key) for key in queue_keys(KEY))
+    for number in range(count):
+        token = b"rlf:%032x" % number
+        waiters[token] = number - count
+        fields[b"t" + token] = (1000, b"publish", b"rlf:gone")
+
+
+def test_wait_is_sent_again_while_too_many_waiters_are_gone() -> None:
+    model, capabilities = server()
+    queue_up_the_dead(model, 250)
+    model.execute((b"EVAL", WAIT.text, *wait().request(capabilities, 1.0)[2:]))
+    assert len(waiting(model)) == 201
+    assert model.entry(KEY) is None
+    operation = wait()
+    drive(operation, model, capabilities)
+    assert (operation.result, operation.value) == (True, TOKEN + b"+")
+
+
 # ---- leave ----
+
+
+def test_leave_leaves_a_lock_free_where_too_many_waiters_are_gone() -> None:
+    model, capabilities = server()
+    model.put(KEY, TOKEN + b"+")
+    queue_up_the_dead(model, 150)
+    drive(LeaveQueue(KEY, TOKEN), model, capabilities)
+    assert model.entry(KEY) is None
+    operation = LeaveQueue(KEY, TOKEN, keep=True, ttl_ms=1000)
+    queue_up_the_dead(model, 150)
+    drive(operation, model, capabilities)
+    assert not operation.result
+    assert model.entry(KEY) is None
+    assert len(waiting(model)) == 100
 
 
 def test_leave_gives_the_place_up() -> None:

@@ -7,7 +7,10 @@
 --          notified; "c<channel>" is until when, in milliseconds, the channel's process counts as awake. wait.lua drops
 --          old fields; the last waiter drops the hash
 --
--- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few.
+-- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few. For the
+-- same reason one script passes over a limited number of waiters: with more, the client sends the script again.
+local passes_left = 50
+
 local function is_held_with(value, token)
     return value == token or (value == token .. '+' and #token == 36 and string.sub(token, 1, 4) == 'rlf:')
 end
@@ -23,15 +26,22 @@ local function give(lock, token, ttl_ms)
     return word
 end
 
+-- Delete what is left of a queue without waiters. UNLINK, because many old fields would hold up the server; where it
+-- is forbidden, the hash ends with its ttl.
+local function drop(waiters)
+    redis.pcall('unlink', waiters)
+end
+
 -- Hand the lock over to the first waiter, in order of arrival, whose connection is there; without waiters, free it.
 -- The message to the waiter is "<new value><time of arrival>"; the waiter that asks itself gets none.
--- Returns the lock's new value, or false.
+-- Returns the lock's new value; false: the lock is free; nil: too many waiters were gone, and the lock is as it was.
 local function hand_over(lock, queue, waiters, asking)
-    while true do
+    while passes_left > 0 do
         local first = redis.call('zpopmin', queue)
         local token = first[1]
         if not token then
-            redis.call('del', lock, waiters)
+            redis.call('del', lock)
+            drop(waiters)
             return false
         end
         local entry = redis.call('hget', waiters, 't' .. token)
@@ -55,7 +65,10 @@ local function hand_over(lock, queue, waiters, asking)
             if is_there then
                 return give(lock, token, ttl_ms)
             end
+            redis.call('hdel', waiters, 't' .. token)
         end
+        passes_left = passes_left - 1
     end
+    return nil
 end
 

@@ -4,23 +4,28 @@
 -- KEYS[3]  waiters
 -- ARGV[1]  token
 -- ARGV[2]  what to do with a lock that was granted meanwhile: "keep" or "pass on"; with "keep", a free lock is given to
---          the first in the queue, or to the waiter
+--          the first in the queue, or to the waiter; it stays free where too many waiters at the head are gone
 -- ARGV[3]  with "keep": ttl in milliseconds, 0 for none
 -- returns  the lock's value if it was granted and kept, else nil
 local value
 if ARGV[2] == 'keep' and redis.call('exists', KEYS[1]) == 0 then
-    value = hand_over(KEYS[1], KEYS[2], KEYS[3], ARGV[1]) or give(KEYS[1], ARGV[1], ARGV[3])
+    value = hand_over(KEYS[1], KEYS[2], KEYS[3], ARGV[1])
+    if value == false then
+        value = give(KEYS[1], ARGV[1], ARGV[3])
+    end
 end
 redis.call('zrem', KEYS[2], ARGV[1])
 redis.call('hdel', KEYS[3], 't' .. ARGV[1])
 if redis.call('exists', KEYS[2]) == 0 then
-    redis.call('del', KEYS[3])
+    drop(KEYS[3])
 end
 value = value or redis.call('get', KEYS[1])
 if value and is_held_with(value, ARGV[1]) then
     if ARGV[2] == 'keep' then
         return value
     end
-    hand_over(KEYS[1], KEYS[2], KEYS[3])
+    if hand_over(KEYS[1], KEYS[2], KEYS[3]) == nil then -- no client goes on: a health check of a waiter hands over
+        redis.call('del', KEYS[1])
+    end
 end
 return false

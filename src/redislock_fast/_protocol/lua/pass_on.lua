@@ -3,9 +3,14 @@
 -- KEYS[2]  queue
 -- KEYS[3]  waiters
 -- ARGV[1]  token
--- returns  1 if the lock was released, 2 if it was handed over, 0 if it is not held with this token
+-- returns  1 if the lock was released, 2 if it was handed over, 0 if it is not held with this token, 3 if it is still
+--          held, since too many waiters were gone: the script is to be sent again
 local value = redis.call('get', KEYS[1])
 if value and is_held_with(value, ARGV[1]) then
-    return hand_over(KEYS[1], KEYS[2], KEYS[3]) and 2 or 1
+    local given = hand_over(KEYS[1], KEYS[2], KEYS[3])
+    if given == nil then
+        return 3
+    end
+    return given and 2 or 1
 end
 return 0

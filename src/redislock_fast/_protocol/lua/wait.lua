@@ -14,12 +14,14 @@
 --          {0, value, ttl in milliseconds or -1, the time of arrival if the waiter is new in the queue, else 0, and 1
 --          if the waiter of ARGV[7] is in the queue}: the lock is another's, and has the contended flag
 --          {2, value, ttl, ...}: as {0, ...}, but without the flag, since its holder would not hand the lock over
+--          {3}: the lock is free, but too many waiters at the head are gone: the script is to be sent again
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local token = ARGV[1]
 
 -- Remove waiters at the head whose process sleeps: a lock that is handed to them would stay with them for its ttl.
+-- Where there are too many for one script, the next health check goes on.
 local function pass_over_sleepers(now_ms)
-    while true do
+    while passes_left > 0 do
         local first = redis.call('zrange', queue, 0, 0)[1]
         if not first or first == token then
             return
@@ -32,29 +34,33 @@ local function pass_over_sleepers(now_ms)
         end
         redis.call('zrem', queue, first)
         redis.call('hdel', waiters, 't' .. first)
+        passes_left = passes_left - 1
     end
 end
 
--- Drop the fields of waiters that have left and of processes that are gone, once there are many.
-local function clean(now_ms)
+-- Drop fields of waiters that have left and of processes that are gone, once there are many: those among some 200
+-- fields from a random place, since a look at all of them would hold up the server.
+local function clean(now_ms, cursor)
     if redis.call('hlen', waiters) <= 3 * redis.call('zcard', queue) + 100 then
         return
     end
-    local is_of_use = {}
-    for _, waiting in ipairs(redis.call('zrange', queue, 0, -1)) do
-        is_of_use['t' .. waiting] = true
-    end
-    local fields = redis.call('hgetall', waiters)
+    local scanned = redis.pcall('hscan', waiters, cursor, 'count', 200)
+    local fields = scanned[2] or {} -- none where HSCAN is forbidden: the hash ends with its ttl
     local useless = {}
     for i = 1, #fields, 2 do
-        local is_awake = string.sub(fields[i], 1, 1) == 'c' and tonumber(fields[i + 1]) >= now_ms
-        if not is_awake and not is_of_use[fields[i]] then
-            useless[#useless + 1] = fields[i]
+        local name = fields[i]
+        local is_of_use
+        if string.sub(name, 1, 1) == 'c' then
+            is_of_use = tonumber(fields[i + 1]) >= now_ms
+        else
+            is_of_use = redis.call('zscore', queue, string.sub(name, 2))
         end
-        if #useless == 1000 or (useless[1] and i + 2 > #fields) then -- in pieces: a call's arguments are limited
-            redis.call('hdel', waiters, unpack(useless))
-            useless = {}
+        if not is_of_use then
+            useless[#useless + 1] = name
         end
+    end
+    if useless[1] then
+        redis.call('hdel', waiters, unpack(useless))
     end
 end
 
@@ -79,7 +85,7 @@ local fields = redis.call(
     'c' .. ARGV[4], string.format('%.0f', now_ms + ARGV[5])
 )
 if fields == 2 or ARGV[7] ~= '' or time[2] % 64 == 0 then -- the first waiter of its process, or now and then
-    clean(now_ms)
+    clean(now_ms, math.floor(time[2] / 64)) -- not the lowest bits, which are 0 here mostly
     redis.call('pexpire', waiters, ARGV[6])
 end
 if ARGV[7] ~= '' then
@@ -87,6 +93,9 @@ if ARGV[7] ~= '' then
 end
 if not value then
     value = hand_over(lock, queue, waiters, token)
+    if value == nil then
+        return {3}
+    end
     if not value then -- the head cannot be notified: take it out of order
         redis.call('zrem', queue, token)
         value = give(lock, token, ARGV[2])

@@ -1,0 +1,176 @@
+"""`python -m bench scripts`: for how long each script of the key queue holds up the server, with a long queue.
+
+A queue of waiters is made on the server. Then one script is sent again and again, and the server's slow log says how
+long each execution took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import redis
+
+from bench import arguments, report, servers
+from bench.contestants import CheckFailedError
+from bench.tables import Column, print_rows
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.scripts import LEAVE, PASS_ON, WAIT, Script
+from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
+from redislock_fast.server import Server
+
+HELP = "for how long a script holds up the server, with 100,000 waiters"
+
+_KEY = b"bench:queue"
+_QUEUE, _WAITERS = queue_keys(_KEY)
+_CHANNEL = b"bench:here"
+_PIECE = 1000
+_FAR_MS = 3_600_000
+_GOAL_US = 1000
+
+COLUMNS = (
+    Column("script", str, ("script",)),
+    Column("queue", str, ("queue",)),
+    Column("p50 us", str, ("p50_us",)),
+    Column("p99 us", str, ("p99_us",)),
+    Column("max us", str, ("max_us",)),
+)
+
+
+@dataclass(frozen=True)
+class _Story:
+    """One row.
+
+    Attributes:
+        script: what is sent.
+        queue: what the queue is like.
+        channels: over how many channels the waiters are spread; 0: all are on the channel that has a listener.
+        send: sends the script once.
+    """
+
+    script: str
+    queue: str
+    channels: int
+    send: Callable[[redis.Redis], Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--server", choices=servers.CHOICES, default="embedded", help="default: %(default)s, a Valkey")
+    number = arguments.positive(int)
+    parser.add_argument("--waiters", type=number, default=100_000, help="in the queue (default: %(default)s)")
+    parser.add_argument("--count", type=number, default=1000, help="executions of each (default: %(default)s)")
+    arguments.add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print the table."""
+    try:
+        with Server(servers.CHOICES[options.server]) as server, redis.Redis(port=server.port) as client:
+            name = servers.stated_name(server.url)
+            rows = list(_measure(client, options.waiters, options.count))
+    except CheckFailedError as error:
+        report.say(f"CHECK FAILED: {error}")
+        return 1
+    except FileNotFoundError as error:
+        report.say(f"cannot run on {options.server!r}: {error}")
+        return 2
+    print_rows(f"{name}; {options.waiters:,} waiters", COLUMNS, rows, {})
+    slowest_us = max(row["p99_us"] for row in rows)
+    print(f"p99 of the slowest, us: {slowest_us} < {_GOAL_US}: {'met' if slowest_us < _GOAL_US else 'missed'}")
+    if options.json:
+        result = {"command": "scripts", "server": name, **report.environment(), "results": rows}
+        report.save_json(options.json, result)
+    return 0
+
+
+def _stories(waiters: int) -> Sequence[_Story]:
+    dead = {"gone, of one process": 1, "gone, of a process each": waiters}
+    return [
+        *(_Story("release", queue, channels, _release) for queue, channels in {**dead, "there": 0}.items()),
+        *(_Story("wait, lock is free", queue, channels, _wait_for_free) for queue, channels in dead.items()),
+        *(_Story("wait, lock is held", queue, channels, _wait) for queue, channels in {**dead, "there": 0}.items()),
+        *(_Story("leave", queue, channels, _leave) for queue, channels in {**dead, "there": 0}.items()),
+    ]
+
+
+def _measure(client: redis.Redis, waiters: int, count: int) -> Iterator[dict[str, Any]]:
+    client.config_set("slowlog-log-slower-than", 0)
+    stories = _stories(waiters)
+    with client.pubsub() as listener, report.progress(len(stories)) as step:  # type: ignore[no-untyped-call]
+        listener.subscribe(_CHANNEL)
+        listener.get_message(timeout=1)
+        for story in stories:
+            step(f"{story.script}, {story.queue}")
+            client.flushall()
+            _queue_up(client, waiters, story.channels)
+            times_us = sorted(_time_us(client, story) for _ in range(count))
+            of_all = partial(_quantile, times_us)
+            figures = {"p50_us": of_all(0.5), "p99_us": of_all(0.99), "max_us": times_us[-1]}
+            yield {"script": story.script, "queue": story.queue, **figures}
+            while listener.get_message(timeout=0) is not None:  # else the server drops a client that reads too slowly
+                pass
+
+
+def _time_us(client: redis.Redis, story: _Story) -> int:
+    story.send(client)
+    last = client.slowlog_get(1)[0]  # that of the script stands behind those of its commands
+    if not last["command"].startswith(b"EVAL"):
+        raise CheckFailedError("the slow log does not have the script")
+    return int(last["duration"])
+
+
+def _quantile(times_us: list[int], part: float) -> int:
+    return times_us[min(int(len(times_us) * part), len(times_us) - 1)]
+
+
+def _queue_up(client: redis.Redis, waiters: int, channels: int) -> None:
+    for start in range(0, waiters, _PIECE):
+        numbers = range(start, min(start + _PIECE, waiters))
+        tokens = {number: new_token() for number in numbers}
+        channel = {number: b"bench:gone%d" % (number % channels) if channels else _CHANNEL for number in numbers}
+        awake_until_ms = int(time.time() * 1000) + (0 if channels == 1 else _FAR_MS)
+        fields: dict[Any, Any] = {b"t" + tokens[number]: b"60000 publish " + channel[number] for number in numbers}
+        fields.update({b"c" + channel[number]: awake_until_ms for number in numbers})
+        client.zadd(_QUEUE, {tokens[number]: number for number in numbers})
+        client.hset(_WAITERS, mapping=fields)
+
+
+def _eval(client: redis.Redis, script: Script, *words: Any) -> Any:
+    return client.eval(script.text.decode(), 3, _KEY, _QUEUE, _WAITERS, *words)
+
+
+def _held(client: redis.Redis) -> bytes:
+    """The token of the lock's holder; a new one where it is free."""
+    value: Any = client.get(_KEY)
+    if value is None:
+        value = new_token() + CONTENDED_FLAG
+        client.set(_KEY, value)
+    return bytes(value[:-1])
+
+
+def _release(client: redis.Redis) -> None:
+    _eval(client, PASS_ON, _held(client))
+
+
+def _join(client: redis.Redis) -> None:
+    token = new_token()
+    _eval(client, WAIT, token, 60_000, b"publish", _CHANNEL, _FAR_MS, _FAR_MS, token)
+
+
+def _wait(client: redis.Redis) -> None:
+    _held(client)
+    _join(client)
+
+
+def _wait_for_free(client: redis.Redis) -> None:
+    client.delete(_KEY)
+    _join(client)
+
+
+def _leave(client: redis.Redis) -> None:
+    _eval(client, LEAVE, _held(client), b"pass on")

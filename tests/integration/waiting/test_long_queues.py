@@ -1,0 +1,97 @@
+"""Queues with thousands of waiters that are gone: each script does a limited part of the work, and the next goes on.
+
+Rules: what a script did is read from the queue, never from a clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.queue import JoinQueue
+from redislock_fast._protocol.scripts import PASS_ON, WAIT
+from redislock_fast.server import Server
+from tests.conftest import MakeUser
+from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.waiting import LATE, Callers
+
+QUEUE, WAITERS = queue_keys(b"name")
+_DEAD = 1000
+_MOST_PASSES = 50
+_MOST_FIELDS = 1000  # that one script looks at: 200, and what shares their places
+
+
+def queue_up_the_dead(client: redis.Redis, channels: int = 1) -> None:
+    """Let waiters whose processes are gone be the first in the queue."""
+    tokens = [f"rlf:{number:032x}" for number in range(_DEAD)]
+    client.zadd(QUEUE, {token: number for number, token in enumerate(tokens)})
+    fields = {f"t{token}": f"1000 publish rlf:gone{number % channels}" for number, token in enumerate(tokens)}
+    client.hset(WAITERS, mapping=fields)  # type: ignore[arg-type]
+
+
+def test_a_release_passes_over_a_limited_number_of_waiters_and_the_client_goes_on(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
+    queue_up_the_dead(client)
+    value = client.get("name")
+    assert value is not None
+    assert client.eval(PASS_ON.text.decode(), 3, "name", QUEUE, WAITERS, value[:-1]) == 3
+    assert client.zcard(QUEUE) == _DEAD + 1 - _MOST_PASSES
+    assert client.get("name") == value
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+    assert client.keys() == []
+
+
+def test_a_lock_that_was_deleted_is_taken_by_a_waiter_behind_many_that_are_gone(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port))
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
+    queue_up_the_dead(client, channels=_DEAD)
+    client.delete("name")
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+
+
+@pytest.mark.parametrize("is_awake", [False, True], ids=["processes that are gone", "processes that wait"])
+def test_a_health_check_drops_old_fields_in_pieces(client: redis.Redis, is_awake: bool) -> None:
+    awake_until_ms = int(1000 * time.time()) + (1_000_000 if is_awake else -1)
+    client.hset(WAITERS, mapping={f"c{number}": awake_until_ms for number in range(10 * _MOST_FIELDS)})
+    client.set("name", "another's")
+    token = b"rlf:" + 32 * b"0"
+    request = JoinQueue(b"name", token, 1000, b"publish", b"channel", 5000, 60_000, token).request(Capabilities(), 0.0)
+    client.config_resetstat()
+    before = client.hlen(WAITERS)
+    client.eval(WAIT.text, *request[2:])  # type: ignore[arg-type]
+    assert before + 2 - _MOST_FIELDS < client.hlen(WAITERS) <= before + 2
+    while not is_awake and client.hlen(WAITERS) > 103:  # else pytest's own time limit ends the test
+        client.eval(WAIT.text, *request[2:])  # type: ignore[arg-type]
+    calls = client.info("commandstats")  # of all fields at once: never
+    assert "cmdstat_hgetall" not in calls
+
+
+@pytest.mark.parametrize("command", ["hscan", "unlink"])
+def test_a_lock_is_handed_over_where_the_scripts_may_not_tidy_up(
+    server: Server, acl_user: MakeUser, client: redis.Redis, command: str
+) -> None:
+    options: dict[str, Any] = {"port": server.port, **acl_user(server, f"-{command}").options()}
+    token = b"rlf:" + 32 * b"0"
+    with redis.Redis(**options) as restricted:
+        client.hset(WAITERS, mapping={f"c{number}": 0 for number in range(_MOST_FIELDS)})
+        request = JoinQueue(b"name", token, 1000, b"publish", b"c", 5000, 60_000, token).request(Capabilities(), 0.0)
+        assert restricted.eval(WAIT.text, *request[2:]) == [1, token + b"+"]
+        assert restricted.eval(PASS_ON.text.decode(), 3, "name", QUEUE, WAITERS, token) == 1
+    assert client.get("name") is None
