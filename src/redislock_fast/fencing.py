@@ -128,7 +128,8 @@ class Guard(_GuardBase):
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
 
-        The script is written as for `EVAL` alone; it may begin with `#!lua`, but not with the flag `no-writes`. If it fails, its fence counts as one that has written.
+        The script is written as for `EVAL` alone; it may begin with `#!lua`, but not with the flag `no-writes`. If it
+        fails, its fence counts as one that has written.
 
         Args:
             script: the script's text.
