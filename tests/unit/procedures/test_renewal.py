@@ -5,13 +5,16 @@ Rules: no server, no chance.
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 import pytest
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, renewing
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, Verdict, attempting, renewing
+from redislock_fast._procedures.steps import Execute
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3
@@ -92,3 +95,17 @@ def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
     assert (held.troubled, losses) == (True, [])
     del held, steps
     assert left() is None
+
+
+def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    held = lease(clock() + 60.0)
+    for verdict in (Verdict(None, None), Verdict(None, None), Verdict(True, clock() + 60.0), Verdict(True, None)):
+        steps = attempting([held], Execute(ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
+        next(steps)
+        with pytest.raises(StopIteration):
+            next(steps)
+    assert [
+        "1 locks, such as b'name', could not be renewed. It is tried again until their leases end.",
+        "1 locks, such as b'name', are renewed again.",
+    ] == caplog.messages
