@@ -180,6 +180,15 @@ class BatchBase:
             message = f"Cannot release {len(lost)} locks that are no longer owned, such as {lost[0]!r}"
             raise LockNotOwnedError(message, lock_name=lost[0])
 
+    def __repr__(self) -> str:
+        """The first name, how many locks are held and for how long. Never the token. Sends nothing."""
+        names, groups = self._lease.plan.names, self._lease.live_groups()
+        held = sum(len(group.indexes) for group in groups)
+        of = f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else ", ".join(map(repr, names))
+        ends = [group.expires_at for group in groups if group.expires_at is not None]
+        left = f", {max(min(ends) - clock(), 0.0):.3f} s left" if ends else ""
+        return f"<{type(self).__name__} {of}: {held} of {len(names)} held{left}>"
+
     # ---- steps ----
 
     def _releasing(self) -> Steps:
