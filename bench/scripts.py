@@ -15,9 +15,9 @@ from typing import Any
 
 import redis
 
-from bench import arguments, report, servers
 from bench.contestants import CheckFailedError
-from bench.tables import Column, print_rows
+from bench.measuring import arguments, report, servers
+from bench.measuring.tables import Column, print_rows
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import LEAVE, PASS_ON, WAIT, Script
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token

@@ -81,7 +81,9 @@ class _GuardBase:
         if isinstance(keys, (str, bytes)) or not keys:
             raise ValueError("keys must be a list of keys; the first one is guarded")
         first, *others = map(self._key_of, keys)
-        return [GUARD + script, len(keys) + 1, first, *others, guard_key(first), *args, fence]
+        shebang, line_end, body = script.partition("\n") if script.startswith("#!") else ("", "", script)
+        guarded = shebang + line_end + GUARD + body  # a server takes a shebang in the first line alone
+        return [guarded, len(keys) + 1, first, *others, guard_key(first), *args, fence]
 
     def _set_args(self, key: Key, value: Value, fence: int, ttl: float | None) -> list[Value]:
         ttl_ms = 0 if ttl is None else positive_ms(ttl, "ttl")
@@ -126,7 +128,8 @@ class Guard(_GuardBase):
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
 
-        The script is written as for `EVAL` alone. If it fails, its fence counts as one that has written.
+        The script is written as for `EVAL` alone; it may begin with `#!lua`, but not with the flag `no-writes`. If it
+        fails, its fence counts as one that has written.
 
         Args:
             script: the script's text.

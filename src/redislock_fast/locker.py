@@ -31,7 +31,7 @@ class Batch(BatchBase):
 
     Attributes:
         acquired: names of the locks that were acquired, in the order given. A later loss or release does not change it.
-        missed: names of those that were not.
+        missed: names of those that were not. With `all_or_nothing`, all names or none.
     """
 
     def __init__(self, transport: ThreadServerTransport, lease: BatchLease, missed: list[int]) -> None:
@@ -149,7 +149,8 @@ class Locker(LockerBase[Lock]):
         Args:
             names: of the locks, each bytes or str.
             timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
-            blocking_timeout: seconds to wait at most for missed locks. None: for ever. 0 or less makes one round.
+            blocking_timeout: seconds to wait at most for missed locks. None: for ever. The last round is at
+                their end. 0 or less makes one round, which the client's retries and `socket_timeout` alone limit.
             sleep: seconds between two rounds. Leases that age meanwhile are extended.
             all_or_nothing: whether to release the rest where one lock is missed. A waiting batch holds only the locks
                 whose keys come before the one that it waits for, so that batches do not deadlock.

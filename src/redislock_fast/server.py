@@ -138,8 +138,10 @@ class Server:
         """Start the process and wait until it listens.
 
         Raises:
-            RuntimeError: when it ends or does not listen in time; the message holds its log.
+            RuntimeError: the process is running; or it ends, or does not listen in time, and the message holds its log.
         """
+        if self.process is not None and self.process.poll() is None:
+            raise RuntimeError(f"the server is running already, on port {self.port}")
         options = {
             "bind": "127.0.0.1",
             "port": str(self.port),

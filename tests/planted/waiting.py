@@ -110,15 +110,15 @@ FAULTS = (
     Fault(
         "push for one lock wakes the waiters of all locks",
         "_procedures/waiters.py",
-        "if keys is None or waiter.key in keys",
-        "if True",
+        "concerned = [self._key_queues[key] for key in keys if key in self._key_queues]",
+        "concerned = list(self._key_queues.values())",
         "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(
         "flush of the server wakes no waiter",
         "_procedures/waiters.py",
-        "if keys is None or waiter.key in keys",
-        "if keys and waiter.key in keys",
+        "                concerned = list(self._key_queues.values())\n",
+        "                concerned = []\n",
         "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(

@@ -108,6 +108,8 @@ class Handle:
             TypeError: as the class.
             ValueError: as the class, and for a field that is missing.
         """
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"{cls.__name__}.from_dict takes the dict of to_dict(), not {type(fields).__name__}")
         try:
             name = bytes.fromhex(fields["name_hex"]) if "name_hex" in fields else fields["name"]
             token = bytes.fromhex(fields["token_hex"])

@@ -6,7 +6,7 @@ Rules: options that do not go together are refused when the lock is made, before
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Breaker", "Options"]
+__all__ = ["Breaker", "Options", "refuse_unknown"]
 
 
 class Breaker(Protocol):
@@ -44,6 +44,26 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         wait_timeout: float | None
         breaker: Breaker | None
         metrics: Metrics | None
+
+
+_OTHERS = ("timeout", "sleep", "blocking", "blocking_timeout", "thread_local", "raise_on_release_error", "wait")
+"""The parameters of a lock that are no options, but may be meant by a name that is none."""
+
+
+def refuse_unknown(lock_class: type, options: Iterable[str]) -> None:
+    """Check that these are names of options.
+
+    Raises:
+        TypeError: for another name. It tells the public class, and the parameter that may be meant.
+    """
+    known = [name for name in Options.__init__.__kwdefaults__ or () if name != "adaptive"]
+    for name in options:
+        if name not in known:
+            import difflib  # noqa: PLC0415  # for this error alone
+
+            near = difflib.get_close_matches(name, [*known, *_OTHERS], 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{lock_class.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
 class Options:
@@ -85,6 +105,9 @@ class Options:
             raise ValueError("wait_replicas and wait_timeout (in seconds) go together")
         if breaker is not None and not hasattr(breaker, "calling"):
             raise TypeError(f"breaker needs pybreaker's calling(), which {type(breaker).__name__} does not have")
+        for method in () if metrics is None else ("record_acquisition", "record_release"):
+            if not callable(getattr(metrics, method, None)):
+                raise TypeError(f"metrics needs {method}(), which {type(metrics).__name__} does not have")
         self.adaptive = adaptive
         self.auto_renew = bool(auto_renew)
         self.max_hold_s = None if max_hold is None else positive_ms(max_hold, "max_hold") / 1000

@@ -148,13 +148,14 @@ class BatchBase:
     def __init__(self, lease: BatchLease, missed: list[int]) -> None:
         self._lease = lease
         names = lease.plan.names
-        self.missed: list[Name] = []
-        self.acquired: list[Name] = names[:] if lease.groups else []
-        if missed:
+        self._in_the_way = [names[index] for index in sorted(set(missed))]
+        self.missed: list[Name] = self._in_the_way[:]
+        self.acquired: list[Name] = names[:]
+        if missed and lease.plan.all_or_nothing:
+            self.missed, self.acquired = names[:], []
+        elif missed:
             others = set(missed)
-            self.missed = [names[index] for index in sorted(others)]
-            if lease.groups:
-                self.acquired = [name for index, name in enumerate(names) if index not in others]
+            self.acquired = [name for index, name in enumerate(names) if index not in others]
 
     def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
         """The verdicts by name, in the order given."""
@@ -169,8 +170,8 @@ class BatchBase:
         return {names[index]: result for index, result in sorted(pairs)}
 
     def _check_entry(self) -> None:
-        if self._lease.plan.all_or_nothing and self.missed:
-            first: Any = self.missed[0]  # may be bytes, as in the errors of a lock with such a name
+        if self._lease.plan.all_or_nothing and self._in_the_way:
+            first: Any = self._in_the_way[0]  # may be bytes, as in the errors of a lock with such a name
             raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
 
     def _check_exit(self, results: dict[Name, bool]) -> None:
@@ -178,6 +179,15 @@ class BatchBase:
         if lost:
             message = f"Cannot release {len(lost)} locks that are no longer owned, such as {lost[0]!r}"
             raise LockNotOwnedError(message, lock_name=lost[0])
+
+    def __repr__(self) -> str:
+        """The first name, how many locks are held and for how long. Never the token. Sends nothing."""
+        names, groups = self._lease.plan.names, self._lease.live_groups()
+        held = sum(len(group.indexes) for group in groups)
+        of = f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else ", ".join(map(repr, names))
+        ends = [group.expires_at for group in groups if group.expires_at is not None]
+        left = f", {max(min(ends) - clock(), 0.0):.3f} s left" if ends else ""
+        return f"<{type(self).__name__} {of}: {held} of {len(names)} held{left}>"
 
     # ---- steps ----
 
@@ -310,14 +320,16 @@ class _Acquisition:
     # ---- their steps ----
 
     def _time_is_up(self) -> bool:
-        return self._deadline is not None and clock() + self._plan.sleep > self._deadline
+        return self._deadline is not None and clock() >= self._deadline
 
     def _pause(self) -> Sleep:
-        """The pause before the next round, short enough that no held lock expires meanwhile."""
-        ttl_ms = self._plan.ttl_ms
-        if ttl_ms is None or not self._lease.groups:
-            return Sleep(self._plan.sleep)
-        return Sleep(min(self._plan.sleep, ttl_ms / 4000))
+        """The pause before the next round, short enough that no held lock expires meanwhile, and to the deadline."""
+        pause_s = self._plan.sleep
+        if self._plan.ttl_ms is not None and self._lease.groups:
+            pause_s = min(pause_s, self._plan.ttl_ms / 4000)
+        if self._deadline is not None:
+            pause_s = min(pause_s, max(self._deadline - clock(), 0.0))
+        return Sleep(pause_s)
 
     def _limit_s(self) -> float | None:
         """How many seconds an operation may take; None for no limit."""

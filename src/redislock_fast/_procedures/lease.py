@@ -48,6 +48,16 @@ class LeaseHolder:
         """The key."""
 
     @abstractmethod
+    def remaining(self) -> float:
+        """How long the caller's lease is certainly still valid, in seconds; see the public classes."""
+
+    def __repr__(self) -> str:
+        """The name and, for the caller, whether the lock is held and for how long. Never the token. Sends nothing."""
+        left_s = self.remaining()
+        state = "not held" if left_s <= 0 else "held" if left_s == math.inf else f"held, {left_s:.3f} s left"
+        return f"<{type(self).__name__} {self.name!r}: {state}>"
+
+    @abstractmethod
     def _held(self) -> Owner:
         """The owner whose lock the caller may release."""
 
@@ -407,6 +417,9 @@ class LeaseBase(LockSettings, LeaseHolder):
 
         if not isinstance(handle, Handle):
             raise TypeError(f"attach needs a handle that detach has returned, not {type(handle).__name__}")
+        for given in ("name", "timeout"):
+            if given in settings:
+                raise TypeError(f"{cls.__name__}.attach() takes no {given!r}: the handle has it")
         lock = cls(client, handle.name, handle.timeout, **settings)
         owner = lock._mine()
         pending = PendingOwner(owner)

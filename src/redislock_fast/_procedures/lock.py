@@ -129,9 +129,9 @@ class LockBase(AcquireBase):
         return True
 
     def _adapt(self, options: Options) -> None:
-        """Set the ttl by the hold times."""
+        """Set the ttl by the hold times. Half of it at least is left after the wait for the replicas."""
         if options.adaptive is not None:
-            ttl_ms = options.adaptive.ttl_ms(self._name)
+            ttl_ms = max(options.adaptive.ttl_ms(self._name), 2 * options.wait_ms)
             self._ttl_ms = ttl_ms
             self._timeout = ttl_ms / 1000
 

@@ -44,6 +44,8 @@ class RedlockSettings:
         on_lost: Callable[[Any, LossReason], Any] | None = None,
         cancel_on_lost: bool = False,
     ) -> None:
+        if not isinstance(servers, Iterable):  # tuple() of a client would send GET 0, GET 1 and so on
+            raise TypeError(f"servers is a list of clients, one for each server, not {type(servers).__name__}")
         self._servers = tuple(servers)
         transports = [self._transport_of(client) for client in self._servers]
         _check(self._servers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import logging
 import math
 import operator
 import os
@@ -41,6 +42,8 @@ __all__ = [
     "renewing",
     "unheeded",
 ]
+
+logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 1024
 """How many requests of a renewal batch are under way at once, as in a batch of locks."""
@@ -237,9 +240,24 @@ def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
 
 
 def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
-    """Note a loss, unless it was noted before."""
+    """Note a loss, unless it was noted before. It is logged where no `on_lost` tells it."""
     if lease.lose(reason):
         losses.append(LeaseLoss(lease, reason))
+        if lease.options.on_lost is None:
+            logger.warning("The lock %r was lost: %s.", lease.key, reason)
+
+
+def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:
+    """Log the first failure of a series of renewals, and its end."""
+    failed = [lease for lease, was in zip(leases, were_troubled, strict=True) if lease.troubled and not was]
+    if failed:
+        message = "%d locks, such as %r, could not be renewed. It is tried again until their leases end."
+        logger.warning(message, len(failed), failed[0].key)
+    mended = [
+        lease for lease, was in zip(leases, were_troubled, strict=True) if was and not lease.troubled and not lease.loss
+    ]
+    if mended:
+        logger.warning("%d locks, such as %r, are renewed again.", len(mended), mended[0].key)
 
 
 def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
@@ -297,10 +315,12 @@ def attempting(
             lease.renewing = False
     now = clock()
     gone: list[Lease] = []
+    were_troubled = [lease.troubled for lease in leases]
     for lease, verdict in zip(leases, verdicts(), strict=True):
         lease.troubled = verdict.held is None
         if not _note(lease, verdict, now, losses):
             gone.append(lease)
+    _log_series(leases, were_troubled)
     return gone
 
 

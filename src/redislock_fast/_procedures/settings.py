@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import Options
+from redislock_fast._lease.options import Options, refuse_unknown
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
@@ -154,6 +154,10 @@ class LockSettings:
         **options: Unpack[OptionSettings],
     ) -> None:
         # Hot path: properties are bypassed, since a lock is often made for one use.
+        pause: Any = sleep
+        waits: Any = blocking
+        if type(pause) is str or type(waits) is str:
+            raise TypeError(f"sleep is a number of seconds, and blocking a bool, not {sleep!r} and {blocking!r}")
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._name = name
@@ -173,6 +177,7 @@ class LockSettings:
         if wait != "push":  # else the class's attribute serves
             self.wait = wait
         if options or adaptive is not None:
+            refuse_unknown(type(self), options)
             self._options = Options(adaptive=adaptive, **options)
             self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
             if self._options.fencing:

@@ -247,12 +247,15 @@ class Release(_NativeOrScript):
 class Reacquire(_NativeOrScript):
     """Set the ttl of the lock if it holds this token. Idempotent.
 
+    A server without memory refuses `SET`. The script, whose `PEXPIRE` needs none, is then sent.
+
     Args:
         ttl_ms: None removes the ttl.
         contended: whether the lock is known to have the contended flag.
     """
 
     sent_at = 0.0
+    _lacks_memory = False
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool = False) -> None:
         super().__init__(key, token)
@@ -267,7 +270,7 @@ class Reacquire(_NativeOrScript):
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
-        self._native = capabilities.set_ifeq
+        self._native = capabilities.set_ifeq and not self._lacks_memory
         if not self._native:
             return self.script(REACQUIRE, self.ttl_ms or 0)
         if self.ttl_ms is None:
@@ -281,6 +284,9 @@ class Reacquire(_NativeOrScript):
         if is_verdict(reply, self._native):
             self.result = bool(reply)
             return True
+        if self._native and isinstance(reply, hiredis.ReplyError) and str(reply).startswith("OOM "):
+            self._lacks_memory = True
+            return False
         return self._refusal(reply, capabilities)
 
     def _lower(self, capabilities: Capabilities) -> None:

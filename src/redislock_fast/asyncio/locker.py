@@ -25,7 +25,7 @@ class Batch(BatchBase):
 
     Attributes:
         acquired: names of the locks that were acquired, in the order given. A later loss or release does not change it.
-        missed: names of those that were not.
+        missed: names of those that were not. With `all_or_nothing`, all names or none.
     """
 
     def __init__(self, transport: AsyncTransport, lease: BatchLease, missed: list[int]) -> None:

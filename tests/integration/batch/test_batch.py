@@ -286,6 +286,16 @@ def test_a_batch_waits_no_longer_than_it_was_told(locker: Any, client: redis.Red
             assert (["a"], ["b"]) == (batch.acquired, batch.missed)
 
 
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("all_or_nothing", [False, True], ids=["what is free", "all"])
+def test_a_wait_shorter_than_the_pause_is_used_to_its_end(
+    locker: Any, client: redis.Redis, all_or_nothing: bool
+) -> None:
+    client.set("b", "other", px=50)
+    batch = locker.acquire_many(["a", "b"], 10, 0.3, sleep=60, all_or_nothing=all_or_nothing)
+    assert (["a", "b"], []) == (batch.acquired, batch.missed)
+
+
 @pytest.mark.slow
 def test_leases_stay_fresh_while_a_batch_waits(valkey_locker: Any, valkey_client: redis.Redis) -> None:
     valkey_client.set("b", "other", px=1500)

@@ -70,6 +70,18 @@ def guard(make_guard: MakeGuard) -> Blocking:
     return guard
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_script_with_a_shebang_is_guarded(guard: Blocking, client: redis.Redis, server: Server, end: str) -> None:
+    if server.kind == "redis-6.2":
+        pytest.skip("this server takes no shebang")
+    script = f"#!lua flags=allow-stale{end}return redis.call('set', KEYS[1], ARGV[1])"
+    assert b"OK" == guard.eval(script, [KEY], ["value"], 2)
+    assert b"value" == client.get(KEY)
+    with pytest.raises(StaleFenceError):
+        guard.eval(script, [KEY], ["stale"], 1)
+    assert b"value" == client.get(KEY)
+
+
 def test_paused_holder_is_refused(guard: Blocking, client: redis.Redis) -> None:
     paused, later = two_holders(client)
     guard.set(KEY, "later", later)

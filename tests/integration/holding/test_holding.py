@@ -57,6 +57,18 @@ def renewers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "redislock_fast-renewal"}
 
 
+# Log
+
+
+def test_loss_without_a_callback_is_logged(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    holders.hold(valkey.port, timeout=BRIEF_S, auto_renew=True)
+    valkey_client.delete("name")
+    wait_until(lambda: "The lock b'name' was lost: deleted." in caplog.messages, "the renewal finds it out")
+    assert {"WARNING"} == {record.levelname for record in caplog.records}
+
+
 # Renewal
 
 

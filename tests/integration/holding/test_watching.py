@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from redislock_fast import AdaptiveTTL, LockLostError
+from redislock_fast import AdaptiveTTL, LockLostError, NotReplicatedError
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, wait_until
@@ -137,6 +137,24 @@ def test_ttl_is_asked_for_anew_and_told_the_hold_times(holders: Holders, valkey:
         lock.release()
     assert [name for name, _ in learning.observed] == ["name"] * 2
     assert all(0 <= hold_s < FAR_S for _, hold_s in learning.observed)
+
+
+class Falling(Learning):
+    """In place of an `AdaptiveTTL`: long when the lock is made, and short from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ttls_ms = iter([60_000])
+
+    def ttl_ms(self, _name: str | bytes) -> int:
+        return next(self._ttls_ms, 50)
+
+
+def test_adaptive_ttl_is_longer_than_the_wait_for_replicas(holders: Holders, valkey: Server) -> None:
+    lock = holders.make(valkey.port, timeout=Falling(), wait_replicas=1, wait_timeout=0.1)
+    with pytest.raises(NotReplicatedError):
+        lock.call("acquire")
+    assert 0.2 == lock.lock.timeout
 
 
 def test_adaptive_ttl_serves_a_lock(holders: Holders, valkey: Server) -> None:

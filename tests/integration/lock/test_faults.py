@@ -335,6 +335,16 @@ def test_busy_server_raises_in_the_end(lock_class: LockClass, spare_server: Star
     assert lock_class(client, "name").acquire(blocking=False)
 
 
+def test_lease_is_set_back_without_memory(lock_class: LockClass, spare_server: StartServer, connect: Connect) -> None:
+    client = connect(spare_server().port)
+    lock = lock_class(client, "name", timeout=60)
+    lock.acquire()
+    assert lock.extend(5, replace_ttl=True)
+    client.config_set("maxmemory", 1)
+    assert lock.reacquire()
+    assert 5_000 < client.pttl("name") <= 60_000
+
+
 def test_out_of_memory_raises_and_still_releases(
     lock_class: LockClass, spare_server: StartServer, connect: Connect
 ) -> None:

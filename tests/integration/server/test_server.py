@@ -62,6 +62,24 @@ def test_killed_server_starts_again_on_its_port() -> None:
         assert redis.Redis(port=port).ping() is True
 
 
+def test_running_server_is_not_started_again() -> None:
+    with Server("valkey") as server:
+        first = server.process
+        with pytest.raises(RuntimeError, match="is running"):
+            server.start()
+        assert first is server.process
+        assert redis.Redis(port=server.port).ping() is True
+
+
+def test_server_that_has_ended_by_itself_starts_again() -> None:
+    with Server("valkey") as server:
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        server.start()
+        assert redis.Redis(port=server.port).ping() is True
+
+
 def test_a_port_is_given_to_one_process_at_a_time() -> None:
     ours = [free_port() for _ in range(300)]
     theirs = run_script("from redislock_fast.server import *\nprint(*[free_port() for _ in range(300)])").stdout

@@ -75,6 +75,12 @@ def test_copied_handle_is_the_same(handle: Handle) -> None:
     assert copy.deepcopy(handle) == copy.copy(handle) == handle
 
 
+@pytest.mark.parametrize("fields", ["x", None, 3, [("name", "x")]], ids=repr)
+def test_fields_that_are_no_dict_are_refused(fields: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Handle\.from_dict takes the dict of to_dict\(\), not "):
+        Handle.from_dict(fields)
+
+
 def test_handle_does_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         HANDLE.fence = 8  # type: ignore[misc]

@@ -5,6 +5,7 @@ Rules: no server, no chance.
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, late_entries, renewing
+from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, Verdict, attempting, late_entries, renewing
 from redislock_fast._procedures.steps import Execute
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3
@@ -128,3 +130,17 @@ def test_lost_lease_is_cleaned_up_where_a_renewal_may_yet_be_executed(
     held = lease(options=Options(auto_renew=auto_renew))
     assert late_entries([LeaseLoss(held, reason)]) == ([(b"name", b"token")] if is_left else [])
     assert held.record.is_over
+
+
+def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    held = lease(clock() + 60.0)
+    for verdict in (Verdict(None, None), Verdict(None, None), Verdict(True, clock() + 60.0), Verdict(True, None)):
+        steps = attempting([held], Execute(ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
+        next(steps)
+        with pytest.raises(StopIteration):
+            next(steps)
+    assert [
+        "1 locks, such as b'name', could not be renewed. It is tried again until their leases end.",
+        "1 locks, such as b'name', are renewed again.",
+    ] == caplog.messages

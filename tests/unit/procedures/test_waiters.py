@@ -11,8 +11,9 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args
+from redislock_fast._procedures.key_queue import CHECK
 from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep
-from redislock_fast._procedures.waiters import BROKEN, CHECK, RECKON, Grant, Waiter, WaiterRegistry
+from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
