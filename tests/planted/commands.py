@@ -140,7 +140,7 @@ FAULTS = (
         "_protocol/operation.py",
         '"NOREPLICAS", "READONLY", NOAUTH',
         '"NOREPLICAS", NOAUTH',
-        "tests/unit/protocol/test_commands.py::test_errors_that_mean_later",
+        "tests/unit/protocol/test_replies.py::test_errors_that_mean_later",
     ),
     Fault(
         "script that a moving slot refuses is sent again for ever",

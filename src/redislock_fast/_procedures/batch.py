@@ -272,6 +272,7 @@ class _Acquisition:
         wait_s = self._plan.blocking_timeout
         self._deadline = None if wait_s is None else clock() + wait_s
         self._bounded = wait_s is not None and wait_s > 0
+        self._round_s = 0.0  # how long the last round took: the next one is to end by the deadline
 
     # ---- the two ways ----
 
@@ -320,15 +321,15 @@ class _Acquisition:
     # ---- their steps ----
 
     def _time_is_up(self) -> bool:
-        return self._deadline is not None and clock() >= self._deadline
+        return self._deadline is not None and clock() + self._round_s >= self._deadline
 
     def _pause(self) -> Sleep:
-        """The pause before the next round, short enough that no held lock expires meanwhile, and to the deadline."""
+        """The pause before the next round: no held lock expires meanwhile, and the last round ends by the deadline."""
         pause_s = self._plan.sleep
         if self._plan.ttl_ms is not None and self._lease.groups:
             pause_s = min(pause_s, self._plan.ttl_ms / 4000)
         if self._deadline is not None:
-            pause_s = min(pause_s, max(self._deadline - clock(), 0.0))
+            pause_s = min(pause_s, max(self._deadline - self._round_s - clock(), 0.0))
         return Sleep(pause_s)
 
     def _limit_s(self) -> float | None:
@@ -339,6 +340,7 @@ class _Acquisition:
         """Ask once for each of these locks. Returns the indexes of the locks that others hold."""
         missed: list[int] = []
         ttl_ms = self._plan.ttl_ms
+        begun_at = clock()
         for windows in (yield from self._rounds(indexes)):
             groups = [Group(window, None) for window in windows]
             operations = [AcquirePipeline(self._lease.keys_of(window), self._lease.token, ttl_ms) for window in windows]
@@ -350,6 +352,7 @@ class _Acquisition:
                 if operation.results.count(True) < len(operation):
                     missed += [i for i, ours in zip(group.indexes, operation.results, strict=True) if not ours]
                     self._lease.forget(group, operation.results)
+        self._round_s = clock() - begun_at
         return missed
 
     def _refresh(self) -> Steps:

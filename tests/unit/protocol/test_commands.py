@@ -1,6 +1,6 @@
-"""The operations, driven with a pen: the requests they send in each dialect, and what they make of each reply.
+"""The operations, driven by hand: the requests that each sends to each server, and its result for each reply.
 
-Rules: no server, no clock, no chance; each test feeds replies as hiredis parses them.
+No server, no clock, no chance. Each test feeds replies as hiredis parses them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import pytest
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import PROBE, Capabilities, ending
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
-from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.operation import Operation, Refused
 from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
 from tests.simulation.keyspace import Entry
-from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE, Model
+from tests.simulation.model import SERVERS, WRONGTYPE, Model
 
 KEY = b"name"
 TOKEN = b"token"
@@ -44,7 +44,7 @@ def operations() -> list[Operation]:
 # ---- what the server understands ----
 
 
-def test_dialect_of_each_server() -> None:
+def test_capabilities_of_each_server() -> None:
     capabilities_list = {name: capabilities_of(name) for name in SERVERS}
     assert {
         name: (capabilities.set_get, capabilities.release, capabilities.set_ifeq)
@@ -443,91 +443,3 @@ def test_look(reply: Reply, result: bool, holder: bytes | None) -> None:
     assert look.request(Capabilities(), 1.0) == (b"GET", KEY)
     assert look.feed(reply, Capabilities())
     assert (result, holder) == (look.result, look.holder)
-
-
-# ---- errors that several operations share ----
-
-
-@pytest.mark.parametrize("script", ["release", "reacquire", "extend"])
-def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) -> None:
-    capabilities = capabilities_of("Redis 6.2")
-    machines: dict[str, Operation] = {
-        "release": Release(KEY, TOKEN, None),
-        "reacquire": Reacquire(KEY, TOKEN, 1500),
-        "extend": Extend(KEY, TOKEN, 1500, False, 10.0),
-    }
-    operation = machines[script]
-    text = {"release": RELEASE, "reacquire": REACQUIRE, "extend": EXTEND}[script].text
-    by_sha = operation.request(capabilities, 1.0)
-    assert not operation.feed(NOSCRIPT, capabilities)
-    assert (b"EVAL", text, *by_sha[2:]) == operation.request(capabilities, 1.0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "LOADING Redis is loading the dataset in memory",
-        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-        "BUSY Redis is busy running a script.",
-        "CLUSTERDOWN Hash slot not served",
-        "TRYAGAIN Multiple keys request during rehashing of slot",
-        "NOREPLICAS Not enough good replicas to write.",
-        "READONLY You can't write against a read only replica.",
-        "NOAUTH Authentication required.",
-        "ERR Error running script (call to f_0): @user_script:7: @user_script: 7: -READONLY You can't write.",
-    ],
-    ids=lambda text: text.split()[0],
-)
-def test_errors_that_mean_later(text: str) -> None:
-    for server in SERVERS:
-        for operation in operations():
-            before = operation.request(capabilities_of(server), 1.0)
-            with pytest.raises(NotExecuted) as caught:
-                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
-            assert text == str(caught.value)
-            assert caught.value.code in text
-            assert before == operation.request(capabilities_of(server), 1.0)
-            assert not operation.unsettled
-
-
-@pytest.mark.parametrize("text", ["MOVED 5798 127.0.0.1:7001", "ASK 5798 127.0.0.1:7001"])
-def test_moved_and_ask_are_redirections(text: str) -> None:
-    for server in SERVERS:
-        for operation in operations():
-            operation.request(capabilities_of(server), 1.0)
-            with pytest.raises(Redirected, match=text):
-                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
-            assert not operation.unsettled
-
-
-@pytest.mark.parametrize(
-    "text",
-    [WRONGTYPE, f"ERR Error running script (call to f_0): @user_script:7: {WRONGTYPE}", DELEX_WRONGTYPE],
-    ids=["plain", "wrapped", "of DELEX"],
-)
-def test_what_is_no_string_is_not_our_lock(text: str) -> None:
-    for server in SERVERS:
-        for operation in (Release(KEY, TOKEN, None), Reacquire(KEY, TOKEN, 1), Extend(KEY, TOKEN, 1, False, 9.0)):
-            operation.request(capabilities_of(server), 1.0)
-            assert operation.feed(hiredis.ReplyError(text), capabilities_of(server))
-            assert not operation.result
-
-
-def test_acquire_is_refused_what_is_no_string() -> None:
-    capabilities = capabilities_of("Valkey 9")
-    acquire = Acquire(KEY, TOKEN, 1000)
-    acquire.request(capabilities, 1.0)
-    with pytest.raises(Refused, match="WRONGTYPE"):
-        acquire.feed(hiredis.ReplyError(WRONGTYPE), capabilities)
-
-
-@pytest.mark.parametrize("text", ["OOM command not allowed when used memory > 'maxmemory'.", "ERR something else"])
-def test_other_errors_are_refusals(text: str) -> None:
-    for server in SERVERS:
-        for operation in operations():
-            if text.startswith("OOM") and operation.request(capabilities_of(server), 1.0)[3:4] == (b"IFEQ",):
-                continue  # goes on with the script
-            operation.request(capabilities_of(server), 1.0)
-            with pytest.raises(Refused) as caught:
-                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
-            assert text == str(caught.value)
