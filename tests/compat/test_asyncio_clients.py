@@ -336,6 +336,10 @@ async def test_patched_clients_make_our_lock(async_valkey_client: redis.asyncio.
         assert type(lock) is ASYNC_CLASSES["ours"]
         assert type(async_valkey_client.lock("name", lock_class=ORIGINAL)) is ORIGINAL
         assert redis.asyncio.lock.Lock is ASYNC_CLASSES["ours"]
+        client: Any = async_valkey_client
+        assert type(client.lock("name", 10, auto_renew=True)) is ASYNC_CLASSES["ours"]
+        with pytest.warns(RuntimeWarning, match="pipeline"):
+            assert type(async_valkey_client.pipeline().lock("name")) is ORIGINAL
         async with lock:
             assert await async_valkey_client.exists("name")
     finally:

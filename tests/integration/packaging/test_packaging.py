@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -218,6 +219,29 @@ def test_patch_respects_a_class_that_the_caller_gives(restored: type, valkey_cli
     assert type(valkey_client.lock("name", lock_class=restored)) is restored
     unpatch()
     assert type(valkey_client.lock("name", lock_class=Lock)) is Lock
+
+
+def test_patched_client_takes_the_parameters_of_our_lock(restored: type, valkey_client: redis.Redis) -> None:
+    patch()
+    client: Any = valkey_client
+    lock = client.lock("name", 10, auto_renew=True, wait="poll")
+    assert type(lock) is Lock
+    with lock:
+        assert lock.valid
+    with pytest.raises(TypeError, match="timout"):
+        client.lock("name", timout=10)
+    unpatch()
+    with pytest.raises(TypeError, match="auto_renew"):
+        client.lock("name", 10, auto_renew=True)
+
+
+def test_pipeline_of_a_patched_client_makes_redis_pys_lock(restored: type, valkey_client: redis.Redis) -> None:
+    patch()
+    with valkey_client.pipeline() as pipeline:
+        with pytest.warns(RuntimeWarning, match="pipeline"):
+            lock = pipeline.lock("name", timeout=10)
+        assert type(lock) is restored
+        assert type(pipeline.lock("name", lock_class=restored)) is restored
 
 
 def test_patch_leaves_a_lock_that_was_made_before_alone(restored: type, valkey_client: redis.Redis) -> None:
