@@ -230,7 +230,7 @@ async def test_other_task_cannot_use_a_lock_whose_holder_lives(
 ) -> None:
     lock = async_lock_class(async_client, "name", timeout=10)
     async with Owner(lock, token="mine") as holder:
-        with pytest.raises(LockError) as caught:
+        with pytest.raises(LockError, match="another task has acquired it: thread_local=False") as caught:
             await use(lock)
         assert LockError is type(caught.value)
         assert "name" == caught.value.lock_name

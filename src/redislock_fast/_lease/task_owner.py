@@ -89,6 +89,10 @@ class TaskOwners:
                     return owner
         return mine
 
+    def is_held(self) -> bool:
+        """Whether any task holds the lock by this object."""
+        return any(owner.token is not None for owner in list(self._owners.values()))
+
     def _tidy(self) -> None:
         """Remove the owners without a token whose tasks have ended; called whenever the number of owners doubles."""
         owners = self._owners

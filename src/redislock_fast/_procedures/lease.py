@@ -20,6 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner, current_task
+from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import end_telling, told_of
 from redislock_fast._procedures.renewal import reason_of
 from redislock_fast._procedures.settings import LockSettings
@@ -183,7 +184,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         if self._options is not None:
             self._refuse_in_callback(verb, held)
         if held.token is None:
-            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+            raise self._unlocked(f"Cannot {verb} an unlocked lock")
         if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
         return held
@@ -191,9 +192,15 @@ class LeaseBase(LockSettings, LeaseHolder):
     def _token_of(self, held: Owner, verb: str) -> bytes:
         """The owner's token. Where the owner is shared, another caller may have released it meanwhile."""
         if held.token is None:
-            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self.name)
+            raise self._unlocked(f"Cannot {verb} an unlocked lock")
         token: bytes = self._transport.encode(held.token)  # a user may have set `local.token` to a str
         return token
+
+    def _unlocked(self, message: str) -> LockError:
+        """The error for a caller that holds nothing. It says so where another task holds the lock by this object."""
+        if isinstance(self.local, TaskOwners) and self.local.is_held():
+            message += " (another task has acquired it: thread_local=False lets all tasks use it)"
+        return LockError(message, lock_name=self.name)
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)

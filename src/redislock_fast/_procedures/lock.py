@@ -237,7 +237,7 @@ class LockBase(AcquireBase):
         token = owner.token
         if token is None:
             self._refuse_in_callback("release", owner)
-            raise LockError(UNLOCKED, lock_name=self.name)
+            raise self._unlocked(UNLOCKED)
         lease = owner.lease
         if lease is not None and not self._may_release(owner, lease):
             return
