@@ -6,6 +6,7 @@ Nothing here waits, sends or receives.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from redislock_fast._transport.reauth import take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Encoding", "Registry", "ServerTransport", "is_cluster"]
 
@@ -267,7 +270,7 @@ class Registry(Generic[Transport]):
 
 
 def is_cluster(client: Any, for_asyncio: bool) -> bool:
-    """Whether this is redis-py's cluster client.
+    """Whether this is redis-py's cluster client. The callers remember it for each class of clients.
 
     Args:
         client: what a lock was given.
@@ -277,6 +280,7 @@ def is_cluster(client: Any, for_asyncio: bool) -> bool:
         TypeError: for a pipeline, for a client of the other kind (blocking or asyncio), and for any other object.
     """
     kind = type(client)
+    _warn_of_own_commands(kind)
     names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in kind.__mro__}
     plain = {name.removeprefix("asyncio.") for name in names}
     if plain & {"client.Pipeline", "cluster.ClusterPipeline"}:
@@ -292,3 +296,15 @@ def is_cluster(client: Any, for_asyncio: bool) -> bool:
         where = "redis.asyncio" if for_asyncio else "redis"
         raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {kind.__name__}")
     return False
+
+
+def _warn_of_own_commands(kind: type) -> None:
+    """Log that locks do not use a client's own `execute_command`, which may change keys, as a prefix does."""
+    definer = next((base for base in kind.__mro__ if "execute_command" in vars(base)), object)
+    if definer is not object and definer.__module__.partition(".")[0] not in ("redis", "valkey"):
+        logger.warning(
+            "%s.%s overrides execute_command, and locks do not call it: a prefix that it adds to keys is not added to "
+            "the names of locks",
+            definer.__module__,
+            definer.__qualname__,
+        )
