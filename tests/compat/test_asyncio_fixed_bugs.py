@@ -6,7 +6,6 @@ Rules: as in test_fixed_bugs, where those stand that are the same for threads.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,7 +14,6 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast.server import Server
 from tests.support.async_helpers import AsyncClients, AsyncLockClass, Owner, eventually, in_loop, in_task, settle
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
@@ -176,38 +174,6 @@ async def test_cancelled_release_can_be_repeated_though_the_server_has_released(
     await lock.release()
     assert lock.local.token is None
     assert await lock.acquire(blocking=False) is True
-
-
-# Frozen servers
-
-
-@pytest.mark.slow
-@in_loop
-async def test_blocking_timeout_bounds_the_wait_for_a_frozen_server(
-    async_lock_class: AsyncLockClass, spare_server: Callable[..., Server], async_connect: AsyncClients
-) -> None:
-    server = spare_server()
-    client = async_connect(server.port, socket_timeout=30)
-    await async_lock_class(client, "warm-up").acquire()
-    lock = async_lock_class(client, "name")
-    server.signal(signal.SIGSTOP)
-    attempt = asyncio.create_task(lock.acquire(blocking_timeout=0.3))
-    try:
-        # The client's own limit is seven times as long.
-        done, _ = await asyncio.wait([attempt], timeout=4.0)
-        assert done
-    finally:
-        attempt.cancel()
-        server.signal(signal.SIGCONT)
-    with pytest.raises(redis.TimeoutError):
-        await attempt
-    assert lock.local.token is None
-
-    async def is_free() -> bool:
-        return not await client.exists("name")
-
-    await eventually(is_free, "the attempt is undone")
-    assert await lock.acquire(blocking=False)
 
 
 # Tasks

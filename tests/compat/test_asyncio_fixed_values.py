@@ -1,12 +1,9 @@
-"""Bugs of redis-py's asyncio Lock that ours does not have: odd clients, guessable tokens.
+"""Bugs of redis-py's asyncio Lock that ours does not have: odd clients.
 
 Rules: as in test_fixed_bugs, where those stand that are the same for threads.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import pytest
 import redis
@@ -29,9 +26,6 @@ def lock_class_id(request: pytest.FixtureRequest) -> str:
     """Which of the two classes a test runs on; redis-py's is expected to fail it."""
     name: str = request.param
     return name
-
-
-# Clients
 
 
 @in_loop
@@ -82,26 +76,3 @@ asyncio.run(main())
     finished = run_script(script)
     assert "" == finished.stderr
     assert "[None, None]\n" == finished.stdout
-
-
-# Keys and tokens
-
-
-@in_loop
-async def test_tokens_have_128_unguessable_bits(
-    async_lock_class: AsyncLockClass, async_valkey_client: redis.asyncio.Redis
-) -> None:
-    drawn: list[bytes] = []
-
-    class Drawing(async_lock_class):  # type: ignore[valid-type, misc]
-        async def do_acquire(self, token: Any) -> bool:
-            drawn.append(token)
-            return False
-
-    lock = Drawing(async_valkey_client, "name", blocking=False)
-    for _ in range(3000):
-        await lock.acquire()
-    assert 3000 == len(set(drawn))
-    # An unguessable byte takes every value of its alphabet in so many draws; clocks and addresses hardly change.
-    columns = [len(set(column)) for column in zip(*drawn, strict=True)]
-    assert 127.9 <= sum(math.log2(values) for values in columns)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockError
 
 from tests.support.async_helpers import AsyncClients, AsyncLockClass, async_once, eventually, in_loop, in_task
-from tests.support.helpers import in_thread
 from tests.support.proxy import Proxy
 
 
@@ -29,22 +27,6 @@ def loop_kind(each_loop_kind: str) -> str:
 
 
 @in_loop
-async def test_lock_without_timeout_cannot_be_extended(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name")
-    await lock.acquire()
-    # At the call, before anything is awaited.
-    with pytest.raises(LockError) as caught:
-        lock.extend(1)
-    assert (LockError, "Cannot extend a lock with no timeout") == (type(caught.value), caught.value.message)
-    with pytest.raises(LockError) as caught:
-        lock.reacquire()
-    assert (LockError, "Cannot reacquire a lock with no timeout") == (type(caught.value), caught.value.message)
-    assert (True, -1) == (await lock.owned(), client.ttl("name"))
-
-
-@in_loop
 async def test_extend_and_reacquire_return_awaitables_of_true(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
 ) -> None:
@@ -55,16 +37,6 @@ async def test_extend_and_reacquire_return_awaitables_of_true(
     assert 10_000 < client.pttl("name") <= 20_000
     assert await reacquiring is True
     assert 5_000 < client.pttl("name") <= 10_000
-
-
-@in_loop
-async def test_extend_by_zero_changes_nothing(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    await lock.acquire()
-    assert await lock.extend(0) is True
-    assert 7_000 < client.pttl("name") <= 10_000
 
 
 @in_loop
@@ -193,51 +165,6 @@ async def test_holder_can_wrap_what_it_awaits(
     await take(lock.release())
     assert lock.local.token is None
     assert not client.exists("name")
-
-
-@in_loop
-async def test_thread_local_false_shares_the_token(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10, thread_local=False)
-    await lock.acquire(token="mine")
-    assert b"mine" == in_thread(lambda: lock.local.token)
-    assert await in_task(lock.owned)
-    assert await in_task(lambda: lock.extend(10))
-    assert await in_task(lock.reacquire)
-    await in_task(lock.release)
-    assert lock.local.token is None
-    assert not client.exists("name")
-
-
-@in_loop
-async def test_token_is_not_another_threads(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name")
-    await lock.acquire(token="mine")
-    assert in_thread(lambda: getattr(lock.local, "token", None)) is None
-    assert b"mine" == lock.local.token
-    await lock.release()
-
-
-@in_loop
-async def test_tasks_of_one_lock_wait_for_each_other(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", sleep=0.001)
-    await lock.acquire()
-    token = lock.local.token
-    assert await in_task(lambda: lock.acquire(blocking=False)) is False
-    assert token == lock.local.token == client.get("name")
-    await lock.release()
-
-    async def take_and_release() -> bytes:
-        async with lock:
-            taken: bytes = lock.local.token
-            return taken
-
-    assert await in_task(take_and_release) != await in_task(take_and_release)
 
 
 # Cancelling

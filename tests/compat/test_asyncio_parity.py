@@ -75,11 +75,17 @@ async def test_context_manager_releases_when_the_body_is_cancelled(
 
 
 @in_loop
-async def test_what_is_not_held_is_not_prolonged_at_the_call_itself(
+async def test_what_cannot_be_prolonged_is_refused_at_the_call_itself(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
 ) -> None:
     lock = async_lock_class(async_client, "name", timeout=10)
     with pytest.raises(LockError, match="Cannot extend an unlocked lock"):
         lock.extend(1)
     with pytest.raises(LockError, match="Cannot reacquire an unlocked lock"):
+        lock.reacquire()
+    lock.timeout = None
+    await lock.acquire()
+    with pytest.raises(LockError, match="Cannot extend a lock with no timeout"):
+        lock.extend(1)
+    with pytest.raises(LockError, match="Cannot reacquire a lock with no timeout"):
         lock.reacquire()

@@ -6,15 +6,14 @@ Ours polls here: what it does by default is in `integration/waiting`. Rules: as 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
 from redislock_fast.server import Server
-from tests.support.async_helpers import AsyncClients, AsyncLockClass, eventually, in_loop, run_in_loop
-from tests.support.helpers import PATIENCE_S, FakeTime, start
+from tests.support.async_helpers import AsyncClients, AsyncLockClass, in_loop, run_in_loop
+from tests.support.helpers import FakeTime, start
 
 pytestmark = pytest.mark.usefixtures("polling")
 
@@ -39,22 +38,6 @@ async def test_acquire_takes_its_arguments_in_redis_pys_order(
 
 
 @in_loop
-async def test_waits_with_one_token_from_try_to_try(
-    async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, fake_async_time: FakeTime
-) -> None:
-    tokens: list[object] = []
-
-    class Recording(async_lock_class):  # type: ignore[valid-type, misc]
-        async def do_acquire(self, token: Any) -> bool:
-            tokens.append(token)
-            return bool(await super().do_acquire(token))
-
-    assert not await Recording(taken, "name").acquire(blocking_timeout=0.35)
-    assert 4 == len(tokens)
-    assert 1 == len(set(tokens))
-
-
-@in_loop
 async def test_sleep_of_the_asyncio_module_is_what_a_waiter_sleeps_by(
     async_lock_class: AsyncLockClass, taken: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,50 +51,6 @@ async def test_sleep_of_the_asyncio_module_is_what_a_waiter_sleeps_by(
 
     monkeypatch.setattr(asyncio, "sleep", sleep_and_delete)
     assert await async_lock_class(taken, "name", sleep=12.5).acquire() is True
-
-
-@in_loop
-async def test_waiter_acquires_when_the_holder_releases(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    holder = async_lock_class(async_client, "name")
-    await holder.acquire()
-    tries = 0
-
-    class Counting(async_lock_class):  # type: ignore[valid-type, misc]
-        async def do_acquire(self, token: Any) -> bool:
-            nonlocal tries
-            tries += 1
-            return bool(await super().do_acquire(token))
-
-    waiter = Counting(async_client, "name", sleep=0.002)
-    answer = asyncio.create_task(waiter.acquire())
-    await eventually(lambda: tries > 2, "the waiter polls")
-    assert not answer.done()
-    await holder.release()
-    assert await asyncio.wait_for(answer, PATIENCE_S) is True
-    assert await waiter.owned()
-
-
-@in_loop
-async def test_many_tasks_exclude_each_other(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    inside = 0
-    most = 0
-
-    async def work() -> None:
-        nonlocal inside, most
-        for _ in range(10):
-            async with async_lock_class(async_client, "name", sleep=0.001):
-                inside += 1
-                most = max(most, inside)
-                await async_client.ping()
-                inside -= 1
-
-    await asyncio.wait_for(asyncio.gather(*(work() for _ in range(6))), 20)
-    assert 1 == most
-    assert not await async_client.exists("name")
 
 
 def test_loops_in_many_threads_exclude_each_other(async_lock_class: AsyncLockClass, server: Server) -> None:

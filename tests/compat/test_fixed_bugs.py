@@ -1,4 +1,4 @@
-"""Bugs of redis-py's Locks that ours do not have: lost replies, arithmetic of times, threads, odd clients and keys.
+"""Bugs of redis-py's Locks that ours do not have: lost replies, frozen servers, times, threads, odd clients and keys.
 
 Rules: every test runs on both classes, for threads and for asyncio; on redis-py's it must fail (strict xfail), so that
 a repaired original is noticed. What both do right is in test_parity.
@@ -6,6 +6,8 @@ a repaired original is noticed. What both do right is in test_parity.
 
 from __future__ import annotations
 
+import math
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
+from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import (
     EXTEND_COMMANDS,
@@ -26,9 +29,10 @@ from tests.support.helpers import (
     in_thread,
     once,
     run_script,
+    wait_until,
 )
 from tests.support.proxy import Proxy
-from tests.support.worlds import IN_THREADS
+from tests.support.worlds import IN_THREADS, World
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -134,6 +138,28 @@ def test_release_that_fails_on_the_network_can_be_repeated(
     lock.release()
     assert lock.local.token is None
     assert not client.exists("name")
+
+
+@pytest.mark.slow
+def test_blocking_timeout_bounds_the_wait_for_a_frozen_server(
+    world: World, lock_class: LockClass, spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port, socket_timeout=30)
+    lock_class(client, "warm-up").acquire()
+    lock = lock_class(client, "name", thread_local=False)
+    server.signal(signal.SIGSTOP)
+    answer = world.start(lambda: lock.acquire(blocking_timeout=0.3))
+    try:
+        # The client's own limit is seven times as long.
+        wait_until(answer.done, "its time is up", patience_s=4.0)
+    finally:
+        server.signal(signal.SIGCONT)
+    with pytest.raises(redis.TimeoutError):
+        answer.result(0)
+    assert lock.local.token is None
+    wait_until(lambda: not client.exists("name"), "the attempt is undone")
+    assert lock.acquire(blocking=False)
 
 
 # Threads
@@ -354,6 +380,23 @@ def test_empty_token_with_decode_responses_is_owned(
     assert lock.owned() is True
     lock.release()
     assert not client.exists("name")
+
+
+def test_tokens_have_128_unguessable_bits(lock_class: LockClass, client: redis.Redis) -> None:
+    drawn: list[bytes] = []
+
+    class Drawing(lock_class):  # type: ignore[valid-type, misc]
+        def do_acquire(self, token: Any) -> bool:
+            drawn.append(token)
+            return False
+
+    lock = Drawing(client, "name", blocking=False)
+    for _ in range(3000):
+        lock.acquire()
+    assert 3000 == len(set(drawn))
+    # An unguessable byte takes every value of its alphabet in so many draws; clocks and addresses hardly change.
+    columns = [len(set(column)) for column in zip(*drawn, strict=True)]
+    assert 127.9 <= sum(math.log2(values) for values in columns)
 
 
 @pytest.mark.parametrize("blocking", [True, False])

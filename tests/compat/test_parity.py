@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
 from tests.support.helpers import LockClass, in_thread, settings_of
-from tests.support.worlds import IN_THREADS, Blocking
+from tests.support.worlds import IN_THREADS, Blocking, World
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -429,7 +429,6 @@ def test_reacquire_sets_the_ttl_back_to_the_timeout(lock_class: LockClass, clien
     assert 5_000 < client.pttl("name") <= 10_000
 
 
-@IN_THREADS
 def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name")
     lock.acquire(token="mine")
@@ -438,31 +437,32 @@ def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.R
     lock.release()
 
 
-@IN_THREADS
-def test_thread_local_false_shares_the_token(lock_class: LockClass, client: redis.Redis) -> None:
+def test_thread_local_false_shares_the_token(world: World, lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", timeout=10, thread_local=False)
     lock.acquire(token="mine")
-    assert (b"mine", True) == in_thread(lambda: (lock.local.token, lock.owned()))
-    assert in_thread(lambda: lock.extend(10))
-    assert in_thread(lock.reacquire)
-    in_thread(lock.release)
+    assert b"mine" == in_thread(lambda: lock.local.token)
+    assert world.beside(lock.owned) is True
+    assert world.beside(lambda: lock.extend(10))
+    assert world.beside(lock.reacquire)
+    world.beside(lock.release)
     assert lock.local.token is None
     assert not client.exists("name")
 
 
-@IN_THREADS
-def test_threads_of_one_lock_wait_for_each_other(lock_class: LockClass, client: redis.Redis) -> None:
+def test_callers_of_one_lock_wait_for_each_other(world: World, lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", sleep=0.001)
     lock.acquire()
-    assert in_thread(lambda: lock.acquire(blocking=False)) is False
+    token = lock.local.token
+    assert world.beside(lambda: lock.acquire(blocking=False)) is False
+    assert token == lock.local.token == client.get("name")
     lock.release()
 
     def take_and_release() -> bytes:
         with lock:
-            token: bytes = lock.local.token
-            return token
+            taken: bytes = lock.local.token
+            return taken
 
-    assert in_thread(take_and_release) != in_thread(take_and_release)
+    assert world.beside(take_and_release) != world.beside(take_and_release)
 
 
 def test_locks_of_other_names_and_databases_are_independent(lock_class: LockClass, client: redis.Redis) -> None:

@@ -14,8 +14,8 @@ import pytest
 import redis
 from redis.exceptions import LockNotOwnedError
 
-from tests.support.helpers import FakeTime, LockClass, start, wait_until
-from tests.support.worlds import IN_THREADS, World
+from tests.support.helpers import FakeTime, LockClass, wait_until
+from tests.support.worlds import IN_THREADS, World, waited
 
 pytestmark = pytest.mark.usefixtures("polling", "world")
 
@@ -102,14 +102,13 @@ def test_free_lock_is_acquired_without_a_sleep(
     assert [] == fake_time.sleeps_s
 
 
-@IN_THREADS
 def test_waits_with_one_token_from_try_to_try(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     tokens: list[object] = []
 
     class Recording(lock_class):  # type: ignore[valid-type, misc]
         def do_acquire(self, token: Any) -> bool:
             tokens.append(token)
-            return bool(super().do_acquire(token))
+            return bool(waited(super().do_acquire(token)))
 
     assert not Recording(taken, "name").acquire(blocking_timeout=0.35)
     assert 4 == len(tokens)
@@ -136,8 +135,7 @@ def test_acquire_again_on_the_same_instance_waits_for_its_expiry(lock_class: Loc
     assert token != lock.local.token
 
 
-@IN_THREADS
-def test_waiter_acquires_when_the_holder_releases(lock_class: LockClass, client: redis.Redis) -> None:
+def test_waiter_acquires_when_the_holder_releases(world: World, lock_class: LockClass, client: redis.Redis) -> None:
     holder = lock_class(client, "name")
     holder.acquire()
     tries = 0
@@ -146,10 +144,10 @@ def test_waiter_acquires_when_the_holder_releases(lock_class: LockClass, client:
         def do_acquire(self, token: Any) -> bool:
             nonlocal tries
             tries += 1
-            return bool(super().do_acquire(token))
+            return bool(waited(super().do_acquire(token)))
 
     waiter = Counting(client, "name", sleep=0.002, thread_local=False)
-    answer = start(waiter.acquire)
+    answer = world.start(waiter.acquire)
     wait_until(lambda: tries > 2, "the waiter polls")
     assert not answer.done()
     holder.release()
@@ -165,8 +163,8 @@ def test_waiter_acquires_when_the_lock_expires(lock_class: LockClass, client: re
         holder.release()
 
 
-@IN_THREADS
-def test_many_threads_exclude_each_other(lock_class: LockClass, client: redis.Redis) -> None:
+def test_many_callers_exclude_each_other(world: World, lock_class: LockClass, client: redis.Redis) -> None:
+    beside = world.client(client)
     inside = 0
     most = 0
 
@@ -176,10 +174,10 @@ def test_many_threads_exclude_each_other(lock_class: LockClass, client: redis.Re
             with lock_class(client, "name", sleep=0.001):
                 inside += 1
                 most = max(most, inside)
-                client.ping()
+                waited(beside.ping())  # lets the others run
                 inside -= 1
 
-    for worker in [start(work) for _ in range(6)]:
+    for worker in [world.start(work) for _ in range(6)]:
         worker.result(20)
     assert 1 == most
     assert not client.exists("name")

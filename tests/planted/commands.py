@@ -105,7 +105,7 @@ FAULTS = (
         "            pass\n",
         (
             "tests/integration/lock/test_brought_token.py::"
-            "test_acquire_whose_time_is_up_gives_back_what_it_has_taken[threads-valkey-plain]"
+            "test_acquire_that_is_given_up_gives_back_what_it_has_taken[valkey-threads-by_time-plain]"
         ),
     ),
     Fault(
@@ -115,7 +115,7 @@ FAULTS = (
         "if self._is_taken:",
         (
             "tests/integration/lock/test_brought_token.py::"
-            "test_acquire_whose_time_is_up_leaves_the_lock_of_who_has_the_token[threads-valkey-plain]"
+            "test_acquire_that_fails_leaves_the_lock_of_another_with_the_token[valkey-threads-by_time-plain]"
         ),
     ),
     Fault(

@@ -93,13 +93,13 @@ def pause(seconds: float = 0.002) -> None:
         time.sleep(seconds)
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
     """Return once the condition is true.
 
     Raises:
         AssertionError: when it does not come true.
     """
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > give_up:
             raise AssertionError(f"did not happen: {what}")

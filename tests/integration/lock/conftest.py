@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast.server import KINDS, Server
 
 
@@ -13,3 +18,30 @@ from redislock_fast.server import KINDS, Server
 def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Server]) -> Server:
     """Each kind of server in turn, for this test alone."""
     return spare_server(request.param)
+
+
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The tokens that were given to be undone."""
+    tokens: list[bytes] = []
+    clean_up = ServerTransport.clean_up
+
+    def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
+        tokens.extend(token for _, token in entries)
+        clean_up(channel, entries)
+
+    monkeypatch.setattr(ServerTransport, "clean_up", noting)
+    return tokens
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The test ends without a warning and without a complaint of a loop."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        gc.collect()  # what another test has left
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [] == [str(warning.message) for warning in warned]
+    assert [] == [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import importlib
 import itertools
-import logging
 import signal
 import threading
 import warnings
@@ -94,19 +93,6 @@ def at_work(request: pytest.FixtureRequest) -> tuple[Server, Trouble, int]:
         server = request.getfixturevalue("frozen")
         return server, lambda: freeze_for_a_while(server), FROZEN_ROUNDS
     return request.getfixturevalue("busy" if request.param == "busy" else "valkey"), lambda: None, ROUNDS
-
-
-@pytest.fixture
-def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """The test ends without a warning and without a complaint of a loop."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("ignore")
-        gc.collect()  # what another test has left
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [] == [str(warning.message) for warning in warned]
-    assert [] == [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def at_once() -> None:

@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import gc
 import importlib
-import logging
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,19 +37,6 @@ Scenario = Callable[[], Coroutine[Any, Any, Any]]
 @pytest.fixture
 def loop_kind(each_loop_kind: str) -> str:
     return each_loop_kind
-
-
-@pytest.fixture
-def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """The test ends without a warning and without a complaint of a loop."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("ignore")
-        gc.collect()  # what another test has left
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [] == [str(warning.message) for warning in warned]
-    assert [] == [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def new_loop(kind: str) -> asyncio.AbstractEventLoop:

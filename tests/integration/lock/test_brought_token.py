@@ -1,12 +1,12 @@
 """An acquire by the caller's own token that fails: what it leaves of a lock that is held with that token.
 
-Rules: on ours alone, by threads and by tasks, on real servers; the proxy keeps replies back or loses them. Must not
-know: how a late reply is heard.
+Rules: on ours alone, by threads and by tasks, on real servers; the proxy keeps replies back or loses them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._transport.base import ServerTransport
 from redislock_fast.server import Server
 from tests.support.async_helpers import async_once, eventually
 from tests.support.helpers import PATIENCE_S, once, wait_until
@@ -25,20 +24,6 @@ from tests.support.waiting import FAR_S, Callers, Contender, Threads
 TOKEN = b"job-17"
 
 SETTINGS = pytest.mark.parametrize("settings", [{}, {"fencing": True}], ids=["plain", "fenced"])
-
-
-@pytest.fixture
-def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The tokens that were given to be undone."""
-    tokens: list[bytes] = []
-    clean_up = ServerTransport.clean_up
-
-    def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
-        tokens.extend(token for _, token in entries)
-        clean_up(channel, entries)
-
-    monkeypatch.setattr(ServerTransport, "clean_up", noting)
-    return tokens
 
 
 def connected(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
@@ -53,10 +38,21 @@ def connected(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
     return callers.contender(client, timeout=FAR_S, **settings)
 
 
-def by_time(contender: Contender) -> None:
-    """Its time is up before the reply is there."""
+def by_time(contender: Contender, proxy: Proxy) -> None:
+    """Its time is up before the reply is there, which the proxy keeps back."""
+    proxy.hold()
     with pytest.raises(redis.TimeoutError):
         contender.call("acquire", token=TOKEN, blocking_timeout=0.01)
+
+
+def by_cancel(contender: Contender, proxy: Proxy) -> None:
+    """It is cancelled before the reply is there, which the proxy keeps back."""
+    proxy.hold()
+    known = proxy.requests.total()
+    answer = contender.acquire(token=TOKEN)
+    wait_until(lambda: proxy.requests.total() > known, "it is under way")
+    answer.cancel()
+    contender.call("remaining")  # the loop does one after the other
 
 
 def by_lost_reply(contender: Contender, proxy: Proxy) -> None:
@@ -68,93 +64,45 @@ def by_lost_reply(contender: Contender, proxy: Proxy) -> None:
     proxy.accept()
 
 
+Fail = Callable[[Contender, Proxy], None]
+GIVEN_UP: list[tuple[str, Fail]] = [("threads", by_time), ("tasks", by_time), ("tasks", by_cancel)]
+BROKEN: list[tuple[str, Fail]] = [("threads", by_lost_reply), ("tasks", by_lost_reply)]
+
+
 def until_heard(contender: Contender) -> None:
     """All replies of the contender's connection have come: they come in order."""
     contender.call("locked")
 
 
-# Another holds the lock with the token
-
-
 @SETTINGS
-def test_acquire_whose_time_is_up_leaves_the_lock_of_who_has_the_token(
-    callers: Callers, server: Server, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
+@pytest.mark.parametrize(("callers", "fail"), GIVEN_UP + BROKEN, indirect=["callers"])
+def test_acquire_that_fails_leaves_the_lock_of_another_with_the_token(
+    callers: Callers, fail: Fail, server: Server, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
 ) -> None:
     holder = callers.contender(callers.client(server.port), timeout=FAR_S)
     assert holder.call("acquire", token=TOKEN) is True
     contender = connected(callers, proxy, **settings)
-    proxy.hold()
-    by_time(contender)
+    fail(contender, proxy)
     proxy.resume()
     until_heard(contender)
     assert undone == []
     assert holder.call("owned") is True
-
-
-@SETTINGS
-def test_acquire_whose_connection_breaks_leaves_the_lock_of_who_has_the_token(
-    callers: Callers, server: Server, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
-) -> None:
-    holder = callers.contender(callers.client(server.port), timeout=FAR_S)
-    assert holder.call("acquire", token=TOKEN) is True
-    contender = connected(callers, proxy, **settings)
-    by_lost_reply(contender, proxy)
-    until_heard(contender)
-    assert undone == []
-    assert holder.call("owned") is True
-
-
-@pytest.mark.parametrize("callers", ["tasks"], indirect=True)
-@SETTINGS
-def test_cancelled_acquire_leaves_the_lock_of_who_has_the_token(
-    callers: Callers, server: Server, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
-) -> None:
-    holder = callers.contender(callers.client(server.port), timeout=FAR_S)
-    assert holder.call("acquire", token=TOKEN) is True
-    contender = connected(callers, proxy, **settings)
-    cancel_under_way(contender, proxy)
-    proxy.resume()
-    until_heard(contender)
-    assert undone == []
-    assert holder.call("owned") is True
-
-
-def cancel_under_way(contender: Contender, proxy: Proxy) -> None:
-    """Cancel an acquire whose reply is kept back."""
-    proxy.hold()
-    known = proxy.requests.total()
-    answer = contender.acquire(token=TOKEN)
-    wait_until(lambda: proxy.requests.total() > known, "it is under way")
-    answer.cancel()
-    contender.call("remaining")  # the loop does one after the other
 
 
 # Nobody holds the lock, and the attempt takes it
 
 
 @SETTINGS
-def test_acquire_whose_time_is_up_gives_back_what_it_has_taken(
-    callers: Callers, proxy: Proxy, client: redis.Redis, settings: dict[str, Any]
+@pytest.mark.parametrize(("callers", "fail"), GIVEN_UP, indirect=["callers"])
+def test_acquire_that_is_given_up_gives_back_what_it_has_taken(
+    callers: Callers, fail: Fail, proxy: Proxy, client: redis.Redis, settings: dict[str, Any]
 ) -> None:
     contender = connected(callers, proxy, **settings)
-    proxy.hold()
-    by_time(contender)
+    fail(contender, proxy)
     assert client.get("name") == TOKEN
     proxy.resume()
     wait_until(lambda: not client.exists("name"), "it is undone")
     assert contender.call("acquire", token=TOKEN, blocking=False) is True
-
-
-@pytest.mark.parametrize("callers", ["tasks"], indirect=True)
-@SETTINGS
-def test_cancelled_acquire_gives_back_what_it_has_taken(
-    callers: Callers, proxy: Proxy, client: redis.Redis, settings: dict[str, Any]
-) -> None:
-    contender = connected(callers, proxy, **settings)
-    cancel_under_way(contender, proxy)
-    assert client.get("name") == TOKEN
-    proxy.resume()
-    wait_until(lambda: not client.exists("name"), "it is undone")
 
 
 def test_acquire_by_tasks_cancelled_at_any_iteration_takes_nothing_and_deletes_nothing(
@@ -201,7 +149,7 @@ def test_acquire_whose_connection_breaks_leaves_what_it_has_taken_to_its_ttl(
 
 
 @SETTINGS
-def test_what_an_attempt_took_is_left_to_who_has_found_it(
+def test_what_an_attempt_took_is_left_to_another_that_has_found_it(
     callers: Callers, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
 ) -> None:
     given_up = connected(callers, proxy, **settings)
@@ -227,9 +175,8 @@ def test_what_an_attempt_took_is_undone_when_none_of_them_holds_it(
 ) -> None:
     given_up = connected(callers, proxy, **settings)
     others = callers.contenders(2, given_up.lock.redis, timeout=FAR_S, **settings)
-    proxy.hold()
     for contender in (given_up, *others):
-        by_time(contender)
+        by_time(contender, proxy)
     assert client.get("name") == TOKEN
     proxy.resume()
     wait_until(lambda: not client.exists("name"), "it is undone")

@@ -22,7 +22,6 @@ import redislock_fast.asyncio
 from redislock_fast import LockLostError
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Sleep, Steps
-from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast.server import Server
@@ -31,20 +30,7 @@ from tests.support.helpers import PATIENCE_S, few, start
 from tests.support.proxy import Proxy
 from tests.support.redlock import clients_of
 from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done, until_queued
-
-
-@pytest.fixture
-def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The tokens that were given to be undone."""
-    tokens: list[bytes] = []
-    clean_up = ServerTransport.clean_up
-
-    def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
-        tokens.extend(token for _, token in entries)
-        clean_up(channel, entries)
-
-    monkeypatch.setattr(ServerTransport, "clean_up", noting)
-    return tokens
+from tests.support.worlds import World, waited
 
 
 def shared_lock(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
@@ -307,38 +293,21 @@ def test_waiting_with_a_brought_token_that_fails_leaves_what_another_holds_with_
     assert undone == []
 
 
-def test_release_of_what_was_lost_leaves_what_a_thread_has_acquired(client: redis.Redis) -> None:
-    class Overtaken(redislock_fast.Lock):
+def test_release_of_what_was_lost_leaves_what_another_has_acquired(
+    world: World, our_lock: Any, client: redis.Redis
+) -> None:
+    class Overtaken(our_lock):  # type: ignore[misc]
         def do_release(self, expected_token: Any) -> None:
             if client.get("name") == expected_token:
                 client.delete("name")
-                assert start(self.acquire).result(PATIENCE_S)
-            super().do_release(expected_token)
+                assert world.beside(lambda: waited(self.acquire()))
+            waited(super().do_release(expected_token))
 
     lock = Overtaken(client, "name", thread_local=False)
     assert lock.acquire()
     with pytest.raises(LockNotOwnedError):
         lock.release()
     assert lock.owned() is True
-
-
-def test_release_of_what_was_lost_leaves_what_a_task_has_acquired(server: Server, client: redis.Redis) -> None:
-    class Overtaken(redislock_fast.asyncio.Lock):
-        async def do_release(self, expected_token: Any) -> None:
-            if client.get("name") == expected_token:
-                client.delete("name")
-                assert await asyncio.create_task(self.acquire())
-            await super().do_release(expected_token)
-
-    async def scenario() -> None:
-        async with redis.asyncio.Redis(port=server.port) as async_client:
-            lock = Overtaken(async_client, "name", thread_local=False)
-            assert await lock.acquire()
-            with pytest.raises(LockNotOwnedError):
-                await lock.release()
-            assert await lock.owned() is True
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
