@@ -87,9 +87,16 @@ FAULTS = (
     Fault(
         "lock is handed over to a waiter whose connection is gone",
         "_protocol/lua/hand_over.lua",
-        "local is_there = listeners[2] and listeners[2] > 0",
-        "local is_there = true",
+        "is_there = listeners[2] and listeners[2] > 0",
+        "is_there = true",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "field of a waiter stays behind when the lock is handed over to it",
+        "_protocol/lua/hand_over.lua",
+        "redis.call('hdel', waiters, 't' .. token)",
+        "if not is_there then redis.call('hdel', waiters, 't' .. token) end",
+        "tests/integration/waiting/test_long_queues.py::test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token",
     ),
     Fault(
         "lock that is handed over never expires",

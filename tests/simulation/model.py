@@ -355,18 +355,19 @@ class Model(Keys):
             entry = self._items(waiters).get(b"t" + token)
             if entry is not None:
                 ttl_ms, publish, channel = entry
-                if token == asking:
-                    return self._give(lock, token, ttl_ms)
-                is_there = self._is_heard(publish, channel)
-                if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
-                    self._items_to_fill(queue)[token] = arrival
-                    self._keep(queue, 3_600_000)
-                    self.remove(lock)
-                    return False
-                if is_there:
-                    self._publish(publish, channel, b"%b+%d" % (token, arrival))
-                    return self._give(lock, token, ttl_ms)
+                is_there = token == asking
+                if not is_there:
+                    is_there = self._is_heard(publish, channel)
+                    if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
+                        self._items_to_fill(queue)[token] = arrival
+                        self._keep(queue, 3_600_000)
+                        self.remove(lock)
+                        return False
+                    if is_there:
+                        self._publish(publish, channel, b"%b+%d" % (token, arrival))
                 self._remove_item(waiters, b"t" + token)
+                if is_there:
+                    return self._give(lock, token, ttl_ms)
             self.passes_left -= 1
         return None
 
@@ -384,7 +385,7 @@ class Model(Keys):
         waiting, fields = self._items(queue), self._items(waiters)
         if len(fields) > 3 * len(waiting) + 100:
             for name, value in list(fields.items()):
-                if name[1:] not in waiting if name[:1] == b"t" else value < self.now_ms:
+                if name[:1] == b"c" and value < self.now_ms:
                     del fields[name]
 
     def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
@@ -413,6 +414,7 @@ class Model(Keys):
                 return [3]
             if given is False:
                 self._remove_item(queue, token)
+                self._remove_item(waiters, b"t" + token)
                 given = self._give(lock, token, ttl_ms)
             value = given
             if is_held_with(value, token):

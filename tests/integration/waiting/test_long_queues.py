@@ -66,6 +66,19 @@ def test_a_lock_that_was_deleted_is_taken_by_a_waiter_behind_many_that_are_gone(
     waiter.release()
 
 
+def test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    answer = waiter.acquire()
+    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    assert [] == [field for field in client.hkeys(WAITERS) if field.startswith(b"t")]
+    waiter.release()
+
+
 @pytest.mark.parametrize("is_awake", [False, True], ids=["processes that are gone", "processes that wait"])
 def test_a_health_check_drops_old_fields_in_pieces(client: redis.Redis, is_awake: bool) -> None:
     awake_until_ms = int(1000 * time.time()) + (1_000_000 if is_awake else -1)

@@ -5,7 +5,7 @@
 -- queue    sorted set: the waiters' tokens, made by the library, scored by their arrival in the server's microseconds
 -- waiters  hash: "t<token>" is "<ttl_ms> <publish> <channel>": the ttl that a waiter wants (0: for ever) and how it is
 --          notified; "c<channel>" is until when, in milliseconds, the channel's process counts as awake. wait.lua drops
---          old fields; the last waiter drops the hash
+--          those of processes that are gone; the last waiter drops the hash
 --
 -- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few. For the
 -- same reason one script passes over a limited number of waiters: with more, the client sends the script again.
@@ -47,25 +47,25 @@ local function hand_over(lock, queue, waiters, asking)
         local entry = redis.call('hget', waiters, 't' .. token)
         if entry then
             local ttl_ms, publish, channel = string.match(entry, '^(%d+) (%a+) (.*)$')
-            if token == asking then
-                return give(lock, token, ttl_ms)
+            local is_there = token == asking
+            if not is_there then
+                -- The server asks for listeners first: a former primary delivers the messages that its replication
+                -- brings, and a listener that is still there must not receive what was passed on here.
+                local ask = publish == 'spublish' and 'shardnumsub' or 'numsub'
+                local listeners = redis.pcall('pubsub', ask, channel)
+                is_there = listeners[2] and listeners[2] > 0
+                local told = is_there and redis.pcall(publish, channel, token .. '+' .. first[2])
+                if listeners.err or type(told) == 'table' then -- forbidden here: a health check hands over
+                    redis.call('zadd', queue, first[2], token)
+                    redis.call('expire', queue, 3600)
+                    redis.call('del', lock)
+                    return false
+                end
             end
-            -- The server asks for listeners first: a former primary delivers the messages that its replication brings,
-            -- and a listener that is still there must not receive what was passed on here.
-            local ask = publish == 'spublish' and 'shardnumsub' or 'numsub'
-            local listeners = redis.pcall('pubsub', ask, channel)
-            local is_there = listeners[2] and listeners[2] > 0
-            local told = is_there and redis.pcall(publish, channel, token .. '+' .. first[2])
-            if listeners.err or type(told) == 'table' then -- forbidden here: a health check hands over
-                redis.call('zadd', queue, first[2], token)
-                redis.call('expire', queue, 3600)
-                redis.call('del', lock)
-                return false
-            end
+            redis.call('hdel', waiters, 't' .. token)
             if is_there then
                 return give(lock, token, ttl_ms)
             end
-            redis.call('hdel', waiters, 't' .. token)
         end
         passes_left = passes_left - 1
     end

@@ -38,8 +38,8 @@ local function pass_over_sleepers(now_ms)
     end
 end
 
--- Drop fields of waiters that have left and of processes that are gone, once there are many: those among some 200
--- fields from a random place, since a look at all of them would hold up the server.
+-- Drop the fields of processes that are gone, once there are many: those among some 200 fields from a random place,
+-- since a look at all of them would hold up the server.
 local function clean(now_ms, cursor)
     if redis.call('hlen', waiters) <= 3 * redis.call('zcard', queue) + 100 then
         return
@@ -48,15 +48,8 @@ local function clean(now_ms, cursor)
     local fields = scanned[2] or {} -- none where HSCAN is forbidden: the hash ends with its ttl
     local useless = {}
     for i = 1, #fields, 2 do
-        local name = fields[i]
-        local is_of_use
-        if string.sub(name, 1, 1) == 'c' then
-            is_of_use = tonumber(fields[i + 1]) >= now_ms
-        else
-            is_of_use = redis.call('zscore', queue, string.sub(name, 2))
-        end
-        if not is_of_use then
-            useless[#useless + 1] = name
+        if string.sub(fields[i], 1, 1) == 'c' and tonumber(fields[i + 1]) < now_ms then
+            useless[#useless + 1] = fields[i]
         end
     end
     if useless[1] then
@@ -98,6 +91,7 @@ if not value then
     end
     if not value then -- the head cannot be notified: take it out of order
         redis.call('zrem', queue, token)
+        redis.call('hdel', waiters, 't' .. token)
         value = give(lock, token, ARGV[2])
     end
     if is_held_with(value, token) then
