@@ -157,6 +157,9 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         Raises:
             redis.exceptions.ConnectionError: and whatever `execute` raises.
         """
+        waiter = self.waiter(key, token)
+        if waiter is not None:  # as in most cases
+            return waiter
         attempts = self._attempts(limit_s)
         while True:
             connection = self.connection
