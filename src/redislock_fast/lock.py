@@ -129,7 +129,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        owner = self.local
+        owner = self._owners
         if (
             self._options is None
             and sleep is blocking_timeout is token is self.blocking_timeout is None
@@ -154,7 +154,8 @@ class Lock(UncontendedBase, redis.lock.Lock):
 
     def owned(self) -> bool:
         """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
-        return bool(drive(self._transport, self._checking_owned(self._held().token)))
+        held = self._held()
+        return bool(drive(self._transport, self._checking_owned(held, held.token)))
 
     # ---- release, extend, reacquire ----
 
@@ -173,7 +174,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        owner = self.local
+        owner = self._owners
         token = owner.token
         if (
             type(token) is bytes

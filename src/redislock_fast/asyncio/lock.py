@@ -139,7 +139,8 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
-        return named(drive(self._transport, self._checking_owned(self._held().token)), "Lock.owned")
+        held = self._held()
+        return named(drive(self._transport, self._checking_owned(held, held.token)), "Lock.owned")
 
     # ---- release, extend, reacquire ----
 
