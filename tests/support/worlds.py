@@ -117,6 +117,10 @@ class Clients:
         """The synchronous client for this one."""
         return next(client for client, known in self._pairs if known is beside)
 
+    def keep(self, client: redis.asyncio.Redis) -> None:
+        """Close this client behind the test."""
+        self._made.append(client)
+
     async def aclose(self) -> None:
         """Close the asyncio clients."""
         for client in (*(beside for _, beside in self._pairs), *self._made):
@@ -243,6 +247,11 @@ class World:
             return self._clients.make(port, **options)
         self._connected.append(redis.Redis(host="127.0.0.1", port=port, **options))
         return self._connected[-1]
+
+    def keep(self, client: Any) -> Any:
+        """A client for this world that the test has made, which lives as long as the test."""
+        (self._connected.append if self.in_threads else self._clients.keep)(client)
+        return client
 
     def lock(self, client: Any, name: str | bytes = "name", **settings: Any) -> Any:
         """A lock of ours on a client for this world."""

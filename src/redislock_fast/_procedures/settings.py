@@ -180,6 +180,10 @@ class LockSettings:
             refuse_unknown(type(self), options)
             self._options = Options(adaptive=adaptive, **options)
             self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+            if self._options.wait_replicas and not transport.sends_wait:
+                raise ValueError(
+                    f"the lock {name!r} cannot wait for replicas: its client sends commands in its own way"
+                )
             if self._options.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()

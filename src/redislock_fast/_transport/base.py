@@ -6,7 +6,6 @@ Nothing here waits, sends or receives.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,9 +27,7 @@ from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 
-logger = logging.getLogger(__name__)
-
-__all__ = ["Encoding", "Registry", "ServerTransport", "is_cluster"]
+__all__ = ["Encoding", "Registry", "ServerTransport"]
 
 
 class Encoding:
@@ -38,11 +35,20 @@ class Encoding:
 
     Args:
         owner: an object with redis-py's `get_encoder`.
+
+    Attributes:
+        sends_wait: whether `WAIT` can follow a request on its connection.
     """
 
+    sends_wait = True
+
     def __init__(self, owner: Any) -> None:
-        self._encoder = owner.get_encoder()
+        self._encoder = self._encoder_of(owner)
         self._utf8 = (self._encoder.encoding, self._encoder.encoding_errors) == ("utf-8", "strict")
+
+    @staticmethod
+    def _encoder_of(owner: Any) -> Any:
+        return owner.get_encoder()
 
     def encode(self, value: object) -> bytes:
         """A name or token as bytes."""
@@ -267,44 +273,3 @@ class Registry(Generic[Transport]):
                 transport = self._transports[id(owner)] = make(owner)
                 weakref.finalize(owner, self._transports.pop, id(owner), None).atexit = False
         return transport
-
-
-def is_cluster(client: Any, for_asyncio: bool) -> bool:
-    """Whether this is redis-py's cluster client. The callers remember it for each class of clients.
-
-    Args:
-        client: what a lock was given.
-        for_asyncio: whether the lock is an asyncio lock.
-
-    Raises:
-        TypeError: for a pipeline, for a client of the other kind (blocking or asyncio), and for any other object.
-    """
-    kind = type(client)
-    _warn_of_own_commands(kind)
-    names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in kind.__mro__}
-    plain = {name.removeprefix("asyncio.") for name in names}
-    if plain & {"client.Pipeline", "cluster.ClusterPipeline"}:
-        raise TypeError("a pipeline cannot take a lock: its commands are executed later. Use the client itself")
-    is_asyncio = any(name.startswith("asyncio.") for name in names)
-    if is_asyncio and not for_asyncio:
-        raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
-    if for_asyncio and not is_asyncio and any(base.__module__.startswith("redis.") for base in kind.__mro__):
-        raise TypeError("an asyncio lock needs an asyncio client, from redis.asyncio: this client blocks")
-    if "cluster.RedisCluster" in plain:
-        return True
-    if not hasattr(client, "connection_pool"):
-        where = "redis.asyncio" if for_asyncio else "redis"
-        raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {kind.__name__}")
-    return False
-
-
-def _warn_of_own_commands(kind: type) -> None:
-    """Log that locks do not use a client's own `execute_command`, which may change keys, as a prefix does."""
-    definer = next((base for base in kind.__mro__ if "execute_command" in vars(base)), object)
-    if definer is not object and definer.__module__.partition(".")[0] not in ("redis", "valkey"):
-        logger.warning(
-            "%s.%s overrides execute_command, and locks do not call it: a prefix that it adds to keys is not added to "
-            "the names of locks",
-            definer.__module__,
-            definer.__qualname__,
-        )

@@ -28,7 +28,10 @@ from redislock_fast._procedures.steps import (
     Split,
     Steps,
 )
-from redislock_fast._transport.base import Encoding, Registry, is_cluster
+from redislock_fast._transport.base import Encoding, Registry
+from redislock_fast._transport.client import ClientEncoding
+from redislock_fast._transport.kinds import Kind, has_own_connections, is_mock, kind_of
+from redislock_fast._transport.loop.client import LoopClientTransport
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._util import fork
@@ -94,10 +97,19 @@ class AsyncTransport(Encoding):
         self._servers = {}
 
 
+class AsyncClientTransport(ClientEncoding, AsyncTransport):
+    """An `AsyncTransport` for a client whose own methods send the requests."""
+
+
 _parents: list[object] = []
 
 
 _transports: Registry[AsyncTransport] = Registry()
+_TRANSPORTS: dict[Kind, type[LoopServerTransport]] = {
+    "server": LoopServerTransport,
+    "cluster": LoopClusterTransport,
+    "client": LoopClientTransport,
+}
 _kinds: dict[type, type[LoopServerTransport]] = {}
 
 
@@ -112,11 +124,18 @@ def transport_of(client: Any) -> AsyncTransport:
     """
     kind = _kinds.get(type(client))
     if kind is None:
-        kind = _kinds[type(client)] = (
-            LoopClusterTransport if is_cluster(client, for_asyncio=True) else LoopServerTransport
-        )
+        kind = _TRANSPORTS[kind_of(client, for_asyncio=True)]
+        if not is_mock(client):  # each mock has a class of its own
+            _kinds[type(client)] = kind
+    if kind is LoopServerTransport:
+        transport = _transports.get(id(client.connection_pool))
+        if transport is not None:
+            return transport
+        if has_own_connections(client):
+            kind = LoopClientTransport
     owner = client.connection_pool if kind is LoopServerTransport else client
-    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
+    make = AsyncClientTransport if kind is LoopClientTransport else AsyncTransport
+    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))
 
 
 async def drive(  # noqa: PLR0912  # one branch for each kind of step

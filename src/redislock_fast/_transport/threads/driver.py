@@ -19,7 +19,9 @@ from redislock_fast._procedures.steps import (
     Split,
     Steps,
 )
-from redislock_fast._transport.base import Registry, is_cluster
+from redislock_fast._transport.base import Registry
+from redislock_fast._transport.kinds import Kind, has_own_connections, is_mock, kind_of
+from redislock_fast._transport.threads.client import ThreadClientTransport
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["drive", "transport_of"]
 
 _servers: Registry[ThreadServerTransport] = Registry()
+_TRANSPORTS: dict[Kind, type[ThreadServerTransport]] = {
+    "server": ThreadServerTransport,
+    "cluster": ThreadClusterTransport,
+    "client": ThreadClientTransport,
+}
 _kinds: dict[type, type[ThreadServerTransport]] = {}
 
 
@@ -44,9 +51,15 @@ def transport_of(client: Any) -> ThreadServerTransport:
     """
     kind = _kinds.get(type(client))
     if kind is None:
-        kind = _kinds[type(client)] = (
-            ThreadClusterTransport if is_cluster(client, for_asyncio=False) else ThreadServerTransport
-        )
+        kind = _TRANSPORTS[kind_of(client, for_asyncio=False)]
+        if not is_mock(client):  # each mock has a class of its own
+            _kinds[type(client)] = kind
+    if kind is ThreadServerTransport:
+        transport = _servers.get(id(client.connection_pool))
+        if transport is not None:
+            return transport
+        if has_own_connections(client):
+            kind = ThreadClientTransport
     owner = client.connection_pool if kind is ThreadServerTransport else client
     return _servers.get(id(owner)) or _servers.add(owner, kind)
 

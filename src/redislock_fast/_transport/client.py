@@ -1,0 +1,150 @@
+"""Requests by a client's own methods: the part that threads and event loops share.
+
+The methods are those that redis-py's locks call, with the same arguments. So a client that changes keys, counts calls
+or stands for a server does so for these locks, too. The client alone decides on retries and time limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import hiredis
+from redis.connection import Encoder  # type: ignore[attr-defined]
+from redis.exceptions import ResponseError
+
+from redislock_fast._pipe.base import Args, Bulk, Reply
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.operation import Exchange
+from redislock_fast._transport.base import Encoding
+from redislock_fast._transport.retries import Attempts
+
+__all__ = ["ClientConnection", "ClientEncoding", "ClientPolicy", "answered_here", "read_reply", "requests_of", "start"]
+
+_NOSCRIPT = hiredis.ReplyError("NOSCRIPT the client's own script object sends the SHA-1")
+
+
+class Name(bytes):
+    """A lock's name as bytes. `name` is what the user gave: a client may change that before it is encoded."""
+
+    name: Any
+
+
+class ClientEncoding(Encoding):
+    """Names and tokens as bytes. The client may be a mock, whose encoder encodes nothing."""
+
+    sends_wait = False
+
+    @staticmethod
+    def _encoder_of(owner: Any) -> Any:
+        encoder = owner.get_encoder() if hasattr(owner, "get_encoder") else None
+        if isinstance(encoder, Coroutine):  # of an asynchronous mock
+            encoder.close()
+        return encoder if isinstance(encoder, Encoder) else Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
+
+    def key_of(self, name: object) -> Name:
+        """A lock's name as bytes, with the name itself."""
+        if isinstance(name, Name):
+            return name
+        key = Name(super().key_of(name))
+        key.name = name
+        return key
+
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as bytes. Only their keys tell whether they differ."""
+        return [self.key_of(name) for name in names], False
+
+
+class ClientPolicy(ClientEncoding):
+    """The part of a server transport that differs where the client sends the requests."""
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
+        return {}
+
+    def _give_up(self, connection: Any) -> None:
+        """Keep the client, whatever happened to one of its connections."""
+
+    def _note_trouble(
+        self,
+        attempts: Attempts,  # noqa: ARG002  # the client has made all attempts
+        connection: Any,  # noqa: ARG002  # the client has several, and a cleanup cannot follow on the same one
+        operation: Exchange,
+        trouble: BaseException,
+        unanswered: list[Any],  # noqa: ARG002
+    ) -> bool:
+        """Note that a request failed. Returns False: nothing is sent again."""
+        if not isinstance(trouble, ResponseError):
+            operation.note_unanswered(True)
+        return False
+
+
+class ClientConnection:
+    """A client in the place of a connection.
+
+    Attributes:
+        pipe: sends requests by the client's methods.
+        capabilities: those of every server, since a client may know no other commands.
+        ending: None: its connections are its own affair.
+        registry: None: no messages come, so waiters poll.
+        timeout_s: below 0: the client applies its own time limits.
+    """
+
+    ending = None
+    registry = None
+    timeout_s = -1.0
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.capabilities = Capabilities()
+
+    def close(self) -> None:
+        """Do nothing: the client is the user's."""
+
+    forget = close
+
+
+def start(client: Any, request: Args) -> Any:
+    """Call the client's method for a request. Returns the client's answer; that of an asyncio client is awaitable."""
+    command: Any = request[0]
+    words: Any = request[1:]
+    if command == b"SET":
+        key, token, _, *ttl = words
+        return client.set(_name_of(key), token, nx=True, px=ttl[1] if ttl else None)
+    if command == b"GET":
+        return client.get(_name_of(words[0]))
+    if command == b"EVAL":
+        text, count, *rest = words
+        script = client.register_script(text.decode())
+        return script(keys=[_name_of(key) for key in rest[:count]], args=rest[count:], client=client)
+    return client.execute_command(command.decode(), *map(_name_of, words))
+
+
+def requests_of(requests: list[Args] | Bulk) -> list[Args]:
+    """The requests of a pipeline, one by one: a client may have no pipelines, or others."""
+    return requests.requests() if isinstance(requests, Bulk) else requests
+
+
+def answered_here(request: Args) -> hiredis.ReplyError | None:
+    """The reply to a request that need not be sent; None for all others.
+
+    A script object of redis-py needs the text, and sends the SHA-1 first.
+    """
+    return _NOSCRIPT if request[0] == b"EVALSHA" else None
+
+
+def read_reply(request: Args, answer: Any, encode: Callable[[object], bytes]) -> Reply:
+    """A client's answer as the server's reply. A client decodes some replies, and a mock answers anything."""
+    if request[0] == b"SET":
+        return b"OK" if answer else None
+    if answer is None or type(answer) is int or type(answer) is bytes:
+        return answer
+    if isinstance(answer, str):
+        return encode(answer)
+    if isinstance(answer, list):
+        return [encode(item) if isinstance(item, str) else item for item in answer]
+    return b"" if request[0] == b"GET" else int(bool(answer))
+
+
+def _name_of(key: Any) -> Any:
+    return key.name if isinstance(key, Name) else key

@@ -1,0 +1,81 @@
+"""Which transport serves a client: that of a server, that of a cluster, or one that calls the client's own methods.
+
+A client with methods of its own in place of redis-py's may change what they do, as a prefix for keys does; a connection
+that is none of redis-py's may have no socket. Locks of these clients use the client's methods as redis-py's locks do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["Kind", "has_own_connections", "is_mock", "kind_of"]
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["server", "cluster", "client"]
+
+_LIBRARIES = ("redis", "valkey")
+_METHODS = ("execute_command", "set", "get", "evalsha", "script_load", "register_script")
+_CONNECTION_METHODS = ("send_command", "send_packed_command", "pack_command", "read_response")
+
+
+def kind_of(client: Any, for_asyncio: bool) -> Kind:
+    """The kind of transport for a client: "client" where the locks must call the client's own methods.
+
+    Args:
+        client: what a lock was given.
+        for_asyncio: whether the lock is an asyncio lock.
+
+    Raises:
+        TypeError: for a pipeline, for a client of the other kind (blocking or asyncio), and for any other object.
+    """
+    class_ = client.__class__  # of a mock: the class that it stands for
+    names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in class_.__mro__}
+    plain = {name.removeprefix("asyncio.") for name in names}
+    if plain & {"client.Pipeline", "cluster.ClusterPipeline"}:
+        raise TypeError("a pipeline cannot take a lock: its commands are executed later. Use the client itself")
+    is_asyncio = any(name.startswith("asyncio.") for name in names)
+    if is_asyncio and not for_asyncio:
+        raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
+    is_client = any(map(_is_of_library, class_.__mro__))
+    if for_asyncio and not is_asyncio and is_client:
+        raise TypeError("an asyncio lock needs an asyncio client, from redis.asyncio: this client blocks")
+    if not is_client and not all(callable(getattr(client, name, None)) for name in ("set", "get", "register_script")):
+        where = "redis.asyncio" if for_asyncio else "redis"
+        raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {class_.__name__}")
+    if is_mock(client) or not is_client or _overrides(class_, _METHODS):
+        _tell(f"{class_.__module__}.{class_.__qualname__}", "has methods of its own")
+        return "client"
+    return "cluster" if "cluster.RedisCluster" in plain else "server"
+
+
+def is_mock(client: Any) -> bool:
+    """Whether an object says that it is of another class than its own, as mocks do."""
+    return client.__class__ is not type(client)
+
+
+def has_own_connections(client: Any) -> bool:
+    """Whether the connections of a client's pool are none of redis-py's, or send and read in their own way."""
+    connection_class = getattr(client.connection_pool, "connection_class", object)
+    own = not any(map(_is_of_library, connection_class.__mro__)) or _overrides(connection_class, _CONNECTION_METHODS)
+    if own:
+        _tell(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
+    return own
+
+
+def _is_of_library(class_: type) -> bool:
+    return class_.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _overrides(class_: type, methods: Iterable[str]) -> bool:
+    """Whether a class outside of redis-py defines one of the methods. A tracer replaces those of redis-py's classes."""
+    return any(not _is_of_library(base) and not vars(base).keys().isdisjoint(methods) for base in class_.__mro__)
+
+
+@lru_cache
+def _tell(name: str, reason: str) -> None:
+    """Log it, once for each class."""
+    logger.info("%s %s: locks call the client's own methods, as redis-py's locks do, and poll", name, reason)

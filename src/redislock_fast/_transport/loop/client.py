@@ -1,0 +1,114 @@
+"""The transport of a client whose own methods must send the requests, for event loops; see `_transport/kinds.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Coroutine
+from typing import Any
+
+import hiredis
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    ResponseError,
+)
+
+from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
+from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._transport.client import (
+    ClientConnection,
+    ClientPolicy,
+    answered_here,
+    read_reply,
+    requests_of,
+    start,
+)
+from redislock_fast._transport.loop.end import LoopEnd
+from redislock_fast._transport.loop.server import LoopServerTransport
+
+__all__ = ["LoopClientTransport"]
+
+
+class _Pipe:
+    """Sends each request by the client's methods, in the calling task; see `_pipe.loop_py.Pipe`.
+
+    Args:
+        transport: of the client.
+
+    Attributes:
+        closed: never done.
+    """
+
+    broken = False
+    silence_s = 0.0
+
+    def __init__(self, transport: LoopClientTransport) -> None:
+        self._transport = weakref.ref(transport)
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def call(self, args: Args, timeout_s: float = -1.0) -> Reply:  # noqa: ARG002  # the client has its own limits
+        transport = self._transport()
+        if transport is None:
+            raise ConnectionError("the client is gone")
+        return answered_here(args) or await transport.send(args)
+
+    async def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:  # noqa: ARG002  # as above
+        return [await self._try(args) for args in requests_of(requests)]
+
+    async def _try(self, args: Args) -> Reply:
+        """`call`, whose error for one lock of a batch must not hide the replies for the others."""
+        try:
+            return await self.call(args)
+        except ResponseError as error:
+            return hiredis.ReplyError(str(error))
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        transport = self._transport()
+        if transport is not None:
+            transport.start(self._post(args, on_reply))
+
+    async def _post(self, args: Args, on_reply: OnReply | None) -> None:
+        with contextlib.suppress(Exception):  # no caller waits: without a reply, the outcome is unknown
+            reply = await self.call(args)
+            if on_reply is not None:
+                on_reply(reply)
+
+    def abandon(self) -> None:
+        """In a forked child: do nothing, since the client's connections are its own affair."""
+
+
+class LoopClientTransport(ClientPolicy, LoopServerTransport):
+    """All locks of one client in one event loop, by the client's own methods.
+
+    Args:
+        owner: the client.
+        end: as for `LoopServerTransport`.
+    """
+
+    def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
+        super().__init__(owner, end)
+        connection: Any = ClientConnection(_Pipe(self))
+        self.connection = connection
+
+    async def send(self, request: Args) -> Reply:
+        """Send a request by the client's methods, and wait for the reply."""
+        try:
+            answer = await start(self._live_owner(), request)
+        except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
+            answer = b""
+        return read_reply(request, answer, self.encode)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in a task that ends with the loop."""
+        self._start(work)
+
+    async def _call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`LoopServerTransport._call_heard`; no reply comes later."""
+        heard = Heard(claim, request, _nothing)
+        heard(await connection.pipe.call(request, timeout_s))
+        return heard.reply
+
+
+def _nothing(_: object) -> None:
+    pass

@@ -1,0 +1,105 @@
+"""The transport of a client whose own methods must send the requests, for threads; see `_transport/kinds.py`."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import hiredis
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    ResponseError,
+)
+
+from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
+from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._transport.client import (
+    ClientConnection,
+    ClientPolicy,
+    answered_here,
+    read_reply,
+    requests_of,
+    start,
+)
+from redislock_fast._transport.threads.server import ThreadServerTransport
+
+__all__ = ["ThreadClientTransport"]
+
+
+class _Pipe:
+    """Sends each request by the client's methods, in the calling thread; see `_pipe.base.Pipe`.
+
+    Args:
+        transport: of the client.
+    """
+
+    broken = False
+    silence_s = 0.0
+
+    def __init__(self, transport: ThreadClientTransport) -> None:
+        self._transport = weakref.ref(transport)
+
+    def call(self, args: Args, timeout_s: float = -1.0) -> Reply:  # noqa: ARG002  # the client has limits of its own
+        transport = self._transport()
+        if transport is None:
+            raise ConnectionError("the client is gone")
+        return answered_here(args) or transport.send(args)
+
+    def ask(self, args: Args, timeout_s: float, inside: set[int]) -> Reply:  # noqa: ARG002  # no thread reads for others
+        return self.call(args)
+
+    def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:  # noqa: ARG002  # as above
+        return list(map(self._try, requests_of(requests)))
+
+    def _try(self, args: Args) -> Reply:
+        """`call`, whose error for one lock of a batch must not hide the replies for the others."""
+        try:
+            return self.call(args)
+        except ResponseError as error:
+            return hiredis.ReplyError(str(error))
+
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        try:
+            reply = self.call(args)
+        except Exception as error:
+            raise ConnectionBroken(True, str(error)) from error
+        if on_reply is not None:
+            on_reply(reply)
+
+
+class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
+    """All locks of one client, by the client's own methods.
+
+    Args:
+        owner: the client.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.connection = self._new_connection()
+
+    def _new_connection(self) -> Any:
+        return ClientConnection(_Pipe(self))
+
+    def forget(self) -> None:
+        """In a forked child: leave the cleanup to the parent."""
+        super().forget()
+        self.connection = self._new_connection()
+
+    def send(self, request: Args) -> Reply:
+        """Send a request by the client's methods, and wait for the reply."""
+        try:
+            answer = start(self._live_owner(), request)
+        except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
+            answer = b""
+        return read_reply(request, answer, self.encode)
+
+    def call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`ThreadCleanup.call_heard`; no reply comes later."""
+        heard = Heard(claim, request, _nothing)
+        heard(connection.pipe.call(request, timeout_s))
+        return heard.reply
+
+
+def _nothing(_: object) -> None:
+    pass

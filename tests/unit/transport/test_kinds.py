@@ -1,0 +1,115 @@
+"""Unit tests: which transport serves a client. No server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock, create_autospec
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.cluster
+from kombu.transport.redis import PrefixedStrictRedis
+
+from redislock_fast._transport import kinds
+from redislock_fast._transport.kinds import has_own_connections, kind_of
+
+CLIENTS = pytest.mark.parametrize("client_class", [redis.Redis, redis.asyncio.Redis])
+
+
+class Wrapper:
+    """A client that delegates to another."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@CLIENTS
+def test_subclass_without_commands_of_its_own_has_a_server(client_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(client_class):  # type: ignore[misc]
+        def lock(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(client_class, "execute_command", lambda *_: None)  # as a tracer does
+    client = Plain()
+    assert kind_of(client, client_class is redis.asyncio.Redis) == "server"
+    assert not has_own_connections(client)
+
+
+@CLIENTS
+@pytest.mark.parametrize("method", ["execute_command", "set", "get", "evalsha", "script_load", "register_script"])
+def test_subclass_with_a_method_of_its_own_is_called(client_class: Any, method: str) -> None:
+    base = type("Base", (client_class,), {method: lambda *_: None})
+    assert kind_of(type("Derived", (base,), {})(), client_class is redis.asyncio.Redis) == "client"
+
+
+@pytest.mark.parametrize(
+    ("client", "for_asyncio"),
+    [
+        (PrefixedStrictRedis(global_keyprefix="prefix:"), False),  # type: ignore[no-untyped-call]
+        (create_autospec(redis.Redis), False),
+        (create_autospec(redis.Redis, instance=True), False),
+        (create_autospec(redis.cluster.RedisCluster), False),
+        (MagicMock(spec=redis.Redis), False),
+        (MagicMock(), False),
+        (AsyncMock(spec=redis.asyncio.Redis), True),
+        (AsyncMock(), True),
+        (Wrapper(redis.Redis()), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_objects_with_redis_pys_methods_are_called(client: Any, for_asyncio: bool) -> None:
+    assert kind_of(client, for_asyncio) == "client"
+
+
+@pytest.mark.parametrize("client", [fakeredis.FakeRedis(), fakeredis.FakeAsyncRedis(), fakeredis.FakeStrictRedis()])
+def test_a_fake_server_has_connections_of_its_own(client: Any) -> None:
+    assert has_own_connections(client)
+
+
+def test_a_connection_class_that_reads_in_its_own_way_is_not_used() -> None:
+    class Recording(redis.Connection):
+        def read_response(self, *args: Any, **options: Any) -> Any:
+            return super().read_response(*args, **options)
+
+    class Named(redis.Connection):
+        pass
+
+    def client(connection_class: type[redis.Connection]) -> redis.Redis:
+        return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class))
+
+    assert [has_own_connections(client(kind)) for kind in (Recording, Named)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("client", "for_asyncio"),
+    [
+        (create_autospec(redis.asyncio.Redis), False),
+        (create_autospec(redis.Redis), True),
+        (redis.asyncio.Redis(), False),
+        (redis.Redis(), True),
+        (redis.Redis().pipeline(), False),
+        ("name", False),
+        (None, True),
+        ({}, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_clients_of_the_other_kind_and_other_objects_are_refused(client: Any, for_asyncio: bool) -> None:
+    with pytest.raises(TypeError, match="lock"):
+        kind_of(client, for_asyncio)
+
+
+def test_the_log_says_once_for_each_class_that_its_methods_are_called(caplog: pytest.LogCaptureFixture) -> None:
+    kinds._tell.cache_clear()
+    with caplog.at_level(logging.INFO, kinds.__name__):
+        for _ in range(2):
+            kind_of(PrefixedStrictRedis(), False)  # type: ignore[no-untyped-call]
+            has_own_connections(fakeredis.FakeRedis())
+    expected = ["kombu.transport.redis.PrefixedStrictRedis has methods", "FakeRedisConnection sends and reads"]
+    assert [text in record for text, record in zip(expected, caplog.messages, strict=True)] == [True, True]
