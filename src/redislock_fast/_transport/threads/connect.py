@@ -18,7 +18,7 @@ from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, 
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
-from redislock_fast._util.redis_py import redis_error, settings_of
+from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 
 __all__ = ["Connection", "connecting_error", "open_connection"]
@@ -84,7 +84,8 @@ def open_connection(pool: redis.ConnectionPool, ends_at: float | None) -> Connec
             settings[name] = limit_s if own is None else min(own, limit_s)
     connection: Any = pool.connection_class(**settings)
     try:
-        connection.connect()
+        with redis_errors():
+            connection.connect()
     except Exception as error:
         if error.__context__ is not None:  # it keeps redis-py's frame, which keeps it, and so all frames of our callers
             error.__context__.__traceback__ = None
