@@ -107,9 +107,9 @@ FAULTS = (
         (
             "        if self._generation != fork.generation:\n"
             "            self._own_nothing()\n"
-            "        owner: Owner = self.local.held()\n"
+            "        owner: Owner = self._owners.held()\n"
         ),
-        "        owner: Owner = self.local.held()\n",
+        "        owner: Owner = self._owners.held()\n",
         "tests/compat/test_fixed_bugs_process.py::test_forked_child_cannot_release_its_parents_lock[ours-valkey]",
     ),
     Fault(

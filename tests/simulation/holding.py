@@ -32,7 +32,7 @@ from redislock_fast._util.errors import LossReason
 from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.asyncio import Lock
 from tests.simulation.faults import Faults
-from tests.simulation.holders import Holder, Stay
+from tests.simulation.holders import Holder, Stay, token_of
 from tests.simulation.loop import Loop, Transport
 from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
@@ -309,7 +309,7 @@ class Simulation:
             lock = stay.lock()
             if lock is None or stay.holder.process.dead or stay.over:
                 continue
-            if lock.local.token != stay.token:
+            if token_of(lock) != stay.token:
                 self._check_forgotten(stay)
                 continue
             left_s = lock.remaining()

@@ -157,7 +157,7 @@ class AcquireBase(LeaseBase):
     def _attempting_for_caller(self, token: Any) -> Steps:
         """Make one attempt for a caller of `do_acquire`. Returns whether the lock is held."""
         owner = self._acting() or self._mine()
-        token = self._transport.encode(token)
+        token = self._encoded(token)
         attempt = self._new_attempt(token, token is owner.own_token, owner)
         yield Execute(attempt, None if owner.limit is None else owner.limit.left_s())
         if attempt.result:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.local import Local, owners_of
 from redislock_fast._lease.metrics import report
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner, current_task
@@ -192,14 +193,24 @@ class LeaseBase(LockSettings, LeaseHolder):
         """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
-        owner: Owner = self.local.held()
+        owner: Owner = self._owners.held()
         return owner
+
+    @property
+    def local(self) -> Any:
+        """As redis-py's: `local.token` is the caller's token, and may be set."""
+        self._held()
+        return Local(self._owners, self._transport.encode)
+
+    @local.setter
+    def local(self, local: Any) -> None:
+        self._owners = owners_of(local)
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
         if self._generation != fork.generation:
             self._own_nothing()
-        owner: Owner = self.local.mine()
+        owner: Owner = self._owners.mine()
         return owner
 
     def _held_with_ttl(self, verb: str) -> Owner:
@@ -222,12 +233,11 @@ class LeaseBase(LockSettings, LeaseHolder):
         """The owner's token. Where the owner is shared, another caller may have released it meanwhile."""
         if held.token is None:
             raise self._unlocked(f"Cannot {verb} an unlocked lock")
-        token: bytes = self._transport.encode(held.token)  # a user may have set `local.token` to a str
-        return token
+        return self._encoded(held.token)  # a user may have set `local.token` to a str
 
     def _unlocked(self, message: str) -> LockError:
         """The error for a caller that holds nothing. It says so where another task holds the lock by this object."""
-        if isinstance(self.local, TaskOwners) and self.local.is_held():
+        if isinstance(self._owners, TaskOwners) and self._owners.is_held():
             message += " (another task has acquired it: thread_local=False lets all tasks use it)"
         return LockError(message, lock_name=self.name)
 
@@ -285,7 +295,7 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
         """Whether an acquire with this token, which may be None, may mean the held lock."""
-        return token is None or self._transport.encode(token) == held
+        return token is None or self._encoded(token) == held
 
     def _begin(
         self,

@@ -256,7 +256,7 @@ class LockBase(AcquireBase):
         """Release by token. Returns whether the lock was held with it."""
         if _is_replaced(self.lua_release, RELEASE):
             return (yield from self._calling_script(self.lua_release, [expected_token]))
-        operation = self._release_of(self._transport.encode(expected_token), owner)
+        operation = self._release_of(self._encoded(expected_token), owner)
         return (yield from self._executing_release(operation, owner))
 
     def _calling_script(self, script: Any, args: list[Any]) -> Steps:
@@ -367,6 +367,8 @@ class LockBase(AcquireBase):
             finally:
                 owner.prolonged(prolonging, operation)
             held = operation.result
+            if held and operation.contended:
+                owner.contended = token
         if not held:
             raise self._not_owned("reacquire")
         return True
@@ -379,8 +381,12 @@ class LockBase(AcquireBase):
         yield Execute(read)
         return read.result
 
-    def _checking_owned(self, token: bytes | None) -> Steps:
-        """Returns whether the lock is held with this token. `token` is None where the caller holds nothing."""
+    def _checking_owned(self, owner: Owner, token: bytes | None) -> Steps:
+        """Returns whether the lock is held with the owner's token, which is None where the caller holds nothing."""
         read = ReadHolder(self._key)
         yield Execute(read)
-        return token is not None and is_held_with(read.holder, token)
+        if token is None or not is_held_with(read.holder, token):
+            return False
+        if read.holder != token:
+            owner.contended = token
+        return True

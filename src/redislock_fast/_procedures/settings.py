@@ -23,7 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork
 from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
-from redislock_fast._util.tokens import MARKER, new_token
+from redislock_fast._util.tokens import MARKER, new_token, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,7 +131,7 @@ class LockSettings:
     LUA_EXTEND_SCRIPT: str = EXTEND.script
     LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
 
-    local: Any
+    _owners: Any
 
     _attempt_kind: type[Acquire] = Acquire  # with a new token
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
@@ -200,7 +200,7 @@ class LockSettings:
 
     @abstractmethod
     def _new_owner(self) -> Any:
-        """Make `local`, where `thread_local` is true."""
+        """Make the owners, where `thread_local` is true."""
 
     @property
     def redis(self) -> Any:
@@ -248,7 +248,7 @@ class LockSettings:
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation
-        self.local = self._new_owner() if self.thread_local else SharedOwner()
+        self._owners = self._new_owner() if self.thread_local else SharedOwner()
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
@@ -297,8 +297,11 @@ class LockSettings:
         if token is None:
             fresh = new_token()
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
-        encoded: bytes = self._transport.encode(token)
-        return encoded
+        return self._encoded(token)
+
+    def _encoded(self, token: Any) -> bytes:
+        """A caller's token as bytes. It may be the lock's value, as `local.token` shows it."""
+        return without_flag(self._transport.encode(token))
 
     # An overridden hook may call the original, which finds the owner for which it acts in the context and notes its
     # results there: other callers may use the same lock object at the same time.

@@ -25,6 +25,7 @@ from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
+from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason
 
 __all__ = ["Redlock"]
@@ -86,6 +87,7 @@ class Redlock(RedlockBase):
     # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner,
     # as in `redislock_fast.asyncio.Lock`.
 
+    @coroutine_method
     def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Acquire the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
 
@@ -96,6 +98,7 @@ class Redlock(RedlockBase):
         """
         return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
+    @runs("Redlock.acquire")
     async def _acquire(
         self, owner: Owner, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
@@ -110,13 +113,16 @@ class Redlock(RedlockBase):
             raise
         return acquired
 
+    @coroutine_method
     def release(self) -> Coroutine[Any, Any, None]:
         """Release the lock at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
         return self._release(self._held())
 
+    @runs("Redlock.release")
     async def _release(self, owner: Owner) -> None:
         await self._quorum.drive(self._releasing(owner))
 
+    @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Prolong the lease; sends and raises what `redislock_fast.Redlock.extend` does.
 
@@ -124,11 +130,12 @@ class Redlock(RedlockBase):
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
             replace_ttl: whether `additional_time` is the new ttl instead.
         """
-        return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
+        return named(self._prolong(self._extending(self._held(), additional_time, replace_ttl)), "Redlock.extend")
 
+    @coroutine_method
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
         """Set the lease back to the lock's whole `timeout`; sends and raises what `extend` does."""
-        return self._prolong(self._reacquiring(self._held()))
+        return named(self._prolong(self._reacquiring(self._held())), "Redlock.reacquire")
 
     async def _prolong(self, steps: Steps) -> Literal[True]:
         await self._quorum.drive(steps)
@@ -139,10 +146,12 @@ class Redlock(RedlockBase):
         locked: bool = await self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
+    @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether a majority of the servers has the key with this task's token; see `redislock_fast.Redlock.owned`."""
         return self._owned(self._held())
 
+    @runs("Redlock.owned")
     async def _owned(self, owner: Owner) -> bool:
         return owner.token is not None and bool(await self._quorum.drive(self._reading(owner, owner.token)))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -487,3 +488,13 @@ def test_no_file_is_left_open_by_failed_connections(valkey_proxy: Proxy, connect
     with pytest.raises(redis.ConnectionError):
         lock.locked()
     wait_until(lambda: open_files() <= before, "all files are closed")
+
+
+def test_nothing_is_packed_by_hiredis_which_a_raising_signal_handler_crashes(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(hiredis, "pack_command")
+    with redis.Redis(port=valkey.port, protocol=3, db=3, client_name="name") as client:
+        lock = Lock(client, "name", timeout=10)
+        assert (lock.acquire(), lock.extend(1), lock.owned()) == (True, True, True)
+        lock.release()

@@ -17,7 +17,7 @@ from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Cap
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import redis_error, settings_of
+from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 
 __all__ = ["AsyncConnection", "open_connection"]
 
@@ -91,7 +91,8 @@ async def open_connection(pool: Any, end: LoopEnd) -> AsyncConnection:
     settings["retry"] = Retry(NoBackoff(), 0)
     connection = pool.connection_class(**settings)
     try:
-        await connection.connect()
+        with redis_errors():
+            await connection.connect()
     except BaseException:  # redis-py cleans up after errors by itself, but not after a cancel
         await connection.disconnect(nowait=True)
         raise
