@@ -155,7 +155,9 @@ def test_acquire_of_what_another_holds_with_the_same_token_fails(client: redis.R
 
 
 @pytest.mark.parametrize("value", [b"job", OURS, OURS + CONTENDED_FLAG], ids=["brought", "ours", "marked"])
-def test_who_goes_on_with_his_own_token_has_the_same_number_and_a_new_lease(client: redis.Redis, value: bytes) -> None:
+def test_acquire_with_the_token_of_the_holder_has_the_same_number_and_a_new_lease(
+    client: redis.Redis, value: bytes
+) -> None:
     token = value.removesuffix(CONTENDED_FLAG)
     acquire(client, token)
     client.set(KEY, value, px=5_000)
@@ -165,7 +167,7 @@ def test_who_goes_on_with_his_own_token_has_the_same_number_and_a_new_lease(clie
     assert client.get(KEY) == value
 
 
-def test_who_takes_the_lock_by_a_token_that_has_lost_it_has_a_higher_number(client: redis.Redis) -> None:
+def test_acquire_with_a_token_that_has_lost_the_lock_has_a_higher_number(client: redis.Redis) -> None:
     fences = []
     for _ in range(3):
         fences.append(acquire(client, b"job", kind=AcquireOwnFenced).fence)

@@ -189,7 +189,7 @@ def test_where_one_callback_gets_no_thread_the_others_do_not_wait(
         lock.release()
 
 
-# What the lock does in the callback
+# The lock in the callback
 
 
 @SHARED

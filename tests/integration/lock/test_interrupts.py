@@ -400,7 +400,7 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                 return
 
 
-def test_interrupt_of_who_connects_is_raised_once(fleet: list[Server]) -> None:
+def test_interrupt_while_connecting_is_raised_once(fleet: list[Server]) -> None:
     interrupts = [KeyboardInterrupt()]
 
     async def on_connect(connection: redis.asyncio.Connection) -> None:

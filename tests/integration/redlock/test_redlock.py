@@ -246,7 +246,7 @@ def test_lock_that_is_not_held_is_an_error(world: World, make: Make, use: str) -
             work()
 
 
-# Whose it is
+# Ownership
 
 
 def test_token_belongs_to_the_thread_or_task(world: World, make: Make) -> None:

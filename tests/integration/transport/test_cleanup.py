@@ -174,7 +174,7 @@ def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy,
     assert client.keys() == []
 
 
-def test_release_that_arrives_late_spares_who_has_the_same_token(
+def test_release_that_arrives_late_spares_a_holder_with_the_same_token(
     callers: Callers, proxy: Proxy, client: redis.Redis
 ) -> None:
     contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
@@ -206,7 +206,7 @@ def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
     assert client.keys() == []
 
 
-def test_who_may_not_end_connections_goes_on_without(
+def test_user_that_may_not_end_connections_goes_on_without(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
 ) -> None:
     contender = callers.contender(callers.client(server.port, **acl_user(server, "-client").options()))

@@ -375,7 +375,7 @@ def test_a_failed_acquire_is_undone_first_on_the_next_connection(
     assert not direct.exists("name")
 
 
-def test_an_undo_spares_who_took_the_lock_meanwhile(server: Server, proxy: Proxy, connect: Connect) -> None:
+def test_an_undo_spares_a_holder_that_took_the_lock_meanwhile(server: Server, proxy: Proxy, connect: Connect) -> None:
     client = connect(proxy.port, retry=few())
     _acquire_in_vain(proxy, client)
     direct = connect(server.port)

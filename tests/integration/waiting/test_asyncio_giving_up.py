@@ -30,7 +30,7 @@ from tests.support.holding import passing
 from tests.support.waiting import FAR_S, connections, queued
 
 TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S, "thread_local": False}
-"""Settings of who must be told."""
+"""Settings of a waiter that must be notified."""
 
 MOMENTS = 12
 """How many iterations of the loop a grant takes at most, from the socket to its task."""
@@ -224,7 +224,7 @@ async def test_another_looks_for_one_that_is_dropped(
 
 @pytest.mark.slow
 @in_loop
-async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
+async def test_waiter_that_is_not_the_poller_sleeps_until_it_gives_up(
     server: Server,
     client: redis.Redis,
     holder: redislock_fast.Lock,
