@@ -124,7 +124,7 @@ FAULTS = (
         "verdict == _TAKEN or (verdict == _HELD and self.unsettled)",
         "verdict in (_TAKEN, _HELD)",
         (
-            "tests/integration/fencing/test_fenced.py::"
+            "tests/unit/protocol/test_fenced.py::"
             "test_acquire_finds_its_own_token_after_a_lost_reply_only[never sent-unmarked]"
         ),
     ),
