@@ -19,7 +19,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
+from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -135,7 +135,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
-            and self._has_own_hooks()
+            and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)
         to_clean_up: CleanupEntries = []
@@ -175,13 +175,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             self._own_nothing()
         owner = self.local
         token = owner.token
-        if (
-            type(token) is bytes
-            and owner.lease is None
-            and owner.releasing is None
-            and self.lua_release is RELEASE
-            and not self._is_overridden("do_release")
-        ):
+        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)
         else:
             drive(self._transport, self._releasing(owner))

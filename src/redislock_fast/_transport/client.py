@@ -58,6 +58,8 @@ class ClientEncoding(Encoding):
 class ClientPolicy(ClientEncoding):
     """The part of a server transport that differs where the client sends the requests."""
 
+    is_observable = False
+
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
         return {}

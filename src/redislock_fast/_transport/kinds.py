@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Kind", "has_own_connections", "is_mock", "kind_of"]
+__all__ = ["Kind", "is_mock", "kind_of", "sends_by_itself"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,14 @@ def is_mock(client: Any) -> bool:
     return client.__class__ is not type(client)
 
 
-def has_own_connections(client: Any) -> bool:
-    """Whether the connections of a client's pool are none of redis-py's, or send and read in their own way."""
+def sends_by_itself(client: Any) -> bool:
+    """Whether this very client must send: it has a method of its own, or connections that are none of redis-py's.
+
+    A tracer of one client gives it such a method.
+    """
+    if "execute_command" in vars(client):
+        _tell(f"{client!r}", "has methods of its own")
+        return True
     connection_class = getattr(client.connection_pool, "connection_class", object)
     own = not any(map(_is_of_library, connection_class.__mro__)) or _overrides(connection_class, _CONNECTION_METHODS)
     if own:

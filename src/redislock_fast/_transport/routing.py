@@ -19,6 +19,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -207,6 +208,11 @@ class ClusterRules(ServerTransport[ConnectionType]):
     @abstractmethod
     def _node_of(self, key: bytes) -> ServerTransport[ConnectionType] | None:
         """The transport of the node that has the key's slot, as far as is known."""
+
+    def pool_of(self, key: bytes) -> Any:
+        """The connection pool of the node that has the key's slot; an empty one as long as there is no connection."""
+        node = self._node_of(key)
+        return SimpleNamespace(connection_kwargs={}) if node is None else node.pool_of(key)
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""

@@ -24,7 +24,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import CleanupEntries
-from redislock_fast._procedures.settings import NOT_ENTERED, RELEASE, Hooks
+from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.uncontended import UncontendedBase
@@ -116,7 +116,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
-            and self._has_own_hooks()
+            and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)
         to_clean_up: CleanupEntries = []
@@ -155,13 +155,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         token = owner.token
-        if (
-            type(token) is bytes
-            and owner.lease is None
-            and owner.releasing is None
-            and self.lua_release is RELEASE
-            and not self._is_overridden("do_release")
-        ):
+        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)
         return drive(self._transport, self._releasing(owner))
 

@@ -15,7 +15,7 @@ import redis.cluster
 from kombu.transport.redis import PrefixedStrictRedis
 
 from redislock_fast._transport import kinds
-from redislock_fast._transport.kinds import has_own_connections, kind_of
+from redislock_fast._transport.kinds import kind_of, sends_by_itself
 from redislock_fast._transport.threads.driver import transport_of
 from tests.support.helpers import in_thread
 
@@ -40,7 +40,7 @@ def test_subclass_without_commands_of_its_own_has_a_server(client_class: Any, mo
     monkeypatch.setattr(client_class, "execute_command", lambda *_: None)  # as a tracer does
     client = Plain()
     assert kind_of(client, client_class is redis.asyncio.Redis) == "server"
-    assert not has_own_connections(client)
+    assert not sends_by_itself(client)
 
 
 @CLIENTS
@@ -71,7 +71,7 @@ def test_other_objects_with_redis_pys_methods_are_called(client: Any, for_asynci
 
 @pytest.mark.parametrize("client", [fakeredis.FakeRedis(), fakeredis.FakeAsyncRedis(), fakeredis.FakeStrictRedis()])
 def test_a_fake_server_has_connections_of_its_own(client: Any) -> None:
-    assert has_own_connections(client)
+    assert sends_by_itself(client)
 
 
 def test_a_connection_class_that_reads_in_its_own_way_is_not_used() -> None:
@@ -85,7 +85,7 @@ def test_a_connection_class_that_reads_in_its_own_way_is_not_used() -> None:
     def client(connection_class: type[redis.Connection]) -> redis.Redis:
         return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class))
 
-    assert [has_own_connections(client(kind)) for kind in (Recording, Named)] == [True, False]
+    assert [sends_by_itself(client(kind)) for kind in (Recording, Named)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_log_says_once_for_each_class_that_its_methods_are_called(caplog: py
     with caplog.at_level(logging.INFO, kinds.__name__):
         for _ in range(2):
             kind_of(PrefixedStrictRedis(), False)  # type: ignore[no-untyped-call]
-            has_own_connections(fakeredis.FakeRedis())
+            sends_by_itself(fakeredis.FakeRedis())
     expected = ["kombu.transport.redis.PrefixedStrictRedis has methods", "FakeRedisConnection sends and reads"]
     assert [text in record for text, record in zip(expected, caplog.messages, strict=True)] == [True, True]
 

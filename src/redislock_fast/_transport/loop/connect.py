@@ -63,7 +63,7 @@ class AsyncConnection:
         """Break the pipe. Each caller that still waits gets an error."""
         self.pipe.close()
 
-    def __del__(self) -> None:
+    def __del__(self, fork: Any = fork) -> None:  # bound here: at the end of the interpreter, the global name is None
         if self._generation == fork.generation:  # in a forked child the loop is the parent's
             self._end.retire(self.pipe)
 

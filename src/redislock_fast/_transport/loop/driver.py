@@ -30,11 +30,13 @@ from redislock_fast._procedures.steps import (
 )
 from redislock_fast._transport.base import Encoding, Registry
 from redislock_fast._transport.client import ClientEncoding
-from redislock_fast._transport.kinds import Kind, has_own_connections, is_mock, kind_of
+from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.loop.client import LoopClientTransport
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._transport.observer import execute_observed_async
 from redislock_fast._util import fork
+from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.acquisition import CleanupEntries
@@ -131,14 +133,14 @@ def transport_of(client: Any) -> AsyncTransport:
         transport = _transports.get(id(client.connection_pool))
         if transport is not None:
             return transport
-        if has_own_connections(client):
+        if sends_by_itself(client):
             kind = LoopClientTransport
     owner = client.connection_pool if kind is LoopServerTransport else client
     make = AsyncClientTransport if kind is LoopClientTransport else AsyncTransport
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))
 
 
-async def drive(  # noqa: PLR0912  # one branch for each kind of step
+async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
     transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
@@ -162,7 +164,10 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
                     node = step.waiter.node
                     answer = await node.listen(step.waiter, step.timeout_s)
                 elif type(step) is Execute:
-                    await server.execute(step.operation, step.limit_s)
+                    if is_observed():
+                        await execute_observed_async(server, step.operation, step.limit_s)
+                    else:
+                        await server.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
                     answer = server.waiter(step.key, step.token)
                     if answer is None:

@@ -20,11 +20,13 @@ from redislock_fast._procedures.steps import (
     Steps,
 )
 from redislock_fast._transport.base import Registry
-from redislock_fast._transport.kinds import Kind, has_own_connections, is_mock, kind_of
+from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
+from redislock_fast._transport.observer import execute_observed
 from redislock_fast._transport.threads.client import ThreadClientTransport
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
+from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.acquisition import CleanupEntries
@@ -58,7 +60,7 @@ def transport_of(client: Any) -> ThreadServerTransport:
         transport = _servers.get(id(client.connection_pool))
         if transport is not None:
             return transport
-        if has_own_connections(client):
+        if sends_by_itself(client):
             kind = ThreadClientTransport
     owner = client.connection_pool if kind is ThreadServerTransport else client
     return _servers.get(id(owner)) or _servers.add(owner, kind)
@@ -88,7 +90,10 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                 if type(step) is Listen:
                     answer = transport.hear(step.waiter.mailbox, step.timeout_s)
                 elif type(step) is Execute:
-                    transport.execute(step.operation, step.limit_s)
+                    if is_observed():
+                        execute_observed(transport, step.operation, step.limit_s)
+                    else:
+                        transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
                 elif type(step) is ExecuteDedicated:

@@ -1,0 +1,129 @@
+"""Has tracers and redis-py's metrics observe an operation as a command of redis-py.
+
+`execute_command` of a stand-in for a client is called with the operation's first request. So the wrapper of a tracer,
+or what redis-py itself records, is around it as around any command. Where redis-py would send the command, the
+operation is executed by our transport. Pipelines are not observed: they do what redis-py's locks do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from redislock_fast._pipe.base import Args
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.operation import Operation
+from redislock_fast._transport.client import read_reply
+from redislock_fast._util.times import clock
+
+__all__ = ["execute_observed", "execute_observed_async"]
+
+
+class _Retry:
+    """Makes one attempt: the transport retries by itself."""
+
+    def call_with_retry(self, do: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        """Do it once."""
+        return do()
+
+
+class _Connection:
+    """What redis-py reads of a connection, to record it."""
+
+    retry = _Retry()
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.host = settings.get("host", "localhost")
+        self.port = settings.get("port", 6379)
+        self.db = settings.get("db", 0)
+
+    @staticmethod
+    def should_reconnect() -> bool:
+        """Never: it is no connection."""
+        return False
+
+
+class _StandIn:
+    """The part of the stand-ins for a client that threads and tasks share. It is used for one command.
+
+    Args:
+        pool: of the client.
+        execute: executes the operation.
+    """
+
+    _single_connection_client = single_connection_client = False
+
+    def __init__(self, pool: Any, execute: Callable[[], Any]) -> None:  # not redis-py's: it would open a client
+        self.connection_pool = pool
+        self.connection = _Connection(pool.connection_kwargs)
+        self._execute = execute
+        self.has_executed = False
+
+    def __del__(self) -> None:
+        """Leave the pool alone."""
+
+    def _send_command_parse_response(self, *_: Any, **__: Any) -> Any:
+        self.has_executed = True
+        return self._execute()
+
+
+class _Client(_StandIn, redis.Redis):  # type: ignore[misc]
+    pass
+
+
+class _AsyncClient(_StandIn, redis.asyncio.Redis):  # type: ignore[misc]
+    async def initialize(self) -> Any:
+        return self
+
+
+def execute_observed(transport: Any, operation: Operation, limit_s: float | None) -> None:
+    """`ThreadServerTransport.execute`, observed as a command of redis-py."""
+    if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
+        transport.execute(operation, limit_s)
+        return
+
+    def execute() -> bool:
+        transport.execute(operation, limit_s)
+        return operation.result
+
+    client = _Client(transport.pool_of(operation.key), execute)
+    capabilities = _capabilities_of(transport)
+    finished = False
+    while not finished:
+        request = operation.request(capabilities, clock())
+        answer = client.execute_command(*_words_of(request))  # type: ignore[no-untyped-call]
+        finished = client.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+
+
+async def execute_observed_async(transport: Any, operation: Operation, limit_s: float | None) -> None:
+    """`LoopServerTransport.execute`, observed as a command of redis-py."""
+    if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
+        await transport.execute(operation, limit_s)
+        return
+
+    async def execute() -> bool:
+        await transport.execute(operation, limit_s)
+        return operation.result
+
+    client = _AsyncClient(transport.pool_of(operation.key), execute)
+    capabilities = _capabilities_of(transport)
+    finished = False
+    while not finished:
+        request = operation.request(capabilities, clock())
+        answer = await client.execute_command(*_words_of(request))  # type: ignore[no-untyped-call]
+        finished = client.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+
+
+def _capabilities_of(transport: Any) -> Capabilities:
+    """Those of the connection; the plain ones where there is none yet, or the requests never leave."""
+    connection = transport.connection
+    return Capabilities() if connection is None else copy(connection.capabilities)
+
+
+def _words_of(request: Args) -> list[Any]:
+    """A request as redis-py has it: tracers expect text."""
+    return [word.decode(errors="replace") if isinstance(word, bytes) else word for word in request]
