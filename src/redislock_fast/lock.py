@@ -64,7 +64,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         wait_timeout: how long to wait for the replicas, in seconds.
         breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts connection errors and
             timeouts only.
-        metrics: gets each acquisition and release; see `Metrics`.
+        metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
 
     `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/holding.md.
 
@@ -129,12 +129,13 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        owner = self.local
+        owner = self._owners
         if (
             self._options is None
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
+            and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)
@@ -154,7 +155,8 @@ class Lock(UncontendedBase, redis.lock.Lock):
 
     def owned(self) -> bool:
         """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
-        return bool(drive(self._transport, self._checking_owned(self._held().token)))
+        held = self._held()
+        return bool(drive(self._transport, self._checking_owned(held, held.token)))
 
     # ---- release, extend, reacquire ----
 
@@ -173,7 +175,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
-        owner = self.local
+        owner = self._owners
         token = owner.token
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)

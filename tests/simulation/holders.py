@@ -32,6 +32,12 @@ class SimulatedLock(Lock):
         return client
 
 
+def token_of(lock: Lock) -> bytes | None:
+    """The token of the held lock, without the contended flag."""
+    token: bytes | None = lock._held().token
+    return token
+
+
 class Stay:
     """One lock that is held, as its holder and the simulation know it.
 
@@ -55,7 +61,9 @@ class Stay:
         self.lock = weakref.ref(lock)
         self.lease = weakref.ref(lock.local.lease)
         self.key = holder.key
-        self.token: bytes = lock.local.token
+        token = token_of(lock)
+        assert token is not None
+        self.token = token
         self.granted_us = 0
         self.begun_s = 0.0
         self.by_hand = False
@@ -138,8 +146,7 @@ class Holder:
 
     def _has(self, lock: Lock) -> bool:
         """Whether the lock object still has what this holder has acquired."""
-        token: bytes | None = lock.local.token
-        return token == self.stays[-1].token
+        return token_of(lock) == self.stays[-1].token
 
     def _new_lock(self) -> SimulatedLock:
         simulation = self.simulation
@@ -205,10 +212,10 @@ class Holder:
         stay = self.stays[-1]
         self.state = "acquiring"
         try:
-            if await lock.acquire_or_extend() and lock.local.token != stay.token:
+            if await lock.acquire_or_extend() and token_of(lock) != stay.token:
                 self._began(lock)
         except Trouble:
-            if lock.local.token != stay.token:  # lost, and not had again
+            if token_of(lock) != stay.token:  # lost, and not had again
                 raise
         self.state = "holding"
 

@@ -1,6 +1,6 @@
 """Owners: the token and lease that a lock object has for each thread, for each task, or for all that share it.
 
-`lock.local` is one of these. Other projects read and set `lock.local.token`, as on redis-py's locks.
+Other projects read and set `lock.local.token`, as on redis-py's locks: `local.py` has it.
 
 Thread safety: each thread has a `ThreadOwner` of its own. All threads or tasks that share a lock object with
 `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a `PendingOwner` of
@@ -45,7 +45,7 @@ class Owner:
         attempt: the last acquire; where the owner is shared, it may be another caller's.
         own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
-        contended: the token of a lock for which others waited when it was granted.
+        contended: the token of a lock whose value is known to have the contended flag.
         retries: how often the last acquire polled again.
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: `expiry` as these requests have left it.
@@ -80,6 +80,11 @@ class Owner:
         """Until when this token's lease is certainly valid; None where it does not expire, or the end is not known."""
         owner, expires_at = self.expiry
         return expires_at if owner == token else None
+
+    def is_contended(self, token: bytes) -> bool:
+        """Whether the value of the lock that is held with this token is known to have the contended flag."""
+        lease = self.lease
+        return self.contended == token or (lease is not None and lease.contended and lease.token == token)
 
     def hold(self, token: bytes | None) -> None:
         """Note that the lock was acquired. A release of unknown outcome with the same token was of an earlier lease."""

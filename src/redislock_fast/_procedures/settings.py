@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import Options, refuse_unknown
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
@@ -23,7 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork
 from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
-from redislock_fast._util.tokens import MARKER, new_token
+from redislock_fast._util.tokens import MARKER, new_token, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,7 +131,7 @@ class LockSettings:
     LUA_EXTEND_SCRIPT: str = EXTEND.script
     LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
 
-    local: Any
+    _owners: Any
 
     _attempt_kind: type[Acquire] = Acquire  # with a new token
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
@@ -140,6 +140,7 @@ class LockSettings:
     _options: Options | None = None
     _is_for_tasks = False
 
+    @spelled_out
     def __init__(
         self,
         redis: Any,
@@ -178,7 +179,7 @@ class LockSettings:
         if wait != "push":  # else the class's attribute serves
             self.wait = wait
         if options or adaptive is not None:
-            refuse_unknown(type(self), options)
+            refuse_unknown(type(self), options, LockSettings.__init__)
             self._options = Options(adaptive=adaptive, **options)
             self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
             if self._options.wait_replicas and not transport.sends_wait:
@@ -199,7 +200,7 @@ class LockSettings:
 
     @abstractmethod
     def _new_owner(self) -> Any:
-        """Make `local`, where `thread_local` is true."""
+        """Make the owners, where `thread_local` is true."""
 
     @property
     def redis(self) -> Any:
@@ -247,7 +248,7 @@ class LockSettings:
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation
-        self.local = self._new_owner() if self.thread_local else SharedOwner()
+        self._owners = self._new_owner() if self.thread_local else SharedOwner()
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.
@@ -296,8 +297,11 @@ class LockSettings:
         if token is None:
             fresh = new_token()
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
-        encoded: bytes = self._transport.encode(token)
-        return encoded
+        return self._encoded(token)
+
+    def _encoded(self, token: Any) -> bytes:
+        """A caller's token as bytes. It may be the lock's value, as `local.token` shows it."""
+        return without_flag(self._transport.encode(token))
 
     # An overridden hook may call the original, which finds the owner for which it acts in the context and notes its
     # results there: other callers may use the same lock object at the same time.
@@ -345,6 +349,7 @@ class LockerBase(Generic[_AnyLock]):
         self._client = client
         self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
 
+    @spelled_out
     def lock(
         self,
         name: str | bytes,

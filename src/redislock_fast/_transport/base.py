@@ -26,7 +26,7 @@ from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.reauth import take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import RetryPolicy, redis_error
+from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import clock
 
 __all__ = ["MOST_LOSSES", "Encoding", "Registry", "ServerTransport"]
@@ -66,7 +66,8 @@ class Encoding:
             return value
         if type(value) is str and self._utf8:  # as the encoder does, but faster
             return value.encode()
-        return bytes(self._encoder.encode(value))
+        with redis_errors():
+            return bytes(self._encoder.encode(value))
 
     def key_of(self, name: object) -> bytes:
         """A lock's name as the key that the client's own commands use for it."""

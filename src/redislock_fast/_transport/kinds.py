@@ -33,11 +33,13 @@ def kind_of(client: Any, for_asyncio: bool) -> Kind:
         TypeError: for a pipeline, for a client of the other kind (blocking or asyncio), and for any other object.
     """
     class_ = client.__class__  # of a mock: the class that it stands for
-    names = {f"{base.__module__}.{base.__qualname__}".removeprefix("redis.") for base in class_.__mro__}
+    names = {_name_in_library(base) for base in class_.__mro__}
     plain = {name.removeprefix("asyncio.") for name in names}
     if plain & {"client.Pipeline", "cluster.ClusterPipeline"}:
         raise TypeError("a pipeline cannot take a lock: its commands are executed later. Use the client itself")
     is_asyncio = any(name.startswith("asyncio.") for name in names)
+    if "cluster.ValkeyCluster" in plain:
+        raise TypeError("a lock takes no cluster client of valkey-py: use redis.RedisCluster, which any Valkey serves")
     if is_asyncio and not for_asyncio:
         raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
     is_client = any(map(_is_of_library, class_.__mro__))
@@ -72,6 +74,12 @@ def sends_by_itself(client: Any) -> bool:
     if own:
         _tell(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
     return own
+
+
+def _name_in_library(class_: type) -> str:
+    """A class's module and name, without the name of the library."""
+    library, _, module = class_.__module__.partition(".")
+    return f"{module if library in _LIBRARIES else class_.__module__}.{class_.__qualname__}"
 
 
 def _is_of_library(class_: type) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.connection import DefaultParser
 from redis.exceptions import RedisError
 
 from redislock_fast._util.times import MOST_FAILURES
 
-__all__ = ["RetryPolicy", "own_copy", "redis_error", "settings_of"]
+__all__ = ["RetryPolicy", "own_copy", "redis_error", "redis_errors", "settings_of"]
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -51,6 +54,27 @@ def redis_error(text: str) -> RedisError:
     """The exception that redis-py raises for an error reply."""
     error: RedisError = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
     return error
+
+
+@contextlib.contextmanager
+def redis_errors() -> Iterator[None]:
+    """Raise redis-py's errors in place of valkey-py's, whose classes have the same names."""
+    try:
+        yield
+    except Exception as error:
+        kind = next(filter(None, map(_redis_pys, type(error).__mro__)), None)
+        if kind is None:
+            raise
+        ours = kind(*error.args)
+        error.__traceback__ = error.__context__ = None  # they keep valkey-py's frames, and all frames of our callers
+        raise ours from None
+
+
+def _redis_pys(kind: type) -> type[Exception] | None:
+    if kind.__module__ != "valkey.exceptions":
+        return None
+    found: type[Exception] | None = getattr(redis.exceptions, kind.__name__.replace("Valkey", "Redis"), None)
+    return found
 
 
 def own_copy(error: _Error) -> _Error:

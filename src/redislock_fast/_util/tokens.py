@@ -13,7 +13,7 @@ import os
 
 from redislock_fast._util import fork
 
-__all__ = ["CONTENDED_FLAG", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token"]
+__all__ = ["CONTENDED_FLAG", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token", "without_flag"]
 
 MARKER = b"rlf:"
 
@@ -50,3 +50,9 @@ def is_ours(token: bytes) -> bool:
 def is_held_with(value: bytes | None, token: bytes) -> bool:
     """Whether a lock with this value is held with this token. A caller's own token never gets the contended flag."""
     return value == token or (value == token + CONTENDED_FLAG and is_ours(token))
+
+
+def without_flag(value: bytes) -> bytes:
+    """The token in a lock's value."""
+    token = value[:TOKEN_BYTES]
+    return token if value == token + CONTENDED_FLAG and is_ours(token) else value

@@ -28,6 +28,7 @@ from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.uncontended import UncontendedBase
+from redislock_fast._util.coroutines import coroutine_method, named
 from redislock_fast._util.errors import LossReason
 
 __all__ = ["Lock"]
@@ -85,6 +86,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
 
     # ---- acquire ----
 
+    @coroutine_method
     def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
     ) -> Coroutine[Any, Any, bool]:
@@ -116,13 +118,14 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
+            and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)
         to_clean_up: CleanupEntries = []
         task = None if self._options is None else current_task()
         steps = self._acquiring(owner, None, blocking, blocking_timeout, token, to_clean_up, task)
-        return drive(self._transport, steps, to_clean_up)
+        return named(drive(self._transport, steps, to_clean_up), "Lock.acquire")
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
@@ -134,12 +137,15 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
         return bool(await drive(self._transport, self._checking_locked()))
 
+    @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
-        return drive(self._transport, self._checking_owned(self._held().token))
+        held = self._held()
+        return named(drive(self._transport, self._checking_owned(held, held.token)), "Lock.owned")
 
     # ---- release, extend, reacquire ----
 
+    @coroutine_method
     def release(self) -> Coroutine[Any, Any, None]:
         """Release the lock.
 
@@ -157,12 +163,13 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         token = owner.token
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)
-        return drive(self._transport, self._releasing(owner))
+        return named(drive(self._transport, self._releasing(owner)), "Lock.release")
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
         await drive(self._transport, self._releasing_for_caller(expected_token))
 
+    @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Prolong the lease.
 
@@ -184,13 +191,14 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
-        return drive(self._transport, steps)
+        return named(drive(self._transport, steps), "Lock.extend")
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
         extended: Literal[True] = await drive(self._transport, self._extending_once(None, additional_time, replace_ttl))
         return extended
 
+    @coroutine_method
     def reacquire(self) -> Awaitable[Literal[True]]:
         """Set the lease back to the lock's whole `timeout`.
 
@@ -206,7 +214,8 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        return drive(self._transport, self._reacquiring(self._held_with_ttl("reacquire")))
+        steps = self._reacquiring(self._held_with_ttl("reacquire"))
+        return named(drive(self._transport, steps), "Lock.reacquire")
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""

@@ -13,6 +13,7 @@ from redis.exceptions import LockError
 from redislock_fast._procedures.batch import BatchBase, BatchLease, Name, Plan, acquiring
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast._util.coroutines import runs
 from redislock_fast.asyncio.lock import Lock
 
 __all__ = ["Acquiring", "Batch", "Locker"]
@@ -87,31 +88,32 @@ class Batch(BatchBase):
             logger.warning("Locks could not be released when exiting context manager: %r", error)
 
 
+@runs("Locker.acquire_many")
+async def _acquire(transport: AsyncTransport, plan: Plan) -> Batch:
+    loop = asyncio.get_running_loop()
+    lease = BatchLease(plan)
+    try:
+        return Batch(transport, lease, await drive(transport, acquiring(lease)))
+    except GeneratorExit:
+        transport.clean_up_dropped(loop, lease.entries())
+        raise
+    except BaseException:
+        transport.clean_up(lease.entries())
+        raise
+
+
 class Acquiring:
-    """Gives the batch to `await`; `async with` also releases the batch on leaving."""
+    """Gives the batch to `await`, once; `async with` also releases the batch on leaving."""
 
     def __init__(self, transport: AsyncTransport, plan: Plan) -> None:
-        self._transport = transport
-        self._plan = plan
+        self._acquiring = _acquire(transport, plan)  # made now: if it is never awaited, Python says so
         self._batch: Batch | None = None
 
-    async def _acquire(self) -> Batch:
-        loop = asyncio.get_running_loop()
-        lease = BatchLease(self._plan)
-        try:
-            return Batch(self._transport, lease, await drive(self._transport, acquiring(lease)))
-        except GeneratorExit:
-            self._transport.clean_up_dropped(loop, lease.entries())
-            raise
-        except BaseException:
-            self._transport.clean_up(lease.entries())
-            raise
-
     def __await__(self) -> Generator[Any, Any, Batch]:
-        return self._acquire().__await__()
+        return self._acquiring.__await__()
 
     async def __aenter__(self) -> Batch:
-        self._batch = await self._acquire()
+        self._batch = await self._acquiring
         return await self._batch.__aenter__()
 
     async def __aexit__(

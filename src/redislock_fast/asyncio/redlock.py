@@ -25,6 +25,7 @@ from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
+from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason
 
 __all__ = ["Redlock"]
@@ -38,7 +39,7 @@ class Redlock(RedlockBase):
     Args:
         servers: a `redis.asyncio.Redis` for each server: an odd number, three at least, none a replica of another.
         name: the key on all of them, bytes or str.
-        timeout: the ttl in seconds, rounded up to whole milliseconds.
+        timeout: the ttl in seconds, rounded up to whole milliseconds, or an `AdaptiveTTL`.
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
@@ -51,6 +52,9 @@ class Redlock(RedlockBase):
             awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
+        reentrant: whether the task that holds the lock may acquire it again.
+        breaker: a circuit breaker, as for `Lock`.
+        metrics: gets each acquisition and release, as for `Lock`.
 
     Raises:
         TypeError: for a pipeline, a cluster or a client that blocks, a `timeout` that is no number, or an `on_lost`
@@ -83,6 +87,7 @@ class Redlock(RedlockBase):
     # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner,
     # as in `redislock_fast.asyncio.Lock`.
 
+    @coroutine_method
     def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Acquire the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
 
@@ -93,6 +98,7 @@ class Redlock(RedlockBase):
         """
         return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
+    @runs("Redlock.acquire")
     async def _acquire(
         self, owner: Owner, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
     ) -> bool:
@@ -107,13 +113,16 @@ class Redlock(RedlockBase):
             raise
         return acquired
 
+    @coroutine_method
     def release(self) -> Coroutine[Any, Any, None]:
         """Release the lock at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
         return self._release(self._held())
 
+    @runs("Redlock.release")
     async def _release(self, owner: Owner) -> None:
         await self._quorum.drive(self._releasing(owner))
 
+    @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Prolong the lease; sends and raises what `redislock_fast.Redlock.extend` does.
 
@@ -121,11 +130,12 @@ class Redlock(RedlockBase):
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
             replace_ttl: whether `additional_time` is the new ttl instead.
         """
-        return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
+        return named(self._prolong(self._extending(self._held(), additional_time, replace_ttl)), "Redlock.extend")
 
+    @coroutine_method
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
         """Set the lease back to the lock's whole `timeout`; sends and raises what `extend` does."""
-        return self._prolong(self._reacquiring(self._held()))
+        return named(self._prolong(self._reacquiring(self._held())), "Redlock.reacquire")
 
     async def _prolong(self, steps: Steps) -> Literal[True]:
         await self._quorum.drive(steps)
@@ -136,10 +146,12 @@ class Redlock(RedlockBase):
         locked: bool = await self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
+    @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether a majority of the servers has the key with this task's token; see `redislock_fast.Redlock.owned`."""
         return self._owned(self._held())
 
+    @runs("Redlock.owned")
     async def _owned(self, owner: Owner) -> bool:
         return owner.token is not None and bool(await self._quorum.drive(self._reading(owner, owner.token)))
 

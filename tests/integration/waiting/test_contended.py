@@ -45,7 +45,6 @@ def test_every_operation_on_a_marked_lock(
     waiter = callers.contender(callers.client(server.port), timeout=FAR_S, sleep=FAR_S if scripts else 0.02)
     assert holder.call("acquire")
     answers = queue_up([waiter], client)
-    token = holder.lock.local.token
     for _ in range(2):
         assert (holder.call("locked"), holder.call("owned"), waiter.call("owned")) == (True, True, False)
         assert holder.call("extend", 10) is True
@@ -54,13 +53,39 @@ def test_every_operation_on_a_marked_lock(
         assert 0 < client.pttl("name") <= 5_000
         assert holder.call("reacquire") is True
         assert 5_000 < client.pttl("name") <= 10_000
-        assert client.get("name") == token + b"+"
-        assert holder.lock.local.token == token
+        assert client.get("name") == holder.lock.local.token
     holder.release()
     hand_round([waiter], answers)
     for verb in ("release", "extend", "reacquire"):
         with pytest.raises(LockError):
             holder.call(verb, *([1] if verb == "extend" else []))
+
+
+@pytest.mark.parametrize("ask", ["owned", "reacquire"])
+def test_local_token_is_the_value_once_a_reply_has_told_of_waiters(
+    callers: Callers, valkey: Server, valkey_client: redis.Redis, ask: str
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(valkey.port), **LATE)
+    assert holder.call("acquire")
+    answers = queue_up([waiter], valkey_client)
+    value = valkey_client.get("name")
+    assert value == holder.lock.local.token + b"+"
+    holder.call(ask)
+    assert value == holder.lock.local.token
+    holder.release()
+    assert answers[0].result(PATIENCE_S)
+    assert valkey_client.get("name") == waiter.lock.local.token
+    waiter.release()
+
+
+def test_value_releases_the_lock_by_hook_as_its_token_does(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    answers = queue_up([waiter], client)
+    holder.call("do_release", client.get("name"))
+    hand_round([waiter], answers)
 
 
 def test_every_operation_on_a_lock_that_was_handed_over(
@@ -72,7 +97,7 @@ def test_every_operation_on_a_lock_that_was_handed_over(
     holder.release()
     assert answers[0].result(PATIENCE_S)
     assert (first.call("locked"), first.call("owned"), second.call("owned")) == (True, True, False)
-    assert client.get("name") in (first.lock.local.token, first.lock.local.token + b"+")
+    assert client.get("name") == first.lock.local.token
     assert first.call("extend", 10) is True
     assert 10_000 < client.pttl("name") <= 20_000
     assert first.call("reacquire") is True
@@ -112,13 +137,14 @@ def test_a_marked_lock_that_was_lost_is_not_owned(callers: Callers, server: Serv
     assert client.get("name") == stolen
 
 
+@pytest.mark.parametrize("by_value", [False, True], ids=["token", "value"])
 def test_another_lock_object_with_the_token_hands_over(
-    callers: Callers, server: Server, client: redis.Redis, holder: Lock
+    callers: Callers, server: Server, client: redis.Redis, holder: Lock, by_value: bool
 ) -> None:
     deputy, waiter = callers.contenders(2, callers.client(server.port), **LATE)
     holder.acquire()
     answers = queue_up([waiter], client)
-    deputy.lock.local.token = holder.local.token
+    deputy.lock.local.token = client.get("name") if by_value else holder.local.token
     assert deputy.call("owned")
     assert deputy.call("extend", 1)
     assert deputy.call("reacquire")
@@ -145,7 +171,9 @@ def test_a_holder_whose_ttl_has_ended_takes_nothing_from_the_next(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_who_holds_a_lock_himself_waits_for_its_end(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_holder_that_acquires_again_waits_for_the_end_of_its_lease(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
     contender = callers.contender(callers.client(server.port), timeout=1.5, sleep=FAR_S)
     assert contender.call("acquire")
     first = contender.lock.local.token

@@ -26,6 +26,7 @@ from redislock_fast._transport.client import (
 )
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._util.redis_py import redis_errors
 
 __all__ = ["LoopClientTransport"]
 
@@ -94,7 +95,8 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
     async def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
-            answer = await start(self._live_owner(), request)
+            with redis_errors():
+                answer = await start(self._live_owner(), request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""
         return read_reply(request, answer, self.encode)

@@ -17,7 +17,7 @@ from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, 
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import redis_error, settings_of
+from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 
 __all__ = ["AsyncConnection", "open_connection"]
 
@@ -93,7 +93,8 @@ async def open_connection(pool: Any, end: LoopEnd, greets: bool) -> AsyncConnect
     settings["retry"] = Retry(NoBackoff(), 0)
     connection = pool.connection_class(**settings)
     try:
-        await connection.connect()
+        with redis_errors():
+            await connection.connect()
     except BaseException:  # redis-py cleans up after errors by itself, but not after a cancel
         await connection.disconnect(nowait=True)
         raise

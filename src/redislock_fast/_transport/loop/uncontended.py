@@ -15,6 +15,7 @@ from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, acquire_request, release_request
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast._util.coroutines import runs
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import new_token
 from redislock_fast._util.tracing import OWN_ASYNC, providers
@@ -63,6 +64,7 @@ class UncontendedBase(LockBase):
         except AttributeError:  # as above
             return False
 
+    @runs("Lock.acquire")
     async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
         token, ttl_ms = new_token(), self._ttl_ms
@@ -102,6 +104,7 @@ class UncontendedBase(LockBase):
         steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
         return bool(await drive(server, steps, to_clean_up))
 
+    @runs("Lock.release")
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""
         server = self._transport.of_running_loop()

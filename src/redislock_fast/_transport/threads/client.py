@@ -22,6 +22,7 @@ from redislock_fast._transport.client import (
     start,
 )
 from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._util.redis_py import redis_errors
 
 __all__ = ["ThreadClientTransport"]
 
@@ -89,7 +90,8 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
     def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
-            answer = start(self._live_owner(), request)
+            with redis_errors():
+                answer = start(self._live_owner(), request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""
         return read_reply(request, answer, self.encode)

@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import Encoder, HiredisRespSerializer, PythonRespSerializer  # type: ignore[attr-defined]
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 from redis.retry import Retry
 
@@ -18,7 +19,7 @@ from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, 
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
-from redislock_fast._util.redis_py import redis_error, settings_of
+from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 
 __all__ = ["Connection", "GreetingBroken", "connecting_error", "open_connection"]
@@ -26,6 +27,10 @@ __all__ = ["Connection", "GreetingBroken", "connecting_error", "open_connection"
 
 class GreetingBroken(ConnectionError):
     """The connection broke while the server was asked for its capabilities: it may have closed it for that."""
+
+
+# In place of hiredis.pack_command, which crashes if a signal handler raises while it makes text of a number (3.5.0).
+_PACKER = PythonRespSerializer(6000, Encoder("utf-8", "strict", False).encode)  # type: ignore[no-untyped-call]
 
 
 class Connection:
@@ -91,8 +96,11 @@ def open_connection(pool: redis.ConnectionPool, ends_at: float | None, greets: b
             own = settings.get(name)
             settings[name] = limit_s if own is None else min(own, limit_s)
     connection: Any = pool.connection_class(**settings)
+    if isinstance(getattr(connection, "_command_packer", None), HiredisRespSerializer):
+        connection._command_packer = _PACKER  # noqa: SLF001  # the parameter would replace a user's class, too
     try:
-        connection.connect()
+        with redis_errors():
+            connection.connect()
     except Exception as error:
         if error.__context__ is not None:  # it keeps redis-py's frame, which keeps it, and so all frames of our callers
             error.__context__.__traceback__ = None
