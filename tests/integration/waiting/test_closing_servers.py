@@ -12,7 +12,6 @@ import redis.asyncio.retry
 import redis.retry
 from redis.backoff import NoBackoff
 
-from redislock_fast._transport import base
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, queue_of
@@ -94,12 +93,18 @@ def test_holder_releases_a_lock_for_which_others_queue(
     assert client.keys() == []
 
 
+@pytest.mark.parametrize("unknown", ["COMMAND", "SUBSCRIBE"])
 def test_log_says_that_locks_poll(
-    world: World, proxy: Proxy, client: redis.Redis, make: MakeClient, caplog: pytest.LogCaptureFixture
+    world: World,
+    proxy: Proxy,
+    client: redis.Redis,
+    make: MakeClient,
+    caplog: pytest.LogCaptureFixture,
+    unknown: str,
 ) -> None:
-    proxy.close_on("SUBSCRIBE")
+    proxy.close_on(unknown)
     client.set("name", "another's")
-    with caplog.at_level(logging.INFO, base.__name__):
+    with caplog.at_level(logging.INFO, "redislock_fast._transport.base"):
         assert not world.lock(make(), **SOON).acquire(blocking_timeout=0.1)
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert "polling" in caplog.text
