@@ -10,7 +10,7 @@ APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=no
 
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
 IN_PARALLEL := --parallel-threads=16 tests/integration/lock/test_parallel.py tests/unit/protocol/test_commands.py \
-	tests/pipe/test_encoding.py
+	tests/unit/util/test_tokens.py tests/pipe/test_encoding.py
 
 # Many tests wait for a lease to end: with three at a time, half of two cores is idle. A file stays together, for the servers
 # that it starts.

@@ -18,7 +18,7 @@ from bench.measuring import arguments, report, rounds, servers
 from bench.measuring.rounds import Entrant, Scene
 from bench.measuring.tables import print_rows
 from bench.renewal import keeping, stalls, terms
-from bench.renewal.keepers import KEEPERS
+from bench.renewal.holders import HOLDERS
 
 HELP = "the cost of holding: many renewed locks, each option, and a stalled interpreter"
 
@@ -74,10 +74,10 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
 
 def _keeping(server: servers.RunningServer, scene: Scene, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    with report.progress(len(KEEPERS)) as step:
-        for (contestant, kind), keeper in KEEPERS.items():
+    with report.progress(len(HOLDERS)) as step:
+        for (contestant, kind), holder in HOLDERS.items():
             step(f"{contestant}, {kind}")
-            figures = keeping.measure(keeper, scene, options.locks, options.ttl, options.seconds)
+            figures = keeping.measure(holder, scene, options.locks, options.ttl, options.seconds)
             rows.append({"contestant": contestant, "kind": kind, **figures})
     title = f"{server.name}; {options.locks:,} locks with a ttl of {options.ttl:g} s; {options.seconds:g} s"
     print_rows(title, keeping.COLUMNS, rows, {})

@@ -15,7 +15,7 @@ import redis
 from bench.measuring.costs import server_cpu_s
 from bench.measuring.rounds import Scene
 from bench.measuring.tables import Column
-from bench.renewal.keepers import Keeper
+from bench.renewal.holders import Holder
 
 _RENEWAL_COMMANDS = ("set", "evalsha", "eval")
 _SEARCHES = 40  # in a ttl, for the lease with the shortest rest
@@ -33,11 +33,11 @@ COLUMNS = (
 )
 
 
-def measure(keeper: Keeper, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
+def measure(holder: Holder, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
     """Measure the cost of locks that are held and renewed.
 
     Args:
-        keeper: holds and renews the locks.
+        holder: holds and renews the locks.
         scene: of the measurement.
         locks: their number.
         ttl_s: their timeout, in seconds.
@@ -45,7 +45,7 @@ def measure(keeper: Keeper, scene: Scene, locks: int, ttl_s: float, seconds: flo
     """
     names = [f"{scene.prefix}:{number}" for number in range(locks)]
     witness = scene.witness
-    with keeper(scene.url, names, ttl_s):
+    with holder(scene.url, names, ttl_s):
         time.sleep(ttl_s / 3)  # until the first renewal of each lock
         gc.collect()
         renewals, server_s = _renewals(witness), server_cpu_s(witness)

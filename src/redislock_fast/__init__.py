@@ -24,11 +24,12 @@ from redislock_fast.locker import Batch, Locker
 if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
-    from redislock_fast._lease.metrics import Metrics
+    from redislock_fast._lease.metrics import FailureMetrics, Metrics
     from redislock_fast.redlock import Redlock
 
 _WHEN_ASKED_FOR = {
     "AdaptiveTTL": "_lease.adaptive",
+    "FailureMetrics": "_lease.metrics",
     "Handle": "_lease.handle",
     "Metrics": "_lease.metrics",
     "Redlock": "redlock",
@@ -37,6 +38,7 @@ _WHEN_ASKED_FOR = {
 __all__ = [
     "AdaptiveTTL",
     "Batch",
+    "FailureMetrics",
     "Handle",
     "Lock",
     "LockError",
@@ -59,3 +61,8 @@ def __getattr__(name: str) -> Any:
     if name in _WHEN_ASKED_FOR:
         return getattr(importlib.import_module(f"redislock_fast.{_WHEN_ASKED_FOR[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that have not been imported yet."""
+    return __all__

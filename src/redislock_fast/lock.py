@@ -64,7 +64,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         wait_timeout: how long to wait for the replicas, in seconds.
         breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts connection errors and
             timeouts only.
-        metrics: gets each acquisition and release; see `Metrics`.
+        metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
 
     `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/holding.md.
 
@@ -135,6 +135,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
+            and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)

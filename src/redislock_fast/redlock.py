@@ -38,7 +38,7 @@ class Redlock(RedlockBase):
     Args:
         servers: a `redis.Redis` for each server: an odd number, three at least, none of them a replica of another.
         name: the key on all of them, bytes or str.
-        timeout: the ttl in seconds, rounded up to whole milliseconds.
+        timeout: the ttl in seconds, rounded up to whole milliseconds, or an `AdaptiveTTL`.
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
@@ -51,6 +51,9 @@ class Redlock(RedlockBase):
         max_hold: for how many seconds after the acquire the lease is renewed at most. None: for ever.
         on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, from a background
             thread, or by the release or extend that finds it out.
+        reentrant: whether the thread that holds the lock may acquire it again.
+        breaker: a circuit breaker, as for `Lock`.
+        metrics: gets each acquisition and release, as for `Lock`.
 
     The work in the background is described in docs/redlock.md.
 

@@ -72,7 +72,7 @@ def test_a_lock_that_another_holds_is_not_released(alternatives: list[Alternativ
         holder.release()
 
 
-def test_who_waits_gets_the_lock_that_is_given_back(alternatives: list[Alternative]) -> None:
+def test_waiter_gets_the_lock_that_is_given_back(alternatives: list[Alternative]) -> None:
     for alternative in alternatives:
         holder, waiter = (alternative.new_client()("waited for") for _ in range(2))
         holder.acquire(blocking=False)

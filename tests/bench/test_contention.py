@@ -58,8 +58,8 @@ def test_where_nobody_waits_there_is_no_gap() -> None:
     assert gaps_s([turn(0, 1, 2), turn(4, 5, 6)], SPAN) == []
 
 
-def test_a_gap_counts_where_a_newcomer_overtakes_one_who_waits() -> None:
-    # The one who asked at 1 waits at 2; the one who asked at 3 is quicker.
+def test_a_gap_counts_where_a_newcomer_overtakes_a_waiter() -> None:
+    # The contender that asked at 1 waits at 2; the one that asked at 3 is quicker.
     assert gaps_s([turn(0, 1, 2), turn(3, 4, 5), turn(1, 8, 9)], SPAN) == [2, 3]
 
 
@@ -67,13 +67,13 @@ def test_gaps_outside_the_span_do_not_count() -> None:
     assert gaps_s([turn(0, 1, 2), turn(0, 3, 4), turn(0, 6, 7)], Span(3, 5)) == [2]
 
 
-def test_who_still_waits_at_the_end_has_no_turn_and_no_gap() -> None:
+def test_waiter_at_the_end_has_no_turn_and_no_gap() -> None:
     holds = holds_of([array("d", [0, 0, 1, 2]), array("d", [0, 1])])[0]
     assert holds[1] == Hold(math.inf, math.inf, 1, 1, 0)
     assert gaps_s(holds, SPAN) == []
 
 
-def test_who_still_waits_at_the_end_has_waited_until_then() -> None:
+def test_waiter_at_the_end_has_waited_until_then() -> None:
     of_window = figures(window([0, 0, 1, 2], [0, 40]))
     assert (of_window["wait_max_ms"], of_window["left_waiting"], of_window["acquisitions"]) == (60_000, 1, 1)
 

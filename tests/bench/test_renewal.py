@@ -1,4 +1,4 @@
-"""The bench of held locks: every keeper keeps its locks, a lost one is a failure, and the command says what it should.
+"""The bench of held locks: every holder renews its locks, a lost one is a failure, and the command says what it should.
 
 Rules: on a real server, with few locks and short ttls: the figures mean nothing here.
 """
@@ -23,7 +23,7 @@ from bench.contestants import CheckFailedError
 from bench.measuring import rounds
 from bench.measuring.rounds import Scene
 from bench.renewal import command, keeping, stalls, terms
-from bench.renewal.keepers import KEEPERS
+from bench.renewal.holders import HOLDERS
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 
@@ -48,10 +48,10 @@ def run(valkey: Server) -> Callable[..., int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_keeper_holds_its_locks_beyond_their_ttl_and_gives_them_back(keeper: tuple[str, str], scene: Scene) -> None:
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_holder_renews_its_locks_beyond_their_ttl_and_gives_them_back(holder: tuple[str, str], scene: Scene) -> None:
     names = [f"{scene.prefix}:{number}" for number in range(3)]
-    with KEEPERS[keeper](scene.url, names, TTL_S):
+    with HOLDERS[holder](scene.url, names, TTL_S):
         values = scene.witness.mget(names)
         ended_at = time.monotonic() + 2 * TTL_S
         wait_until(lambda: time.monotonic() > ended_at, "two ttls have passed")
@@ -60,9 +60,9 @@ def test_keeper_holds_its_locks_beyond_their_ttl_and_gives_them_back(keeper: tup
     assert scene.witness.mget(names) == [None] * 3
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_keeper_ends_with_a_measurement_that_fails(keeper: tuple[str, str], scene: Scene) -> None:
-    with pytest.raises(CheckFailedError), KEEPERS[keeper](scene.url, [f"{scene.prefix}:0"], TTL_S):
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_holder_ends_with_a_measurement_that_fails(holder: tuple[str, str], scene: Scene) -> None:
+    with pytest.raises(CheckFailedError), HOLDERS[holder](scene.url, [f"{scene.prefix}:0"], TTL_S):
         raise CheckFailedError("a lock was lost")
     assert not any(thread.name in ("renews", "loop") for thread in threading.enumerate())
     assert scene.witness.keys() == []
@@ -70,7 +70,7 @@ def test_keeper_ends_with_a_measurement_that_fails(keeper: tuple[str, str], scen
 
 @pytest.mark.slow
 def test_figures_are_of_what_was_done(scene: Scene) -> None:
-    figures = keeping.measure(KEEPERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
+    figures = keeping.measure(HOLDERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
     assert 0 <= figures["least_left_percent"] <= 100  # on a busy machine a lease may end
     assert 10 / CALM_TTL_S < figures["renewals_per_s"] < 100 / CALM_TTL_S
 
@@ -82,7 +82,7 @@ def test_a_lock_of_ours_that_is_lost_is_a_failure(
     def keeps_nothing(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(command, "KEEPERS", {("redislock_fast", "threads"): keeps_nothing})
+    monkeypatch.setattr(command, "HOLDERS", {("redislock_fast", "threads"): keeps_nothing})
     assert run("--only", "keeping", "--locks", 3, "--ttl", 0.1, "--seconds", 0.01) == 1
     assert "3 of 3 locks were lost" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def test_command_prints_and_saves_every_table(
     few = ["--locks", 5, "--ttl", CALM_TTL_S, "--seconds", 0.3, "--rounds", 1, "--stalls", 1, "--stall-ttl", 0.2]
     assert run(*few, "--json", saved) == 0
     result: dict[str, Any] = json.loads(saved.read_text())
-    assert len(result["keeping"]) == len(KEEPERS)
+    assert len(result["keeping"]) == len(HOLDERS)
     assert [row["contestant"] for row in result["terms"]] == list(terms.NAMES)
     assert len(result["stalls"]) == len(stalls.KINDS) * len(stalls.SHARES)
     assert "% of a core" in capsys.readouterr().out

@@ -360,7 +360,7 @@ async def test_what_takes_a_push_and_raises_breaks_the_pipe_and_the_loop_is_told
         assert [(ValueError, (b"x",))] == [(type(error), getattr(error, "args", None)) for error in told]
 
 
-# What a woken caller does
+# Calls of a woken caller
 
 
 @in_loop
@@ -427,7 +427,7 @@ def test_a_caller_that_exits_the_program_takes_nobodys_reply_along(make_pipe: Ma
         main = loop.create_task(scenario())
         with pytest.raises(SystemExit):
             loop.run_until_complete(main)
-        # What still runs, as what is cancelled at the end of `asyncio.run`: its own reply, or the loss.
+        # A caller that still runs, as one cancelled at the end of `asyncio.run`: its own reply, or the loss.
         for own, told in zip([b"OK", None, b"c"], loop.run_until_complete(main), strict=True):
             assert told in (own, True, False)
     finally:

@@ -350,7 +350,7 @@ def test_posted_requests_leave_though_nobody_reads_and_their_replies_come_togeth
 
 
 @EACH_SHAPE
-def test_whoever_reads_completes_what_was_posted(
+def test_any_reader_completes_posted_requests(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
 ) -> None:
     pipe, peer = pair
@@ -366,7 +366,7 @@ def test_whoever_reads_completes_what_was_posted(
 
 
 @EACH_SHAPE
-def test_posted_requests_for_which_there_is_no_room_leave_with_who_waits_for_their_replies(
+def test_posted_requests_for_which_there_is_no_room_leave_when_their_replies_are_waited_for(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
 ) -> None:
     pipe, peer = pair
@@ -379,7 +379,7 @@ def test_posted_requests_for_which_there_is_no_room_leave_with_who_waits_for_the
 
 
 @EACH_SHAPE
-def test_who_waits_for_what_was_posted_is_told_that_the_stream_has_ended(
+def test_end_of_the_stream_is_raised_in_a_wait_for_posted_requests(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, echoing: Echoing
 ) -> None:
     pipe, peer = pair

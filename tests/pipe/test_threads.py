@@ -21,7 +21,7 @@ from tests.support.helpers import on_signal, signal_main
 from tests.support.pipes import FOREVER, Peer
 
 
-def test_who_asks_is_inside_until_he_has_his_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+def test_asking_thread_is_inside_until_it_has_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     inside: set[int] = set()
     reply = threads.submit(pipe.ask, (b"ECHO", b"a"), FOREVER, inside)
@@ -33,7 +33,7 @@ def test_who_asks_is_inside_until_he_has_his_reply(pair: tuple[Pipe, Peer], thre
     assert inside == set()
 
 
-def test_who_is_inside_asks_nothing(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+def test_thread_that_is_inside_asks_nothing(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     inside = {threading.get_ident()}
     assert pipe.ask((b"ECHO", b"a"), FOREVER, inside) is NOT_ASKED
@@ -43,7 +43,7 @@ def test_who_is_inside_asks_nothing(pair: tuple[Pipe, Peer], threads: ThreadPool
     assert reply.result() == b"b"  # the first that was sent
 
 
-def test_who_asks_in_vain_is_inside_no_more(pair: tuple[Pipe, Peer]) -> None:
+def test_thread_that_gets_no_reply_is_not_inside(pair: tuple[Pipe, Peer]) -> None:
     pipe, _ = pair
     inside: set[int] = set()
     with pytest.raises(NoReply):

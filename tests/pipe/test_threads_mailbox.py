@@ -122,7 +122,7 @@ def test_time_ends_a_wait_and_nothing_else(
     assert not pipe.broken
 
 
-def test_whoever_reads_another_thread_may_tell(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+def test_thread_that_does_not_read_may_tell_a_mailbox(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, _ = pair
     for _ in range(5):
         boxes = [pipe.mailbox() for _ in range(8)]
@@ -136,7 +136,9 @@ def test_a_message_told_just_as_somebody_begins_to_wait_is_never_missed(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
 ) -> None:
     pipe, _ = pair
-    reader = threads.submit(pipe.mailbox().wait, FOREVER)  # else who waits would read, and look only now and then
+    reader = threads.submit(
+        pipe.mailbox().wait, FOREVER
+    )  # else the waiting thread would read, and look only now and then
     there, back = pipe.mailbox(), pipe.mailbox()
 
     def echo() -> None:

@@ -124,7 +124,7 @@ FAULTS = (
         "verdict == _TAKEN or (verdict == _HELD and self.unsettled)",
         "verdict in (_TAKEN, _HELD)",
         (
-            "tests/integration/fencing/test_fenced.py::"
+            "tests/unit/protocol/test_fenced.py::"
             "test_acquire_finds_its_own_token_after_a_lost_reply_only[never sent-unmarked]"
         ),
     ),
@@ -147,14 +147,14 @@ FAULTS = (
         "_protocol/operation.py",
         'if later.code == "TRYAGAIN":',
         "if False:",
-        "tests/unit/transport/test_routing.py::test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind",
+        "tests/unit/transport/test_routing.py::test_waiter_is_told_that_the_slot_moves_and_leaves_no_place_behind",
     ),
     Fault(
         "waiter of a moving slot leaves its earlier place in the queue",
         "_protocol/queue.py",
         "self.unsettled = True  # an earlier request may have joined the queue",
         "pass",
-        "tests/unit/transport/test_routing.py::test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind",
+        "tests/unit/transport/test_routing.py::test_waiter_is_told_that_the_slot_moves_and_leaves_no_place_behind",
     ),
     Fault(
         "place in the queue of unknown outcome is not cleaned up",

@@ -142,7 +142,7 @@ FAULTS = (
     ),
     Fault(
         "circuit breaker never opens",
-        "_procedures/lock.py",
+        "_lease/breaker.py",
         (
             "        except (ConnectionError, TimeoutError):\n"
             "            raise\n"
@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "interrupt counts as a failure for the circuit breaker",
-        "_procedures/lock.py",
+        "_lease/breaker.py",
         "        except BaseException as error:\n            other = error\n    if other",
         "        except Exception as error:\n            other = error\n    if other",
         "tests/integration/lock/test_breaker.py::test_interrupt_is_no_failure",
@@ -169,8 +169,8 @@ FAULTS = (
     Fault(
         "acquire that is not completed keeps the key",
         "_procedures/lock.py",
-        "            to_clean_up += self._drop_failed(owner, pending, before, token)\n            raise\n",
-        "            raise\n",
+        "            to_clean_up += self._drop_failed(owner, pending, before, token)\n            self._report",
+        "            self._report",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),
     Fault(

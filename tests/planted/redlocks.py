@@ -76,11 +76,11 @@ FAULTS = (
         "Redlock whose renewal cannot be started keeps its keys",
         "_procedures/redlock.py",
         (
-            "            except BaseException:  # no thread can be started: the lock is not held\n"
-            "                self._clean_up_unnoticed(owner, attempts)\n"
-            "                raise\n"
+            "                except BaseException:  # no thread can be started: the lock is not held\n"
+            "                    self._clean_up_unnoticed(owner, attempts)\n"
+            "                    raise\n"
         ),
-        "            except BaseException:\n                raise\n",
+        "                except BaseException:\n                    raise\n",
         "tests/integration/redlock/test_holding.py::test_thread_that_cannot_be_started_fails_one_acquire_only",
     ),
     Fault(

@@ -133,7 +133,7 @@ FAULTS = (
         "_transport/routing.py",
         "if self._redirections <= _REDIRECTIONS:",
         "if True:",
-        "tests/unit/transport/test_routing.py::test_whoever_is_sent_about_without_end_pauses_and_gives_up",
+        "tests/unit/transport/test_routing.py::test_request_that_is_redirected_without_end_pauses_and_gives_up",
     ),
     Fault(
         "ASK is followed without ASKING",

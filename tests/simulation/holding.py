@@ -117,10 +117,7 @@ class Simulation:
         self.fenced = dice.random() < 0.4
         world.latency_us = dice.choice((100, 500, 2000))
         if not self.calm:
-            world.lazy = dice.choice((0.0, 0.0, 0.05, 0.3))
-            world.slow = dice.choice((0.0, 0.01, 0.1))
-            world.slow_us = dice.choice((5000, 50_000, 300_000))
-            world.late_us = late_us
+            world.draw_delays(late_us)
         world.served = self._served
         self.rival: BatchLease | None = None
         self._violation: str | None = None
@@ -142,12 +139,8 @@ class Simulation:
             self._faults.plan(8 if self.kind == "rough" else 3)
 
     def _site(self, name: str) -> Site:
-        dice = self.dice
         process = Process(self.world, name)
-        process.blocking = dice.random() < 0.5
-        if not self.calm:
-            process.retries = dice.choice((1, 3, 10))
-            process.patience_s = dice.choice((None, None, 0.1, 1.0))
+        process.draw_settings(self.calm)
         return Site(self, process)
 
     # ---- what is noted ----

@@ -339,6 +339,14 @@ class Process:
         self.loses_next = False
         world.processes.append(self)
 
+    def draw_settings(self, calm: bool) -> None:
+        """Let chance decide its kind and, unless the world is calm, what its client does about faults."""
+        dice = self.world.dice
+        self.blocking = dice.random() < 0.5
+        if not calm:
+            self.retries = dice.choice((1, 3, 10))
+            self.patience_s = dice.choice((None, None, 0.1, 1.0))
+
     def start(self, name: str, steps: Steps, tidies: bool = True) -> Task:
         """Begin a procedure."""
         task = Task(self, name, steps, tidies)

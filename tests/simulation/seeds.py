@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,21 @@ def violation_of(make: Callable[..., Story], seed: int, **options: Any) -> str |
     except Violation as violation:
         return str(violation)
     return None
+
+
+def violations(make: Callable[..., Story], seeds: range, **options: Any) -> Iterator[str]:
+    """The violations in the stories of these seeds, each with its seed."""
+    for seed in seeds:
+        violation = violation_of(make, seed, **options)
+        if violation is not None:
+            yield f"seed {seed}: {violation}"
+
+
+def story_of(make: Callable[..., Story], seed: int) -> list[str]:
+    """All that happens in a seed's story."""
+    story = make(seed, tells=True)
+    story.run()
+    return story.world.story
 
 
 def violations_in(make: Callable[..., Story], late_us: int, seeds: range) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from redislock_fast._transport.loop.renewer import LoopRenewer
 from redislock_fast._util.errors import LossReason
 from tests.simulation.holding import Simulation
 from tests.simulation.model import Model
-from tests.simulation.seeds import violation_of
+from tests.simulation.seeds import story_of, violations
 from tests.support.selection import in_two_runs
 
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
@@ -27,25 +27,13 @@ pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy mach
 _SEEDS_FOR_FAULTS = range(2000)
 
 
-def _violations(kind: str, model: type[Model] = Model) -> Iterator[str]:
-    for seed in _SEEDS_FOR_FAULTS:
-        violation = violation_of(Simulation, seed, model=model, kind=kind)
-        if violation is not None:
-            yield violation
-
-
 @in_two_runs(range(10_000), 500)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
-    assert next((f"seed {seed}: {what}" for seed in seeds if (what := violation_of(Simulation, seed))), None) is None
+    assert next(violations(Simulation, seeds), None) is None
 
 
 def test_a_seed_is_always_the_same_story() -> None:
-    stories = []
-    for _ in range(2):
-        simulation = Simulation(1, tells=True)
-        simulation.run()
-        stories.append(simulation.world.story)
-    assert stories[0] == stories[1]
+    assert story_of(Simulation, 1) == story_of(Simulation, 1)
 
 
 class _GivesTheSameNumberAgain(Model):
@@ -74,7 +62,9 @@ class _SetsHalfTheTtl(Model):
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_scripts(model: type[Model], kind: str, violation: str) -> None:
-    assert any(re.search(violation, found) for found in _violations(kind, model))
+    assert any(
+        re.search(violation, found) for found in violations(Simulation, _SEEDS_FOR_FAULTS, kind=kind, model=model)
+    )
 
 
 _real_add = Schedule.add
@@ -165,4 +155,5 @@ def test_the_simulation_finds_a_planted_fault_of_the_machines(
     place: Any, name: str, broken: Any, kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, name, broken)
-    assert any(re.search(violation, found) for found in _violations(kind))
+    found = violations(Simulation, _SEEDS_FOR_FAULTS, kind=kind)
+    assert any(re.search(violation, one) for one in found)

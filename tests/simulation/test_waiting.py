@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -18,7 +17,7 @@ from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import model
 from tests.simulation import process as waiting_process
 from tests.simulation.model import Model
-from tests.simulation.seeds import violation_of
+from tests.simulation.seeds import story_of, violations
 from tests.simulation.waiting import Simulation
 from tests.support.selection import in_two_runs
 
@@ -27,16 +26,9 @@ pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy mach
 _SEEDS_FOR_FAULTS = range(5000)
 
 
-def _violations(kind: str, kind_of_model: type[Model] = Model) -> Iterator[str]:
-    for seed in _SEEDS_FOR_FAULTS:
-        violation = violation_of(Simulation, seed, model=kind_of_model, kind=kind)
-        if violation is not None:
-            yield violation
-
-
 @in_two_runs(range(20_000), 500)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
-    assert next((f"seed {seed}: {what}" for seed in seeds if (what := violation_of(Simulation, seed))), None) is None
+    assert next(violations(Simulation, seeds), None) is None
 
 
 @in_two_runs(range(5_000), 500)
@@ -44,16 +36,11 @@ def test_no_story_breaks_an_invariant_where_each_script_passes_over_one_waiter(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "_MOST_PASSES", 1)
-    assert next((f"seed {seed}: {what}" for seed in seeds if (what := violation_of(Simulation, seed))), None) is None
+    assert next(violations(Simulation, seeds), None) is None
 
 
 def test_a_seed_is_always_the_same_story() -> None:
-    stories = []
-    for _ in range(2):
-        simulation = Simulation(1, tells=True)
-        simulation.run()
-        stories.append(simulation.world.story)
-    assert stories[0] == stories[1]
+    assert story_of(Simulation, 1) == story_of(Simulation, 1)
 
 
 # ---- faults of the scripts ----
@@ -199,7 +186,9 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(
     faulty: type[Model], kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner a waiter counts as asleep, the sooner faults are found
-    assert any(re.search(violation, found) for found in _violations(kind, faulty))
+    assert any(
+        re.search(violation, found) for found in violations(Simulation, _SEEDS_FOR_FAULTS, kind=kind, model=faulty)
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,4 +210,5 @@ def test_the_simulation_finds_a_planted_fault_of_the_machines(
     machine: Any, method: str, broken: Any, kind: str, violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, method, broken)
-    assert any(re.search(violation, found) for found in _violations(kind))
+    found = violations(Simulation, _SEEDS_FOR_FAULTS, kind=kind)
+    assert any(re.search(violation, one) for one in found)

@@ -78,10 +78,7 @@ class Simulation:
         self.think_s = dice.choice((0.0, 0.002, 0.03))
         world.latency_us = dice.choice((100, 500, 3000))
         if not self.calm:
-            world.lazy = dice.choice((0.0, 0.0, 0.05, 0.3))
-            world.slow = dice.choice((0.0, 0.01, 0.1))
-            world.slow_us = dice.choice((5000, 50_000, 300_000))
-            world.late_us = late_us
+            world.draw_delays(late_us)
         world.served = self._served
         self._tokens = 0
         self.owners: dict[bytes, Waiter] = {}
@@ -104,14 +101,10 @@ class Simulation:
             self._faults.plan(8 if self.kind == "rough" else 3)
 
     def _process(self, name: str) -> Process:
-        dice = self.dice
         process = Process(self.world, name)
-        process.blocking = dice.random() < 0.5
-        if not self.calm:
-            process.retries = dice.choice((1, 3, 10))
-            process.patience_s = dice.choice((None, None, 0.1, 1.0))
-            if dice.random() < 0.1:
-                process.denied = self._faults.denial()
+        process.draw_settings(self.calm)
+        if not self.calm and self.dice.random() < 0.1:
+            process.denied = self._faults.denial()
         return process
 
     # ---- what is noted ----

@@ -90,6 +90,17 @@ class World:
         self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
+    def draw_delays(self, late_us: int) -> None:
+        """Let chance decide how often callers and requests are late.
+
+        Args:
+            late_us: for how long at most the server reads on from a connection that its client has given up.
+        """
+        self.lazy = self.dice.choice((0.0, 0.0, 0.05, 0.3))
+        self.slow = self.dice.choice((0.0, 0.01, 0.1))
+        self.slow_us = self.dice.choice((5000, 50_000, 300_000))
+        self.late_us = late_us
+
     def clock(self) -> float:
         """In place of `_util.times.clock`."""
         return self.now_us / 1e6

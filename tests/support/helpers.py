@@ -34,6 +34,7 @@ from redislock_fast._transport.threads import driver
 from redislock_fast._util import times
 from redislock_fast.server import Server
 
+_REAL_CLOCK = times.clock
 Result = TypeVar("Result")
 LockClass = type[redis.lock.Lock]
 
@@ -70,6 +71,11 @@ class FakeTime:
         """Have our locks for threads sleep by this, and their deadlines be read from its clock."""
         monkeypatch.setattr(driver, "time", self)
         monkeypatch.setattr(times, "clock", self.monotonic)
+
+    @staticmethod
+    def restore_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have deadlines be read from the real clock again."""
+        monkeypatch.setattr(times, "clock", _REAL_CLOCK)
 
     def monotonic(self) -> float:
         """The fake clock."""

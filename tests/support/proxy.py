@@ -53,6 +53,12 @@ def command_name(request: bytes) -> str:
     return request.split(b"\r\n", 3)[2].decode("ascii", "replace").upper()
 
 
+def command_form(request: bytes) -> str:
+    """The name of the command in a request; that of a script with the number of its keys, as in "EVALSHA 3"."""
+    name, keys = command_name(request), request.split(b"\r\n", 7)[6:7]
+    return f"{name} {keys[0].decode()}" if name in ("EVAL", "EVALSHA") else name
+
+
 def is_message(reply: bytes) -> bool:
     """Whether this is a push that answers no request. A subscription is answered by a push, too."""
     return reply.startswith(b">") and not command_name(reply).endswith("SUBSCRIBE")
@@ -139,6 +145,7 @@ class Proxy:
         self._state = threading.Condition()
         self._connections: list[_Connection] = []
         self._rules: list[_Rule] = []
+        self._unknown: frozenset[str] = frozenset()
         self._holding = False
         self._closed = False
         self.requests: Counter[str] = Counter()
@@ -174,6 +181,15 @@ class Proxy:
     def answer(self, reply: bytes, *commands: str) -> None:
         """These commands never reach the server from now on: they get this reply."""
         self._arm(_Rule(frozenset(commands), 1, drops_request=False, share=1, answer=reply))
+
+    def close_on(self, *commands: str) -> None:
+        """From now on, close every connection on which one of these commands comes: none of them reaches the server.
+
+        Args:
+            commands: which; a script by the number of its keys, too: "EVALSHA 3".
+        """
+        with self._state:
+            self._unknown = frozenset(commands)
 
     def forget(self) -> None:
         """Have the server forget the user of the connections that are open now: a RESET precedes the next request."""
@@ -373,6 +389,8 @@ class Proxy:
             rule = self._strike(name)
             self.requests[name] += 1
             self._state.notify_all()
+            if not self._unknown.isdisjoint((name, command_form(message))):
+                return b"", False
             if rule is not None and rule.drops_request:
                 self.dropped.set()
                 return rule.part_of(message), False

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import LockNotOwnedError
 
+from redislock_fast._lease.metrics import report
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -144,7 +145,11 @@ class Lease:
             if self.loss is not None or (self.over and not by_release):
                 return False
             self.loss = reason
-            return True
+        if self.options.metrics is not None:
+            lock = self.lock()
+            name = self.key if lock is None else lock.name
+            report(self.options.metrics, "record_loss", name, clock() - self.begun, reason)
+        return True
 
     def end(self) -> bool:
         """Note that the lock is being released. Returns False where it was lost."""

@@ -5,10 +5,11 @@ Rules: options that do not go together are refused when the lock is made, before
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Breaker", "Options", "refuse_unknown"]
+__all__ = ["Options", "parameters_of", "refuse_unknown", "spelled_out"]
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
-class Breaker(Protocol):
-    """The part of a circuit breaker that is used; pybreaker's `CircuitBreaker` has it."""
-
-    def calling(self) -> AbstractContextManager[Any]:
-        """A context manager: entered to make a call, left with the call's error or without one."""
+_NOT_SHOWN = ("adaptive", "unknown")  # an adaptive ttl is the `timeout`
 
 
 if TYPE_CHECKING:  # at run time, it would only add to the import time
@@ -46,24 +45,42 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         metrics: Metrics | None
 
 
-_OTHERS = ("timeout", "sleep", "blocking", "blocking_timeout", "thread_local", "raise_on_release_error", "wait")
-"""The parameters of a lock that are no options, but may be meant by a name that is none."""
-
-
-def refuse_unknown(lock_class: type, options: Iterable[str]) -> None:
-    """Check that these are names of options.
+def refuse_unknown(lock_class: type, options: Iterable[str], init: Any) -> None:
+    """Check that these are parameters of `init` or, where it takes options, of `Options`.
 
     Raises:
         TypeError: for another name. It tells the public class, and the parameter that may be meant.
     """
-    known = [name for name in Options.__init__.__kwdefaults__ or () if name != "adaptive"]
+    known = parameters_of(init)
     for name in options:
         if name not in known:
             import difflib  # noqa: PLC0415  # for this error alone
 
-            near = difflib.get_close_matches(name, [*known, *_OTHERS], 1)
+            near = difflib.get_close_matches(name, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{lock_class.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+@lru_cache
+def parameters_of(init: Any) -> dict[str, inspect.Parameter]:
+    """The parameters by which a public method takes settings, with each option in the place of `**options`."""
+    parameters = dict(inspect.signature(init).parameters)
+    if parameters.pop("options", None) is not None:
+        parameters.update(inspect.signature(Options.__init__).parameters)
+    return {name: parameter for name, parameter in parameters.items() if name not in _NOT_SHOWN}
+
+
+def spelled_out(method: _Method) -> _Method:
+    """Have `help` and editors show each option of a method that takes `**options`.
+
+    The method itself keeps `**options`: a lock is often made for one use, and each parameter costs 10 ns.
+    """
+    vars(method)["__signature__"] = inspect.Signature(list(parameters_of(method).values()))
+    return method
+
+
+def _is_given(option: object) -> bool:
+    return option is not None
 
 
 class Options:
@@ -123,7 +140,17 @@ class Options:
     @property
     def watches(self) -> bool:
         """Whether a loss must be prevented or reported."""
-        return self.auto_renew or self.on_lost is not None or self.cancel_on_lost
+        return (
+            self.auto_renew
+            or self.on_lost is not None
+            or self.cancel_on_lost
+            or (self.metrics is not None and hasattr(self.metrics, "record_loss"))
+        )
+
+    @property
+    def are_used(self) -> bool:
+        """Whether any of them makes a difference."""
+        return self.watches or self.reentrant or any(map(_is_given, (self.adaptive, self.breaker, self.metrics)))
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """Check that a lock can be held with these options.

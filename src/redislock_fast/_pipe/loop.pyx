@@ -10,7 +10,7 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
   whether it is in a forked child.
 - The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
   it pays: else the CPU would go to sleep twice for each lock. All else that is ready runs first, in every iteration.
-- What the stepped tasks send leaves in halves: the server works on the first half while tasks make the second.
+- The requests of the stepped tasks leave in two writes: the server works on the first while tasks make the second.
 - A task that was notified of a lock is stepped before the rest of the buffer is parsed, and what it sends leaves at
   once: mostly the release for which all others wait. The server then hands over while the others' requests are made.
 - The pipe spins for the result of such a release, mostly the next hand-over, as for a lone caller's reply: so neither

@@ -26,7 +26,7 @@ from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sl
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
-from redislock_fast._util.times import Limit, poll_seconds, wait_seconds
+from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours
 
 __all__ = ["AcquireBase", "CleanupEntries"]
@@ -90,7 +90,7 @@ class AcquireBase(LeaseBase):
         has been sent already. The other parameters are those of `acquire`.
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
-        waits = limit.waits and bool(self.blocking if blocking is None else blocking)
+        waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
         call = _Call(owner, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
         call.attempt = begun
         try:
@@ -185,7 +185,8 @@ class AcquireBase(LeaseBase):
             and owner.token is not None
             and is_held_with(attempt.holder, owner.token)
         ):
-            raise LockError("Cannot acquire a lock that its owner holds: it does not expire", lock_name=self.name)
+            text = f"Cannot acquire the lock {self.name!r}, which its owner holds: it does not expire"
+            raise LockError(text, lock_name=self.name)
 
     # ---- polling ----
 

@@ -209,7 +209,7 @@ class BatchBase:
 
     def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
         if self._lease.plan.ttl_ms is None:
-            raise LockError(f"Cannot {verb} a batch of locks with no timeout")
+            raise LockError(f"Cannot {verb} a batch of locks with no timeout: {self!r}")
         verdicts: list[tuple[Indexes, list[bool]]] = []
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
             parts = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]

@@ -7,18 +7,17 @@ or releases a lock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.local import Local, owners_of
+from redislock_fast._lease.metrics import report
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
@@ -135,7 +134,46 @@ class LeaseHolder:
 
     def _lost_error(self, verb: str, lease: Lease) -> LockLostError:
         reason = lease.loss or LossReason.EXPIRED
-        return LockLostError(f"Cannot {verb} a lock that was lost: {reason}", lock_name=self.name, reason=reason)
+        text = f"Cannot {verb} the lock {self.name!r}, which was lost: {reason}"
+        return LockLostError(text, lock_name=self.name, reason=reason)
+
+    # ---- reentrance ----
+
+    def _is_meant(self, token: Any, held: bytes) -> bool:  # noqa: ARG002  # a Redlock's acquire takes no token
+        """Whether an acquire with this token, which may be None, may mean the held lock."""
+        return True
+
+    def _reenter(self, owner: Owner, token: Any = None) -> bool:
+        """Acquire a reentrant lock once more. Returns False where this thread or task does not hold it."""
+        lease = self._lease_of(owner)
+        if lease is None or not lease.options.reentrant or not self._is_meant(token, lease.token):
+            return False
+        if lease.is_lost():
+            if told_of(self) is lease:
+                return False
+            raise self._lost_error("reenter", lease)
+        lease.depth += 1
+        return True
+
+    def _leave_once(self, lease: Lease) -> bool:
+        """Release a lock that was entered more than once. Returns False where it was not."""
+        if lease.depth > 1 and told_of(self) is not lease:
+            lease.depth -= 1
+            return True
+        return False
+
+    # ---- reports ----
+
+    def _report_failure(self, options: Options, owner: Owner, asked_at: float, error: BaseException | None) -> None:
+        """Report that the lock was not acquired, for metrics."""
+        report(options.metrics, "record_failure", self.name, clock() - asked_at, owner.retries + 1, error)
+
+    def _report_release(self, lease: Lease, released: bool) -> None:
+        """Report how long the lock was held, for metrics and the adaptive ttl."""
+        held_s = clock() - lease.begun
+        if lease.options.adaptive is not None:
+            lease.options.adaptive.observe(self.name, held_s)
+        report(lease.options.metrics, "record_release", self.name, held_s, released)
 
     def _say_why(self, error: BaseException | None) -> None:
         """Set the loss of the lock as the cause of the CancelledError that it has led to."""
@@ -144,15 +182,6 @@ class LeaseHolder:
             return
         if isinstance(error, asyncio.CancelledError) and error.__cause__ is None:
             error.__cause__ = self._lost_error("hold on to", lease)
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """Log an error of a user's object: it must not cost the lock."""
-    try:
-        yield
-    except Exception:
-        logger.exception("%s failed.", what)
 
 
 class LeaseBase(LockSettings, LeaseHolder):
@@ -264,17 +293,9 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     # ---- begin and end ----
 
-    def _reenter(self, owner: Owner, token: Any) -> bool:
-        """Acquire a reentrant lock once more. Returns False where this thread or task does not hold it."""
-        lease = self._lease_of(owner)
-        if lease is None or not lease.options.reentrant or not self._is_meant(token, lease.token):
-            return False
-        if lease.is_lost():
-            if told_of(self) is lease:
-                return False
-            raise self._lost_error("reenter", lease)
-        lease.depth += 1
-        return True
+    def _is_meant(self, token: Any, held: bytes) -> bool:
+        """Whether an acquire with this token, which may be None, may mean the held lock."""
+        return token is None or self._encoded(token) == held
 
     def _begin(
         self,
@@ -304,14 +325,14 @@ class LeaseBase(LockSettings, LeaseHolder):
             self._end_lost(before, LossReason.DELETED)
         elif before is not None:
             self._let_go(before)
-        if options.metrics is not None and asked_at is not None:
-            with _logged("metrics"):
-                options.metrics.record_acquisition(self._name, lease.begun - asked_at, pending.retries + 1)
+        if asked_at is not None:
+            report(options.metrics, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
         return lease
 
     def _lost_at_once(self) -> LockLostError:
         reason = LossReason.EXPIRED
-        return LockLostError("Lost the lock before its acquire was done", lock_name=self.name, reason=reason)
+        text = f"Lost the lock {self.name!r} before its acquire was done"
+        return LockLostError(text, lock_name=self.name, reason=reason)
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The held token, where `acquire_or_extend` with this token must prolong; None where it must acquire."""
@@ -321,10 +342,6 @@ class LeaseBase(LockSettings, LeaseHolder):
             return None
         held = owner.token
         return held if held is not None and self._ttl_ms is not None and self._is_meant(token, held) else None
-
-    def _is_meant(self, token: Any, held: bytes) -> bool:
-        """Whether an acquire with this token, which may be None, may mean the held lock."""
-        return token is None or self._encoded(token) == held
 
     def _drop_lost(self, token: bytes) -> None:
         """Forget a lock that this thread or task has lost."""
@@ -342,8 +359,7 @@ class LeaseBase(LockSettings, LeaseHolder):
             LockLostError: the lock was lost.
         """
         self._refuse_in_callback("release", owner)
-        if lease.depth > 1 and told_of(self) is not lease:
-            lease.depth -= 1
+        if self._leave_once(lease):
             return False
         self._let_go(lease)
         if not lease.end():
@@ -360,12 +376,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """Report how long the lock was held, for metrics and the adaptive ttl."""
         if owner.lease is lease:
             owner.lease = None
-        held_s = clock() - lease.begun
-        if lease.options.adaptive is not None:
-            lease.options.adaptive.observe(self._name, held_s)
-        if lease.options.metrics is not None:
-            with _logged("metrics"):
-                lease.options.metrics.record_release(self._name, held_s, released)
+        self._report_release(lease, released)
 
     # ---- loss ----
 
@@ -397,12 +408,13 @@ class LeaseBase(LockSettings, LeaseHolder):
         self._refuse_in_callback("detach", held)
         token = held.token
         if token is None:
-            raise LockError("Cannot detach an unlocked lock", lock_name=self.name)
+            raise LockError(f"Cannot detach an unlocked lock: {self.name!r}", lock_name=self.name)
         lease = self._lease_of(held)
         lease_end = held.expires_at(token)
         if lease is not None:
             if lease.depth > 1:
-                raise LockError("Cannot detach a lock that was entered more than once", lock_name=self.name)
+                text = f"Cannot detach a lock that was entered more than once: {self.name!r}"
+                raise LockError(text, lock_name=self.name)
             if lease.is_lost():
                 raise self._lost_error("detach", lease)
             lease_end = lease.expires_at
@@ -466,7 +478,8 @@ class LeaseBase(LockSettings, LeaseHolder):
         if clock() >= self._deadline(held):
             if lease is not None:
                 raise self._lost_error("enter", lease)
-            raise LockLostError("Cannot enter a lock that was lost", lock_name=self.name, reason=LossReason.EXPIRED)
+            text = f"Cannot enter the lock {self.name!r}, which was lost: {LossReason.EXPIRED}"
+            raise LockLostError(text, lock_name=self.name, reason=LossReason.EXPIRED)
         self._attached = None
         return True
 

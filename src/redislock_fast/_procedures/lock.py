@@ -7,21 +7,18 @@ without options is acquired in `acquisition.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
     LockError,
     LockNotOwnedError,
-    TimeoutError,  # noqa: A004
+    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.options import Breaker, Options
+from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
@@ -37,27 +34,6 @@ __all__ = ["LockBase"]
 
 _WAIT_GRACE_S = GRACE_S / 2
 """How long replicas may take after the acquire's deadline; the other half of the grace is for the server's reply."""
-
-
-@contextlib.contextmanager
-def _guarded(breaker: Breaker) -> Iterator[None]:
-    """Report connection errors and timeouts to the breaker, and pass other errors without reporting them."""
-    other: BaseException | None = None
-    with breaker.calling():
-        try:
-            yield
-        except (ConnectionError, TimeoutError):
-            raise
-        except BaseException as error:
-            other = error
-    if other is not None:
-        try:
-            raise other
-        finally:
-            del other  # else this frame and the error would keep each other alive
-
-
-_UNGUARDED = contextlib.nullcontext()
 
 
 def _is_replaced(script: Any, own: Any) -> bool:
@@ -115,18 +91,21 @@ class LockBase(AcquireBase):
         pending = PendingOwner(owner)
         before = pending.token
         try:
-            with self._guarded(options):
+            with guarded(options.breaker):
                 limit = self._limit(blocking_timeout)
-                if not (yield from self._acquiring_until(limit, pending, sleep, blocking, token, to_clean_up)):
-                    return False
-                if not (yield from self._completing(options, pending, limit)):
+                acquired = yield from self._acquiring_until(limit, pending, sleep, blocking, token, to_clean_up)
+                if acquired and not (yield from self._completing(options, pending, limit)):
                     self._transport.clean_up(self._drop_failed(owner, pending, before, token))
-                    return False
-                self._keep(self._begin(options, owner, pending, asked_at, task))
-        except BaseException:  # after any error, the lock is not held
+                    acquired = False
+                if acquired:
+                    self._keep(self._begin(options, owner, pending, asked_at, task))
+        except BaseException as error:  # after any error, the lock is not held
             to_clean_up += self._drop_failed(owner, pending, before, token)
+            self._report_failure(options, pending, asked_at, error)
             raise
-        return True
+        if not acquired:
+            self._report_failure(options, pending, asked_at, None)
+        return acquired
 
     def _adapt(self, options: Options) -> None:
         """Set the ttl by the hold times. Half of it at least is left after the wait for the replicas."""
@@ -134,11 +113,6 @@ class LockBase(AcquireBase):
             ttl_ms = max(options.adaptive.ttl_ms(self._name), 2 * options.wait_ms)
             self._ttl_ms = ttl_ms
             self._timeout = ttl_ms / 1000
-
-    @staticmethod
-    def _guarded(options: Options) -> AbstractContextManager[None]:
-        """The breaker's context for an acquire, where there is a breaker."""
-        return _UNGUARDED if options.breaker is None else _guarded(options.breaker)
 
     def _completing(self, options: Options, owner: Owner, limit: Limit) -> Steps:
         """Do what the options ask for once the lock is held: a certain lease, a fence, replicas.
@@ -201,7 +175,7 @@ class LockBase(AcquireBase):
                 raise self._lost_at_once()
         if not replicate.result:
             had = f"{replicate.replicas} of {options.wait_replicas} replicas had the lock within {wait_s} s"
-            raise NotReplicatedError(had, lock_name=self.name, replicas=replicate.replicas)
+            raise NotReplicatedError(f"{had}: {self.name!r}", lock_name=self.name, replicas=replicate.replicas)
         owner.expiry = (token, replicate.sent_at + ttl_ms / 1000)
 
     def _confirming(self, owner: Owner, token: bytes, ttl_ms: int, limit: Limit) -> Steps:

@@ -27,14 +27,17 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.majority_lease import MajorityLease
+from redislock_fast._lease.metrics import report
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import LeaseHolder
 from redislock_fast._procedures.redlock_renewal import RedlockLease, reason_of_round
 from redislock_fast._procedures.redlock_settings import RedlockSettings
+from redislock_fast._procedures.settings import UNLOCKED
 from redislock_fast._procedures.steps import Ask, Sleep, Steps
 from redislock_fast._protocol.majority import (
     AcquireRound,
@@ -48,7 +51,7 @@ from redislock_fast._protocol.majority import (
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.redis_py import own_copy, redis_error
-from redislock_fast._util.times import added_ms, clock, drift_s, poll_seconds, wait_seconds
+from redislock_fast._util.times import added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import MARKER, new_token
 
 __all__ = ["RedlockBase"]
@@ -133,23 +136,56 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         attempts: list[AcquireRound],
         task: asyncio.Task[object] | None = None,
     ) -> Steps:
-        """Attempt until the lock is held or the time is up. Returns whether it is held.
+        """Acquire, and do what the options ask for. Returns whether the lock is held.
 
         `attempts` gets the last attempt, for `_clean_up_unnoticed`: the owner may be shared. `task` is the task that
         will hold the lock, None in threads. The other parameters are those of `acquire`.
         """
-        majority: MajorityLease | None = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+        options = self._options
+        majority: MajorityLease | None
+        if options is None:
+            majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+        elif self._reenter(owner):
+            return True
+        else:
+            majority = yield from self._attempting_on_options(
+                options, owner, sleep, blocking, blocking_timeout, attempts, task
+            )
         if majority is None:
             return False
-        if self._options is not None:
-            try:
-                self._begin(self._options, owner, majority, task)
-            except BaseException:  # no thread can be started: the lock is not held
-                self._clean_up_unnoticed(owner, attempts)
-                raise
         owner.quorum = majority
         owner.hold(majority.token)
         return True
+
+    def _attempting_on_options(
+        self,
+        options: Options,
+        owner: Owner,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        attempts: list[AcquireRound],
+        task: asyncio.Task[object] | None,
+    ) -> Steps:
+        """`_attempting`, which begins the lease and reports the outcome. Returns the lease or None."""
+        if options.adaptive is not None:
+            self._set_ttl(options.adaptive.ttl_ms(self._name))
+        asked_at = clock()
+        try:
+            with guarded(options.breaker):
+                majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+            if majority is not None:
+                try:
+                    self._begin(options, owner, majority, asked_at, task)
+                except BaseException:  # no thread can be started: the lock is not held
+                    self._clean_up_unnoticed(owner, attempts)
+                    raise
+        except BaseException as error:
+            self._report_failure(options, owner, asked_at, error)
+            raise
+        if majority is None:
+            self._report_failure(options, owner, asked_at, None)
+        return majority
 
     def _attempting(
         self,
@@ -161,12 +197,13 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     ) -> Steps:
         """Attempt until a majority agrees or the time is up. Returns the lease or None; the caller must note it."""
         sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        blocking = self.blocking if blocking is None else blocking
+        blocking = blocks(self.blocking if blocking is None else blocking)
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        asked_at = clock()
         deadline = math.inf
         if blocking_timeout is not None:
-            deadline = clock() + wait_seconds(blocking_timeout, "blocking_timeout")
-        silent = 0
+            deadline = asked_at + wait_seconds(blocking_timeout, "blocking_timeout")
+        silent = owner.retries = 0
         while True:
             token = new_token()[len(MARKER) :]
             owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
@@ -180,21 +217,28 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             is_last = not blocking or clock() + pause_s >= deadline
             gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and deadline == math.inf)
             if silent and gives_up:
-                raise _error_of(attempt)
+                raise self._error_of(attempt, asked_at)
             if is_last:
                 return None
             if deadline == math.inf:
                 self._refuse_to_wait_for_itself(owner, attempt)
             yield Sleep(pause_s)
+            owner.retries += 1
 
     def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:
         lease, token = owner.lease, owner.token
         endless = self.thread_local and lease is not None and lease.is_endless
         if endless and token is not None and attempt.is_held_with(token):
-            raise LockError("Cannot acquire a lock that its owner holds: it is renewed", lock_name=self._name)
+            text = f"Cannot acquire the lock {self._name!r}, which its owner holds: it is renewed"
+            raise LockError(text, lock_name=self._name)
 
     def _begin(
-        self, options: Options, owner: Owner, majority: MajorityLease, task: asyncio.Task[object] | None
+        self,
+        options: Options,
+        owner: Owner,
+        majority: MajorityLease,
+        asked_at: float,
+        task: asyncio.Task[object] | None,
     ) -> None:
         """Begin the lease of a lock that is held on options.
 
@@ -207,6 +251,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
+        report(options.metrics, "record_acquisition", self._name, lease.begun - asked_at, owner.retries + 1)
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
         """Clean up after an interrupt between the outcome and its return to the caller: the lock is not held."""
@@ -221,20 +266,25 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         self._refuse_in_callback("release", owner)
         majority = owner.quorum
         if majority is None:
-            raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self._name)
+            raise LockError(UNLOCKED, lock_name=self._name)
         lease = self._lease_of(owner)
         if lease is not None:
+            if self._leave_once(lease):
+                return
             self._let_go(lease)
             if not lease.end():
                 self._forget(owner, lease.token)
+                self._report_release(lease, False)
                 raise self._lost_error("release", lease)
             if lease.expires_at is not None:
                 majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
         owner.round = round_ = self._release_round(majority)
         yield Ask(round_)
         if not round_.refused and not round_.answered:
-            raise _error_of(round_)
+            raise self._error_of(round_)
         self._forget(owner, majority.token)
+        if lease is not None:
+            self._report_release(lease, not round_.refused)
         if round_.refused:
             if lease is None:
                 raise self._not_owned("release")
@@ -314,7 +364,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 majority.renew(round_, before)
                 return True
             if not round_.refused and clock() < majority.valid_until:
-                raise _error_of(round_)
+                raise self._error_of(round_)
         return False
 
     # ---- query ----
@@ -324,8 +374,30 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
         yield Ask(round_)
         if not round_.decided:
-            raise _error_of(round_)
+            raise self._error_of(round_)
         return round_.agreed
+
+    def _error_of(self, round_: MajorityRound, asked_at: float | None = None) -> Exception:
+        """The error of a round with too few votes: a permanent error of a server, or how many servers have voted.
+
+        `asked_at` is when the caller asked, in the clock's seconds, where the round was not the first.
+        """
+        errors = [error for error in round_.errors if error is not None]
+        for error in errors:
+            if isinstance(error, _PERMANENT):
+                return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
+        count = len(round_.verdicts)
+        voted = count - round_.verdicts.count(None)
+        took_s = clock() - (round_.began if asked_at is None else asked_at)
+        message = (
+            f"the lock {self._name!r}: only {voted} of {count} servers have voted within {round_.limit_s:g} s, "
+            f"and the call took {took_s:.3f} s"
+        )
+        if not errors:
+            return TimeoutError(message)
+        if isinstance(errors[0], NotExecuted):
+            return redis_error(str(errors[0]))
+        return ConnectionError(f"{message}; the error of another one: {errors[0]}")
 
     # ---- loss ----
 
@@ -349,19 +421,3 @@ def _is_hopeless(round_: MajorityRound) -> bool:
     """Whether no majority can vote because of permanent errors."""
     errors = sum(isinstance(error, _PERMANENT) for error in round_.errors)
     return errors > len(round_.verdicts) // 2
-
-
-def _error_of(round_: MajorityRound) -> Exception:
-    """The error of a round with too few votes: a permanent error of a server, or how many servers have voted."""
-    errors = [error for error in round_.errors if error is not None]
-    for error in errors:
-        if isinstance(error, _PERMANENT):
-            return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
-    count = len(round_.verdicts)
-    voted = count - round_.verdicts.count(None)
-    message = f"only {voted} of {count} servers have voted within {round_.limit_s:g} s"
-    if not errors:
-        return TimeoutError(message)
-    if isinstance(errors[0], NotExecuted):
-        return redis_error(str(errors[0]))
-    return ConnectionError(f"{message}; the error of another one: {errors[0]}")

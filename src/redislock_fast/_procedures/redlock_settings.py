@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from redislock_fast._lease.options import Options
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._protocol.majority import valid_s
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
-from redislock_fast._util.times import positive_ms
+from redislock_fast._util.times import blocks, poll_seconds, positive_ms
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.breaker import Breaker
+    from redislock_fast._lease.metrics import Metrics
 
 __all__ = ["RedlockSettings"]
 
@@ -27,11 +34,12 @@ class RedlockSettings:
     _options: Options | None = None
     _is_for_tasks = False
 
+    @spelled_out
     def __init__(
         self,
         servers: Iterable[Any],
         name: Any,
-        timeout: float,
+        timeout: float | AdaptiveTTL,
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -43,7 +51,14 @@ class RedlockSettings:
         max_hold: float | None = None,
         on_lost: Callable[[Any, LossReason], Any] | None = None,
         cancel_on_lost: bool = False,
+        reentrant: bool = False,
+        breaker: Breaker | None = None,
+        metrics: Metrics | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(type(self), unknown, RedlockSettings.__init__)
+        poll_seconds(sleep)
+        blocks(blocking)
         if not isinstance(servers, Iterable):  # tuple() of a client would send GET 0, GET 1 and so on
             raise TypeError(f"servers is a list of clients, one for each server, not {type(servers).__name__}")
         self._servers = tuple(servers)
@@ -52,21 +67,43 @@ class RedlockSettings:
         self._quorum = self._quorum_of(transports)
         self._keys: list[bytes] = [transport.key_of(name) for transport in transports]
         self._name = name
-        self._timeout = timeout
-        self._ttl_ms = positive_ms(timeout, "timeout")
-        self._limit_s = min(positive_ms(limit, "limit") / 1000, valid_s(self._ttl_ms))
-        if self._limit_s <= 0:
-            raise ValueError(f"a timeout of {timeout!r} s is too short: clock drift takes 1 % and 2 ms of it")
+        adaptive: Any = timeout if hasattr(timeout, "observe") else None
+        seconds: Any = timeout
+        self._wanted_limit_s = positive_ms(limit, "limit") / 1000
+        self._set_ttl(positive_ms(seconds, "timeout") if adaptive is None else adaptive.ttl_ms(name))
+        if adaptive is None:
+            self._timeout: float = seconds
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, cancel_on_lost=cancel_on_lost)
+        options = Options(
+            adaptive=adaptive,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            cancel_on_lost=cancel_on_lost,
+            reentrant=reentrant,
+            breaker=breaker,
+            metrics=metrics,
+        )
         options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
-        if options.watches:
+        if options.are_used:
             self._options = options
         self._own_nothing()
+
+    def _set_ttl(self, ttl_ms: int) -> None:
+        """Set the ttl of the next acquire.
+
+        Raises:
+            ValueError: too short.
+        """
+        self._ttl_ms = ttl_ms
+        self._timeout = ttl_ms / 1000
+        self._limit_s = min(self._wanted_limit_s, valid_s(ttl_ms))
+        if self._limit_s <= 0:
+            raise ValueError(f"a timeout of {self._timeout!r} s is too short: clock drift takes 1 % and 2 ms of it")
 
     @staticmethod
     @abstractmethod

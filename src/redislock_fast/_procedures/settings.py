@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import Options, refuse_unknown
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
@@ -140,6 +140,7 @@ class LockSettings:
     _options: Options | None = None
     _is_for_tasks = False
 
+    @spelled_out
     def __init__(
         self,
         redis: Any,
@@ -178,7 +179,7 @@ class LockSettings:
         if wait != "push":  # else the class's attribute serves
             self.wait = wait
         if options or adaptive is not None:
-            refuse_unknown(type(self), options)
+            refuse_unknown(type(self), options, LockSettings.__init__)
             self._options = Options(adaptive=adaptive, **options)
             self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
             if self._options.wait_replicas and not transport.sends_wait:
@@ -348,6 +349,7 @@ class LockerBase(Generic[_AnyLock]):
         self._client = client
         self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
 
+    @spelled_out
     def lock(
         self,
         name: str | bytes,

@@ -231,6 +231,7 @@ class Waiter:
     def post_wait(self, request: Args, deadline: float | None) -> float | None:
         """Send a request to join the queue, without waiting for the reply. Returns `listen_s`; None if that failed."""
         self.asked_at = clock()
+        self.registry.is_tried = True
         try:
             self.node.post(self.connection, request, self.answer)
         except ConnectionBroken:
@@ -244,6 +245,7 @@ class Waiter:
             Malformed: no server sends such a reply.
         """
         asked_at, self.asked_at = self.asked_at, 0.0
+        self.registry.is_proven = True
         if isinstance(reply, hiredis.ReplyError):
             self.mailbox.tell(CHECK)
             return

@@ -219,6 +219,7 @@ class Waiting:
             if not waiter.current:
                 return BROKEN
             waiter.asked_at = 0.0  # an earlier posted request was executed before this one
+            waiter.registry.is_proven = True
             if wait.result:
                 grant = yield from self._found(waiter, wait.value)
                 if grant:

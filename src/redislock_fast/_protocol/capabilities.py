@@ -8,16 +8,32 @@ from __future__ import annotations
 
 from redislock_fast._pipe.base import Args, Reply
 
-__all__ = ["CLIENT_INFO", "HELLO", "PROBE", "Capabilities", "ending", "native_release"]
+__all__ = [
+    "CLIENT_INFO",
+    "GREETING",
+    "HELLO",
+    "PING",
+    "PROBE",
+    "Capabilities",
+    "ending",
+    "native_release",
+    "read_greeting",
+]
 
 PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
-"""Sent once per connection: which of these commands the server has."""
+"""Which of these commands the server has."""
 
 HELLO: Args = (b"HELLO", 3)
-"""Sent behind `PROBE`: asks for RESP3, in which a server may push messages between replies. Else waiters poll."""
+"""Asks for RESP3, in which a server may push messages between replies. Else waiters poll."""
 
 CLIENT_INFO: Args = (b"CLIENT", b"INFO")
-"""Sent behind `HELLO` (Redis 6.2): asks what the server calls the connection; see `ending`."""
+"""Asks what the server calls the connection (Redis 6.2); see `ending`."""
+
+GREETING: list[Args] = [PROBE, HELLO, CLIENT_INFO]
+"""Sent once per connection."""
+
+PING: list[Args] = [(b"PING",)]
+"""Sent instead of `GREETING` to a server that closes connections for requests that it does not know."""
 
 
 class Capabilities:
@@ -32,13 +48,15 @@ class Capabilities:
             script does it, at three to four times the cost for the server.
         set_ifeq: `SET ... IFEQ token` (Valkey 8.1, Redis 8.4).
         push: messages may come between replies.
+        queues: the requests of the key queue may be sent; else the server might close the connection for them.
         sharded: the server is a node of a cluster, and channels have slots as keys have (Redis 7.0).
     """
 
-    __slots__ = ("push", "release", "set_get", "set_ifeq", "sharded")
+    __slots__ = ("push", "queues", "release", "set_get", "set_ifeq", "sharded")
 
-    def __init__(self, probe_reply: Reply = None, hello_reply: Reply = None) -> None:
-        """Read the replies to `PROBE` and `HELLO`; errors (forbidden, unknown) give the plain capabilities."""
+    def __init__(self, probe_reply: Reply = None, hello_reply: Reply = None, queues: bool = True) -> None:
+        """Read the replies to `COMMAND INFO` and `HELLO`; errors (forbidden, unknown) give the plain capabilities."""
+        self.queues = queues
         known = probe_reply if isinstance(probe_reply, list) else []
         delifeq, delex, lmpop = (bool(entry) for entry in known) if len(known) == 3 else (False,) * 3
         self.set_get = lmpop  # LMPOP came with Redis 7.0, as NX together with GET did
@@ -49,6 +67,14 @@ class Capabilities:
         self.push = bool(hello) and (lmpop or not self.sharded)
 
 
+def read_greeting(replies: list[Reply]) -> tuple[Capabilities, Args | None]:
+    """The capabilities of a connection and its `ending`, by the replies to `GREETING` or to `PING`."""
+    if len(replies) < len(GREETING):
+        return Capabilities(queues=False), None
+    probed, greeted, described = replies
+    return Capabilities(probed, greeted), ending(described)
+
+
 def ending(client_info: Reply) -> Args | None:
     """The request by which another connection ends this one: the server executes nothing more from it.
 
@@ -56,7 +82,7 @@ def ending(client_info: Reply) -> Args | None:
     connection of another client.
 
     Args:
-        client_info: the connection's own reply to `CLIENT_INFO`; for an error, None is returned.
+        client_info: the connection's own reply to `CLIENT INFO`; for an error, None is returned.
     """
     described = client_info if isinstance(client_info, bytes) else b""
     fields = dict(field.partition(b"=")[::2] for field in described.split())

@@ -156,6 +156,8 @@ class _NativeOrScript(TokenOperation):
 def release_request(capabilities: Capabilities, key: bytes, token: bytes, contended: bool) -> tuple[Args, Reply]:
     """The first request of a `Release`, and the reply that settles it: "it was ours"; if `contended`, "handed over"."""
     if contended:
+        if not capabilities.queues:  # then a contended lock is deleted, too
+            return (b"EVALSHA", RELEASE.sha, 1, key, token), 1
         return (b"EVALSHA", PASS_ON.sha, 3, key, *queue_keys(key), token), HANDED_OVER
     if capabilities.release is not None:
         return native_release(capabilities, key, token), 1
@@ -200,6 +202,8 @@ class Release(_NativeOrScript):
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
+        if self._step == "pass on" and not capabilities.queues:
+            self._step = "delete marked"
         passes_on = self._step == "pass on"
         self._native = not passes_on and capabilities.release is not None
         if self._step == "delete marked":

@@ -80,9 +80,11 @@ class Exchange(Protocol):
         is_pipeline: whether `request` gives a list of requests and `feed` takes the list of their replies.
         claim: is told the replies to its requests also when no caller waits for them; None for most operations.
         begun: the outcome of its first request, where that was sent before it was made; the transport takes it out.
+        uses_queue: whether its requests are of the kinds for which a server may close the connection.
     """
 
     is_pipeline: bool
+    uses_queue: bool
     claim: Claim | None
     begun: Begun | None
 
@@ -135,6 +137,7 @@ class TokenOperation:
     """
 
     is_pipeline = False
+    uses_queue = False
     claim: Claim | None = None
     begun: Begun | None = None
     unsettled = False

@@ -37,6 +37,7 @@ class Pipeline:
     """
 
     is_pipeline = True
+    uses_queue = False
     claim: Claim | None = None
     begun: Begun | None = None
     result = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import hiredis
 
-from redislock_fast._pipe.base import Args, Malformed, Reply, is_answer_to
+from redislock_fast._pipe.base import Args, Malformed, OnReply, Reply, is_answer_to
 from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.keys import channel_beside, queue_keys
@@ -23,6 +23,7 @@ __all__ = [
     "FOREIGN",
     "MOST_KEYS",
     "MOVING",
+    "UNTRIED",
     "JoinQueue",
     "LeaveQueue",
     "Subscribe",
@@ -32,6 +33,9 @@ __all__ = [
     "join_answer",
     "join_request",
 ]
+
+UNTRIED = "UNTRIED"
+"""Stands for an error code where the request is not sent, because the server might close the connection for it."""
 
 MOVING = "TRYAGAIN"
 """The error code of a cluster's node for a script with several keys while their slot moves to another node."""
@@ -80,7 +84,7 @@ class JoinQueue(TokenOperation):
             at the head whose process does not count as awake. Empty: it does neither.
 
     Attributes:
-        denied: the code of the error where the server refuses; MOVING: it refuses for now.
+        denied: the code of the error where the server refuses; MOVING: it refuses for now; UNTRIED: it was not asked.
         result: whether the lock is ours, by this request or an earlier one.
         value: the lock's value, where it is another's.
         left_ms: its ttl in milliseconds; -1 for none.
@@ -90,6 +94,7 @@ class JoinQueue(TokenOperation):
         sent_at: the time of the last request.
     """
 
+    uses_queue = True
     denied = ""
     sent_at = 0.0
     value = b""
@@ -112,11 +117,14 @@ class JoinQueue(TokenOperation):
         super().__init__(key, token)
         self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
+    def request(self, capabilities: Capabilities, now: float) -> Args:
         self.sent_at = now
-        return self.queue_script(WAIT, *self._words)
+        self.denied = "" if capabilities.queues else UNTRIED
+        return (b"GET", self.key) if self.denied else self.queue_script(WAIT, *self._words)
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+        if self.denied:
+            return True
         if isinstance(reply, hiredis.ReplyError):
             code = self.queue_error_code(reply)
             self.denied = "" if code == "NOSCRIPT" else code
@@ -153,6 +161,7 @@ class LeaveQueue(Release):
         ttl_ms: of a free lock that is taken.
     """
 
+    uses_queue = True
     value = b""
     _is_postponed = False
 
@@ -163,7 +172,9 @@ class LeaveQueue(Release):
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if self._step == "leave":
-            return self.queue_script(LEAVE, *self._words)
+            if capabilities.queues:
+                return self.queue_script(LEAVE, *self._words)
+            self._step = "delete"
         return super().request(capabilities, now)
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
@@ -204,7 +215,8 @@ def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, byte
     knows_leave = False
     for key, token in entries:
         words = [token]
-        if is_ours(token):
+        leaves = capabilities.queues and is_ours(token)
+        if leaves:
             leave = LeaveQueue(key, token)
             leave.with_text = not knows_leave
             knows_leave = True
@@ -212,7 +224,7 @@ def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, byte
             words.append(token + CONTENDED_FLAG)
         if capabilities.release is not None:
             requests += [native_release(capabilities, key, value) for value in words]
-        elif not is_ours(token):
+        elif not leaves:
             requests.append((b"EVAL", RELEASE.text, 1, key, token))
     return requests
 
@@ -224,18 +236,19 @@ class Watch(TokenOperation):
     """
 
     is_pipeline = True
+    uses_queue = True
     denied = False
     value: bytes | None = None
 
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 
-    def request(self, capabilities: Capabilities, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
-        return [
-            (b"CLIENT", b"TRACKING", b"ON", b"OPTIN"),
-            (b"CLIENT", b"CACHING", b"YES"),
-            (b"GET", self.key),
-        ]
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:  # noqa: ARG002  # at any time
+        self.denied = not capabilities.queues
+        reading = (b"GET", self.key)
+        if self.denied:
+            return [reading]
+        return [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES"), reading]
 
     def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:
@@ -252,7 +265,15 @@ class Watch(TokenOperation):
 
 
 class Subscribe(TokenOperation):
-    """Listen on a channel; `result` says whether the server allows it."""
+    """Listen on a channel; `result` says whether the server allows it.
+
+    Attributes:
+        is_pushed: whether the reply was a push. Else the server has no pushes, whatever it has answered to `HELLO`: the
+            connection takes no other requests any more, as in RESP2.
+    """
+
+    uses_queue = True
+    is_pushed = False
 
     def __init__(self, key: bytes, subscribe: bytes, channel: bytes) -> None:
         super().__init__(key, b"")
@@ -269,6 +290,7 @@ class Subscribe(TokenOperation):
             if not is_answer_to(reply, self._words):
                 raise Malformed(reply)
             self.result = True
+            self.is_pushed = isinstance(reply, hiredis.PushNotification)
         elif reply is not None and type(reply) is not bytes:
             raise Malformed(reply)
         return True
@@ -290,7 +312,15 @@ class Subscriptions:
     Attributes:
         publish: the command by which other connections send messages to this one.
         subscribe: the command by which this connection listens.
+        is_tried: whether a request of the queue is under way, for which a server may close the connection instead of
+            answering it.
+        is_proven: whether the server has answered the request to join a queue.
+        is_lost: whether the connection is known to be lost.
     """
+
+    is_tried = False
+    is_proven = False
+    is_lost = False
 
     def __init__(self, capabilities: Capabilities, listener: bytes) -> None:
         self.publish = b"spublish" if capabilities.sharded else b"publish"
@@ -320,6 +350,14 @@ class Subscriptions:
     def note_end(self, channel: bytes) -> None:
         """Note that the server has ended the subscription."""
         self._subscribed.pop(channel, None)
+
+    def try_queue(self) -> OnReply:
+        """Note that a request of the queue is about to be sent. Returns what its reply is to be given to."""
+        self.is_tried = True
+        return self._note_reply
+
+    def _note_reply(self, _: Reply) -> None:
+        self.is_tried = False
 
     def forbid(self, key: bytes) -> None:
         """Note that the connection may not use this lock's queue."""

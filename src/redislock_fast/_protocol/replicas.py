@@ -41,6 +41,7 @@ class Replicate:
     """
 
     is_pipeline = True
+    uses_queue = False
     claim: Claim | None = None
     begun: Begun | None = None
 

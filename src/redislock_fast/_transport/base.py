@@ -6,6 +6,7 @@ Nothing here waits, sends or receives.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,8 +27,17 @@ from redislock_fast._transport.reauth import take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
+from redislock_fast._util.times import clock
 
-__all__ = ["Encoding", "Registry", "ServerTransport"]
+__all__ = ["MOST_LOSSES", "Encoding", "Registry", "ServerTransport"]
+
+logger = logging.getLogger(__name__)
+
+MOST_LOSSES = 2
+"""After so many connections in a row that a server has closed for a request, the request is not sent any more."""
+
+_PLAIN_S = 600.0
+"""For how long connections are made without the queue after such losses, in seconds."""
 
 
 class Encoding:
@@ -115,6 +125,8 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         timeout_s = settings.get("socket_timeout")
         self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.connection: ConnectionType | None = None
+        self._losses = 0  # connections in a row that were lost by a request of the queue
+        self._plain_until = 0.0  # in the clock's seconds
         self.health = ServerHealth()
         take_part(owner, self)
 
@@ -171,6 +183,37 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
             if connection.ending is not None:
                 self._endings.add(connection.ending)
 
+    # ---- servers that close the connection for what they do not know ----
+
+    @property
+    def greets(self) -> bool:
+        """Whether the next connection asks for the server's capabilities. Else it is a plain one, without a queue."""
+        return clock() >= self._plain_until
+
+    def _note_loss(self, connection: ConnectionType | None, operation: Exchange) -> bool:
+        """Note a lost connection. Returns whether the server may have closed it for a request of the queue."""
+        registry = None if connection is None else connection.registry
+        if registry is None:
+            return False
+        if registry.is_proven or not (registry.is_tried or operation.uses_queue):
+            self._losses = 0 if registry.is_proven else self._losses
+            return False
+        if not registry.is_lost:
+            registry.is_lost = True
+            self._losses += 1
+            if self._losses >= MOST_LOSSES:
+                self._do_without_queue()
+        return True
+
+    def _do_without_queue(self) -> None:
+        self._plain_until = clock() + _PLAIN_S
+        logger.info("the server closes connections for the requests of waiters: locks wait by polling")
+
+    def _refuse_silent(self, connection: ConnectionType) -> None:
+        """Give up a connection whose server has no pushes, although it says so."""
+        self._do_without_queue()
+        self._drop(connection)
+
     def leave_if_silent(self, connection: ConnectionType) -> None:
         """Send nothing more on a connection on which nothing has come for the pool's `socket_timeout`.
 
@@ -210,7 +253,11 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         if isinstance(trouble, FINAL):
             return False
         if isinstance(trouble, TRANSIENT):
-            attempts.note_failure(trouble, self._trouble(connection, operation, trouble, unanswered))
+            error = self._trouble(connection, operation, trouble, unanswered)
+            if isinstance(trouble, ConnectionBroken) and self._note_loss(connection, operation):
+                attempts.go_on()
+            else:
+                attempts.note_failure(trouble, error)
             return True
         if connection is not None:  # an interrupt or a cancel: the request may be under way
             operation.note_unanswered(True)

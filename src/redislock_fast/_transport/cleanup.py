@@ -93,8 +93,9 @@ class Cleanup:
         """
         for ending in list(self._endings):
             connection.pipe.post(ending, partial(_note_ended, self._endings, ending))
+        registry = connection.registry
         for request in cleanup_requests(connection.capabilities, list(self._pending_cleanup)):
-            connection.pipe.post(request)
+            connection.pipe.post(request, None if registry is None else registry.try_queue())
 
     def _next_cleanup(self) -> Pipeline:
         """The oldest entries that go to one server. They are moved to the front of `_pending_cleanup`.

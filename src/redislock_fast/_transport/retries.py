@@ -86,6 +86,10 @@ class Attempts:
         self._pause_s = self.pause_s(trouble)
         self._error = error
 
+    def go_on(self) -> None:
+        """Try again at once after a failure that does not count."""
+        self._pause_s, self._error = 0.0, None
+
     def next_pause_s(self) -> float:
         """How long to wait before the next attempt, in seconds.
 

@@ -75,6 +75,7 @@ class _Asking:
     """An operation in the form for the node that ASK has named."""
 
     is_pipeline = True
+    uses_queue = False
     begun: Begun | None = None
     claim: Claim | None = None  # a late reply about a slot that moves does not count: the key is left to its ttl
 

@@ -16,6 +16,7 @@ __all__ = [
     "MOST_FAILURES",
     "Limit",
     "added_ms",
+    "blocks",
     "clock",
     "drift_s",
     "poll_seconds",
@@ -140,15 +141,30 @@ def added_ms(additional_time: float, replace_ttl: bool = False) -> int:
     return positive_ms(additional_time, "additional_time") if additional_time != 0 or replace_ttl else 0
 
 
-def poll_seconds(sleep: float) -> float:
+def poll_seconds(sleep: Any) -> float:
     """How long to sleep between two attempts.
 
     Raises:
+        TypeError: for text.
         ValueError: for a negative number and NaN.
     """
+    if isinstance(sleep, str):
+        raise TypeError(f"sleep is a number of seconds, not {sleep!r}")
     if not sleep >= 0:  # true for NaN, too
         raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
-    return sleep
+    seconds: float = sleep
+    return seconds
+
+
+def blocks(blocking: Any) -> bool:
+    """Whether an acquire waits, by what `blocking` is.
+
+    Raises:
+        TypeError: for text, all of which is true, even "no".
+    """
+    if isinstance(blocking, str):
+        raise TypeError(f"blocking is a bool, not {blocking!r}")
+    return bool(blocking)
 
 
 def drift_s(lease_s: float) -> float:

@@ -118,6 +118,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
+            and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
             return self._acquire_uncontended(owner, blocking)

@@ -39,7 +39,7 @@ class Redlock(RedlockBase):
     Args:
         servers: a `redis.asyncio.Redis` for each server: an odd number, three at least, none a replica of another.
         name: the key on all of them, bytes or str.
-        timeout: the ttl in seconds, rounded up to whole milliseconds.
+        timeout: the ttl in seconds, rounded up to whole milliseconds, or an `AdaptiveTTL`.
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
@@ -52,6 +52,9 @@ class Redlock(RedlockBase):
             awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
+        reentrant: whether the task that holds the lock may acquire it again.
+        breaker: a circuit breaker, as for `Lock`.
+        metrics: gets each acquisition and release, as for `Lock`.
 
     Raises:
         TypeError: for a pipeline, a cluster or a client that blocks, a `timeout` that is no number, or an `on_lost`

@@ -95,7 +95,7 @@ def test_a_release_refused_for_one_name_releases_the_others_and_can_be_repeated(
         batch.release()
     assert [b"yours"] == client.keys()
     admin.execute_command("ACL", "SETUSER", user.username, "~*")
-    # What had its verdict has left the batch: it is not called lost.
+    # Locks with a verdict have left the batch: they are not reported as lost.
     assert {"yours": True} == batch.release()
     nothing_left(client)
 

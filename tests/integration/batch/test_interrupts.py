@@ -8,21 +8,18 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 
 import redislock_fast
-from redislock_fast._protocol.pipeline import AcquirePipeline
-from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.batch.test_faults import MANY, nothing_left
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
+from tests.support.transports import acquire_round, clean_up, clean_up_now, is_idle, stop_cleanup
 
 
 @pytest.mark.parametrize("all_or_nothing", [False, True])
@@ -84,7 +81,6 @@ def test_interrupted_release_that_is_repeated_is_a_success(
 def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect: Connect, all_or_nothing: bool) -> None:
     client, admin = connect(valkey.port), connect(valkey.port)
     locker = redislock_fast.Locker(client)
-    channel: Any = transport_of(client)
     locker.acquire_many(["warm-up"]).release()
     leaks: list[str] = []
     number = 0
@@ -96,7 +92,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect:
         )
         if not place:
             break
-        wait_until(lambda: channel.idle, "what is known of is undone")
+        wait_until(lambda: is_idle(client), "what is known of is undone")
         left = [name for name in "abc" if admin.get(name) not in (None, b"other")]
         if left or " raises " in place:
             leaks.append(f"{place}: {left}")
@@ -108,21 +104,20 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect:
 # Cleanup
 
 
-def test_what_an_earlier_round_left_to_undo_spares_what_a_later_round_took(valkey: Server, connect: Connect) -> None:
-    channel = transport_of(connect(valkey.port))
-    assert isinstance(channel, ThreadServerTransport)
-    channel._start_cleanup = lambda: None  # type: ignore[method-assign]  # the server cannot be asked just now
-    channel.clean_up([(b"a", b"token"), (b"b", b"other")])  # of a first round, whose reply was lost and which missed a
-    channel.execute(AcquirePipeline([b"a"], b"token", None))  # the batch's next round
-    assert channel.clean_up_some()
+def test_what_an_earlier_round_left_to_undo_spares_what_a_later_round_took(
+    valkey: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(valkey.port)
+    stop_cleanup(monkeypatch)
+    clean_up(client, [(b"a", b"token"), (b"b", b"other")])  # of a first round, whose reply was lost and which missed a
+    acquire_round(client, [b"a"], b"token")
+    assert clean_up_now(client)
     with redis.Redis(port=valkey.port) as admin:
         assert b"token" == admin.get("a")
 
 
 def test_an_undoer_that_comes_second_finds_nothing_and_sends_nothing(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port, socket_timeout=None)
-    channel = transport_of(client)
-    assert isinstance(channel, ThreadServerTransport)
     redislock_fast.Locker(client).acquire_many(["a"])
-    channel.clean_up_some()  # as one of two threads does, when the other has undone everything meanwhile
+    clean_up_now(client)  # as one of two threads does, when the other has undone everything meanwhile
     assert {"b": True} == start(redislock_fast.Locker(client).acquire_many(["b"]).release).result(PATIENCE_S)

@@ -20,9 +20,6 @@ import redis
 from redis.backoff import NoBackoff
 
 from redislock_fast import Locker
-from redislock_fast._transport.loop.driver import transport_of as async_transport_of
-from redislock_fast._transport.threads import cluster as thread_cluster
-from redislock_fast._transport.threads.driver import transport_of
 from tests.integration.batch.test_all_or_nothing import Holders
 from tests.integration.batch.test_asyncio import cancelled_after
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
@@ -30,7 +27,8 @@ from tests.support.clusters import Cluster, connect
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
-from tests.support.waiting import FAR_S, Callers, Threads, connections
+from tests.support.transports import clean_up, is_idle, node_of, threads_inside, trust_nodes_for
+from tests.support.waiting import FAR_S, Callers, connections
 
 VERBS: dict[str, tuple[Any, ...]] = {"release": (), "extend": (10,), "reacquire": ()}
 """The calls on a held batch, with their arguments."""
@@ -69,18 +67,6 @@ def call(callers: Callers, batch: Any, verb: str) -> Any:
 def take_and_release(callers: Callers, client: Any, names: list[str]) -> None:
     """Hold these locks for a moment, which connects to their nodes."""
     assert call(callers, acquire_many(callers, client, names), "release") == dict.fromkeys(names, True)
-
-
-def channel_of(callers: Callers, client: Any) -> Any:
-    """All that goes from these callers to the client's servers; for tasks, to be called in their loop."""
-    return transport_of(client) if isinstance(callers, Threads) else async_transport_of(client).of_running_loop()
-
-
-def clean_up(callers: Callers, client: Any, entries: list[tuple[bytes, bytes]]) -> None:
-    """Have these keys deleted in the background, all that hold these tokens."""
-    callers.run(
-        lambda: (transport_of if isinstance(callers, Threads) else async_transport_of)(client).clean_up(entries)
-    )
 
 
 # ---- which node is asked for what ----
@@ -278,7 +264,7 @@ def test_what_a_frozen_node_has_to_undo_keeps_no_caller_from_the_others(
             cluster.admins[number].set(name, "mine")
     first, *others = names
     with frozen(cluster, first):
-        clean_up(callers, fast, [(name.encode(), b"mine") for name in joined(names)])
+        callers.run(lambda: clean_up(fast, [(name.encode(), b"mine") for name in joined(names)]))
         until_gone(cluster, names, others)
     until_gone(cluster, names, [first])
 
@@ -315,8 +301,9 @@ def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Cal
     names = names_at(cluster, 1)
     first, second, *_ = names
     client = callers.client(cluster.nodes[first].port)  # as of a single server
-    clean_up(callers, client, [(name.encode(), b"mine") for name in (*names[second], *names[first])])
-    wait_until(lambda: callers.run(lambda: channel_of(callers, client).idle), "nothing is tried for ever")
+    entries = [(name.encode(), b"mine") for name in (*names[second], *names[first])]
+    callers.run(lambda: clean_up(client, entries))
+    wait_until(lambda: callers.run(lambda: is_idle(client)), "nothing is tried for ever")
 
 
 def test_an_error_of_one_node_leaves_nothing_at_the_others(callers: Callers, fast: Any, cluster: Cluster) -> None:
@@ -374,15 +361,14 @@ def test_a_connection_that_was_closed_while_idle_leaves_no_doubt(callers: Caller
 def test_a_connection_that_another_has_just_found_broken_leaves_no_doubt(
     callers: Callers, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_cluster, "_STALE_AFTER_S", FAR_S)  # nobody looks whether it still stands
+    trust_nodes_for(FAR_S, monkeypatch)  # nobody looks whether it still stands
     names = names_at(cluster, 2)
     client = connect(callers, cluster)
     batch = acquire_many(callers, client, joined(names))
     lost = {at[0] for at in names.values()}
     for number, at in names.items():
         cluster.admins[number].delete(at[0])
-        node: Any = channel_of(callers, client)._node_of(at[0].encode())
-        node.connection.pipe.close()
+        node_of(client, at[0]).connection.pipe.close()
     assert call(callers, batch, "release") == {name: name not in lost for name in joined(names)}
 
 
@@ -451,7 +437,6 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: 
     home = cluster.primaries()[0]
     taken = names[home].pop()
     cluster.admins[home].set(taken, "other")
-    channel: Any = transport_of(fast)
     Locker(fast).acquire_many(joined(names)).release()  # connects
     leaks: list[str] = []
     number = 0
@@ -460,10 +445,10 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(callers: Callers, fast: 
         place = interrupted_at(
             number, lambda: Locker(fast).acquire_many([taken, *joined(names)], FAR_S), "_transport/threads/cluster.py"
         )
-        channel.inside.clear()  # which an interrupt in the very line that leaves would not
+        threads_inside(fast).clear()  # which an interrupt in the very line that leaves would not
         if not place:
             break
-        wait_until(lambda: channel.idle, "what is known of is undone")
+        wait_until(lambda: is_idle(fast), "what is known of is undone")
         if any(left(cluster, names, at) for at in names):
             leaks.append(place)
             fast.delete(*joined(names))

@@ -17,9 +17,6 @@ import redis.lock
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast import Lock
-from redislock_fast._protocol.fenced import AcquireFenced
-from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._util.tokens import new_token
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
@@ -103,9 +100,9 @@ def test_numbers_move_with_the_slot(client: redis.RedisCluster, place: Place) ->
     fences = []
     for _ in range(2):
         for _ in range(2):
-            operation = AcquireFenced(place.name.encode(), new_token(), 10_000)
-            transport_of(client).execute(operation)
-            fences.append(operation.fence)
+            lock = Lock(client, place.name, timeout=10, fencing=True)
+            assert lock.acquire()
+            fences.append(lock.fence)
             client.delete(place.name)
         if len(fences) == 2:
             place.move()

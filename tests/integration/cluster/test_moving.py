@@ -15,9 +15,9 @@ import redis
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._transport.threads.driver import transport_of
 from tests.support.clusters import SOON, Cluster, Place, connect
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.transports import clean_up
 from tests.support.waiting import (
     FAR_S,
     Callers,
@@ -201,7 +201,7 @@ def test_what_waits_to_be_undone_follows_the_slot(cluster_client: redis.RedisClu
     place.move_keys()
     if stage == "moved":
         place.end_move()
-    transport_of(cluster_client).clean_up([(place.name.encode(), lock.local.token)])
+    clean_up(cluster_client, [(place.name.encode(), lock.local.token)])
     wait_until(lambda: place.keys_at(place.away) == 0, "it is undone")
     if stage == "on the move":
         place.end_move()

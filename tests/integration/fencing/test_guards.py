@@ -17,7 +17,6 @@ import redis.asyncio
 from redis.exceptions import LockError, ResponseError
 
 from redislock_fast import Lock
-from redislock_fast._protocol.keys import guard_key
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.conftest import Connect
@@ -25,7 +24,7 @@ from tests.support.helpers import ROOT, wait_until
 from tests.support.worlds import World, waited
 
 KEY = b"name"
-NOTE = guard_key(KEY)
+NOTE = b"{name}:rlf:guard"
 
 
 def two_holders(client: redis.Redis) -> tuple[int, int]:
@@ -177,7 +176,7 @@ def test_script_of_many_keys_is_guarded_by_the_first(guard: Blocking, client: re
     with pytest.raises(StaleFenceError):
         guard.eval(move, ["to", "also from"], [], 6)
     guard.eval("redis.call('del', KEYS[1])", ["also from"], [], 6)
-    assert sorted(client.keys()) == sorted([b"to", guard_key(b"to"), guard_key(b"also from")])
+    assert sorted(client.keys()) == sorted([b"to", b"{to}:rlf:guard", b"{also from}:rlf:guard"])
 
 
 def test_script_that_fails_raises_and_has_noted_its_fence(guard: Blocking, client: redis.Redis) -> None:

@@ -62,7 +62,7 @@ def test_unnumbered_holders_in_between_do_no_harm(callers: Callers, server: Serv
 
 
 @pytest.mark.parametrize("wait", ["push", "poll"])
-def test_who_takes_the_lock_by_his_own_token_again_has_a_higher_number(
+def test_lock_that_is_taken_again_with_the_same_token_has_a_higher_number(
     callers: Callers, server: Server, client: redis.Redis, wait: Any
 ) -> None:
     settings = {"timeout": 60, "sleep": 0.01 if wait == "poll" else 60, "fencing": True, "wait": wait}
@@ -82,7 +82,7 @@ def test_who_takes_the_lock_by_his_own_token_again_has_a_higher_number(
     assert all(earlier < later for earlier, later in pairwise(fences))
 
 
-def test_who_brings_the_token_of_the_holder_has_his_number(callers: Callers, server: Server) -> None:
+def test_acquire_with_the_token_of_the_holder_has_its_number(callers: Callers, server: Server) -> None:
     first, second = callers.contenders(2, callers.client(server.port), timeout=60, fencing=True)
     assert first.call("acquire", token="job")
     assert second.call("acquire", token="job")

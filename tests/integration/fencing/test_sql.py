@@ -134,7 +134,9 @@ def test_paused_holder_changes_nothing(database: Database, valkey_client: redis.
 
 
 @STATEMENTS
-def test_paused_holder_who_waits_for_the_later_ones_commit_changes_nothing(database: Database, statement: str) -> None:
+def test_paused_holder_that_waits_for_the_commit_of_a_later_one_changes_nothing(
+    database: Database, statement: str
+) -> None:
     database.start_rows()
     later = database.connect()
     database.run(later, statement, 34, "later")

@@ -20,8 +20,6 @@ from redis.exceptions import LockError
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, LockLostError, LossReason
-from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._transport.threads.renewer import tell_in_background
 from redislock_fast.server import Server
 from tests.conftest import Connect, Servers
 from tests.support.async_helpers import eventually, in_loop
@@ -161,35 +159,7 @@ def test_callbacks_that_have_returned_leave_no_thread(valkey: Server, connect: C
     )
 
 
-def test_where_one_callback_gets_no_thread_the_others_do_not_wait(
-    valkey: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = connect(valkey.port)
-    over = threading.Event()
-    blocked, *free = (Callback(work) for work in (lambda _: over.wait(PATIENCE_S), lambda _: True, lambda _: True))
-    losses = []
-    locks = [Lock(client, f"name-{number}", on_lost=it, **WATCHED) for number, it in enumerate((blocked, *free))]
-    for lock in locks:
-        assert lock.acquire()
-        losses.append(LeaseLoss(lock.local.lease, LossReason.DELETED))
-    real_start = threading.Thread.start
-
-    def fail_once(thread: threading.Thread) -> None:
-        if threading.current_thread().name == "redislock_fast-lost":  # the first thread, which starts the others
-            monkeypatch.setattr(threading.Thread, "start", real_start)
-            raise RuntimeError("can't start new thread")
-        real_start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail_once)
-    tell_in_background(losses)
-    assert free[0].result()
-    over.set()
-    assert (blocked.result(), free[1].result()) == (True, True)
-    for lock in locks:
-        lock.release()
-
-
-# What the lock does in the callback
+# The lock in the callback
 
 
 @SHARED

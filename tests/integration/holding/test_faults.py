@@ -286,7 +286,7 @@ def test_connection_that_is_killed_again_and_again(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
-# What happens at the same time
+# Faults at the same time
 
 
 @pytest.mark.parametrize("verb", ["release", "extend", "reacquire", "acquire_or_extend"])

@@ -21,15 +21,12 @@ import redis.asyncio
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, LossReason
-from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import Record, Schedule
-from redislock_fast._transport.threads import renewer as thread_renewer
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import in_loop
 from tests.support.helpers import in_fork, run_script, signals_handled_by, start, wait_until
+from tests.support.transports import end_idle_renewers
 
 _TTL_S = 1.2
 _numbers = itertools.count()
@@ -56,20 +53,6 @@ def _outlives(lock: Lock) -> bool:
     return bool(lock.owned())
 
 
-# The schedule
-
-
-@pytest.mark.parametrize("interval_s", [3.3, 1200.0])
-def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
-    schedule = Schedule()
-    lease = Lease(Server, b"key", b"token", 1000, 0.0, Options())
-    record = Record(lease, lambda _: None)
-    assert [] == schedule.take(100_000.0)
-    assert schedule.add(record, 100_000.02, interval_s)
-    assert [] == schedule.take(100_000.019)
-    assert [lease] == schedule.take(100_000.021)
-
-
 # The thread
 
 
@@ -77,7 +60,7 @@ def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
 def test_a_thread_that_ends_while_a_lock_comes_leaves_none_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_renewer, "_LINGER_S", 0.0)
+    end_idle_renewers(monkeypatch)
 
     def hold(number: int) -> bool:
         held = []

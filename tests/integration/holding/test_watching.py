@@ -9,8 +9,9 @@ import logging
 from typing import Any
 
 import pytest
+import redis
 
-from redislock_fast import AdaptiveTTL, LockLostError, NotReplicatedError
+from redislock_fast import AdaptiveTTL, LockLostError, LossReason, NotReplicatedError
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, wait_until
@@ -41,6 +42,28 @@ class Watcher:
         self.released.append((name, hold_s, success))
         if self.error is not None:
             raise self.error
+
+
+class FailureWatcher(Watcher):
+    """Notes failures and losses, too.
+
+    Attributes:
+        failed: names, attempts and classes of errors.
+        lost: names and reasons.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: list[tuple[Any, int, type[BaseException] | None]] = []
+        self.lost: list[tuple[Any, LossReason]] = []
+
+    def record_failure(self, name: str | bytes, seconds: float, attempts: int, error: BaseException | None) -> None:
+        assert seconds >= 0
+        self.failed.append((name, attempts, None if error is None else type(error)))
+
+    def record_loss(self, name: str | bytes, hold_s: float, reason: LossReason) -> None:
+        assert hold_s >= 0
+        self.lost.append((name, reason))
 
 
 class Learning:
@@ -96,6 +119,30 @@ def test_metrics_are_not_told_of_what_was_not_acquired(holders: Holders, valkey:
     lock = holders.make(valkey.port, timeout=FAR_S, metrics=watcher)
     assert lock.call("acquire", blocking=False) is False
     assert watcher.acquired == []
+
+
+def test_metrics_are_told_of_failures(holders: Holders, valkey: Server, connect: Connect) -> None:
+    connect(valkey.port).set("name", "another's")
+    watcher = FailureWatcher()
+    lock = holders.make(valkey.port, timeout=FAR_S, metrics=watcher)
+    assert lock.call("acquire", blocking=False) is False
+    assert lock.call("acquire", blocking_timeout=0.01) is False
+    with pytest.raises(redis.ConnectionError):
+        holders.make(1, timeout=FAR_S, metrics=watcher).call("acquire")
+    assert watcher.failed == [("name", 1, None), ("name", 1, None), ("name", 1, redis.ConnectionError)]
+    assert watcher.acquired == []
+
+
+def test_metrics_are_told_of_a_loss_without_a_release(holders: Holders, valkey: Server) -> None:
+    watcher = FailureWatcher()
+    lock = holders.make(valkey.port, timeout=0.05, metrics=watcher)
+    assert lock.call("acquire") is True
+    wait_until(lambda: watcher.lost == [("name", LossReason.EXPIRED)], "the loss is noticed")
+    assert watcher.released == []
+    with pytest.raises(LockLostError):
+        lock.release()
+    assert [success for _, _, success in watcher.released] == [False]
+    assert len(watcher.lost) == 1
 
 
 @pytest.mark.parametrize("verb", ["release", "extend"])

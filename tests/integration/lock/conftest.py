@@ -6,12 +6,11 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from redislock_fast._transport.base import ServerTransport
 from redislock_fast.server import KINDS, Server
+from tests.support.transports import noted_cleanups
 
 
 @pytest.fixture(params=KINDS)
@@ -23,15 +22,7 @@ def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Se
 @pytest.fixture
 def undone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The tokens that were given to be undone."""
-    tokens: list[bytes] = []
-    clean_up = ServerTransport.clean_up
-
-    def noting(channel: Any, entries: list[tuple[bytes, bytes]]) -> None:
-        tokens.extend(token for _, token in entries)
-        clean_up(channel, entries)
-
-    monkeypatch.setattr(ServerTransport, "clean_up", noting)
-    return tokens
+    return noted_cleanups(monkeypatch)
 
 
 @pytest.fixture

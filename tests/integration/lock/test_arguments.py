@@ -5,6 +5,7 @@ Rules: nothing is sent for what is refused: no server is there.
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -34,6 +35,39 @@ pytestmark = pytest.mark.usefixtures("world")
 def test_what_cannot_be_meant_is_refused(world: World, settings: dict[str, Any], error: str) -> None:
     with pytest.raises(TypeError, match=error):
         world.lock(world.connect(1), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"timout": 3}, r"^Redlock\(\) got an unexpected keyword argument 'timout': did you mean 'timeout'\?$"),
+        ({"fencing": True}, r"^Redlock\(\) got an unexpected keyword argument 'fencing'"),
+        ({"sleep": "a"}, "sleep is a number of seconds, not 'a'"),
+        ({"blocking": "no"}, "blocking is a bool, not 'no'"),
+        ({"metrics": 3}, r"metrics needs record_acquisition\(\), which int"),
+    ],
+    ids=str,
+)
+def test_redlock_refuses_what_cannot_be_meant(world: World, settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        world.ours.Redlock([world.connect(port) for port in (1, 2, 3)], "name", **{"timeout": 10, **settings})
+
+
+def test_acquire_refuses_text_for_blocking(world: World) -> None:
+    locks = [
+        world.lock(world.connect(1), timeout=10),
+        world.redlock([world.connect(port) for port in (1, 2, 3)], timeout=10),
+    ]
+    for lock in locks:
+        with pytest.raises(TypeError, match="blocking is a bool, not 'no'"):
+            lock.acquire(blocking="no")
+
+
+@pytest.mark.parametrize("name", ["Lock", "Redlock"])
+def test_signatures_spell_out_every_option(world: World, name: str) -> None:
+    parameters = inspect.signature(getattr(world.ours, name)).parameters
+    assert {"timeout", "auto_renew", "on_lost", "reentrant", "breaker", "metrics"} <= set(parameters)
+    assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}
 
 
 @pytest.mark.parametrize("given", ["name", "timeout"])

@@ -23,7 +23,6 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
-from redislock_fast._transport.loop.driver import transport_of
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
@@ -31,6 +30,7 @@ from tests.support.async_helpers import eventually, run_in_loop
 from tests.support.clusters import Cluster
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.proxy import Proxy
+from tests.support.transports import connection_of
 
 ROUNDS = 20
 """How often a race is run."""
@@ -269,7 +269,7 @@ def test_what_was_sent_on_the_connection_of_a_collected_client_is_executed(
         locks = client_of(frozen.port)
         await Lock(locks, "name").locked()  # connects
         freeze_for_a_while(frozen)
-        connection = transport_of(locks).of_running_loop().connection
+        connection = connection_of(locks)
         assert connection is not None
         for _ in range(SENT):
             connection.pipe.post((b"INCR", b"count"))

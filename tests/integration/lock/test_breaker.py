@@ -1,4 +1,4 @@
-"""A circuit breaker around acquire: what counts as a failure, what an open one does, and who is not held up by it.
+"""A circuit breaker around acquire: what counts as a failure, what an open one does, and which calls it lets through.
 
 Rules: the breaker is pybreaker's own; one failure opens it unless a test says otherwise. What threads and tasks do
 alike is tested on both.
@@ -111,7 +111,7 @@ def test_what_is_held_can_be_given_back_while_the_circuit_is_open(
     assert connect(dying.server.port).keys() == []
 
 
-# What is no failure
+# Errors that are no failures
 
 
 def _held_by_another(contender: Contender, admin: redis.Redis) -> Any:

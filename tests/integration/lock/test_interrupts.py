@@ -23,16 +23,13 @@ from redis.exceptions import LockNotOwnedError
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.waiters import WaiterRegistry
-from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import interrupted_at, line_of
 from tests.support.redlock import values, wait_until_free
+from tests.support.transports import clean_up, is_idle, queue_at_once, threads_inside
+from tests.support.waiting import queued
 
 FACADE = (
     "lock.py",
@@ -125,8 +122,7 @@ class ThreadWorld(World):
         return redislock_fast.Redlock(self._clients, "name", 60, thread_local=False)
 
     def do(self, call: Callable[[], Any]) -> Any:
-        channel: Any = transport_of(self.client)
-        channel.inside.clear()  # which an interrupt in the very line that leaves would not
+        threads_inside(self.client).clear()  # which an interrupt in the very line that leaves would not
         return call()
 
     def until_free(self) -> None:
@@ -198,13 +194,17 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-class _Interrupting(SharedOwner):
-    """Interrupt an owner that has just noted its token."""
+def interrupt_noting(lock: Any) -> None:
+    """Interrupt the owner of the lock when it has just noted its token."""
+    owner_class: Any = type(lock.local)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "token" and value is not None:
-            raise KeyboardInterrupt
+    class Interrupting(owner_class):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "token" and value is not None:
+                raise KeyboardInterrupt
+
+    lock.local = Interrupting()
 
 
 @pytest.mark.parametrize("settings", [{}, {"wait": "poll"}, {"auto_renew": True}], ids=["usual", "polling", "on terms"])
@@ -214,7 +214,7 @@ def test_interrupt_just_behind_the_noting(world: World, settings: dict[str, Any]
     if not is_first:
         world.do(lock.acquire)
         world.do(lock.release)
-    lock.local = _Interrupting()
+    interrupt_noting(lock)
     with pytest.raises(KeyboardInterrupt):
         world.do(lock.acquire)
     assert lock.local.token is None
@@ -226,7 +226,7 @@ def test_interrupt_just_behind_the_noting_of_a_grant(world: World, fleet: list[S
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
         holder.acquire()
         lock = world.lock()
-        lock.local = _Interrupting()
+        interrupt_noting(lock)
         releaser = threading.Timer(0.05, holder.release)
         releaser.start()
         with pytest.raises(KeyboardInterrupt):
@@ -238,7 +238,7 @@ def test_interrupt_just_behind_the_noting_of_a_grant(world: World, fleet: list[S
 
 def test_interrupt_just_behind_the_noting_of_a_redlock(world: World) -> None:
     lock = world.redlock()
-    lock.local = _Interrupting()
+    interrupt_noting(lock)
     with pytest.raises(KeyboardInterrupt):
         world.do(lock.acquire)
     assert lock.local.token is None
@@ -273,7 +273,7 @@ def test_waiting_acquire_interrupted_at_any_line(
     world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if at_once:  # as where others of the process wait already
-        monkeypatch.setattr(WaiterRegistry, "is_contended", lambda *_: True)
+        queue_at_once(monkeypatch)
     world.do(world.lock().locked)  # connects
     with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
@@ -283,7 +283,7 @@ def test_waiting_acquire_interrupted_at_any_line(
 
             def hand_over(over: threading.Event = over) -> None:
                 wait_until(
-                    lambda: over.is_set() or client.exists(queue_keys(b"name")[0]) == 1,
+                    lambda: over.is_set() or queued(client, "name") == 1,
                     "there is a waiter, or was none",
                 )
                 holder.release()
@@ -306,7 +306,6 @@ def test_waiting_acquire_interrupted_at_any_line(
 @untraced
 def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -> None:
     with contextlib.closing(ThreadWorld(fleet[:1])) as world, contextlib.closing(ThreadWorld(fleet[:1])) as other:
-        channel: Any = transport_of(world.client)
         world.do(world.lock().locked)  # connects
         other.do(other.lock().acquire)
         for number in range(1, 1000):
@@ -315,7 +314,7 @@ def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -
             # A bare `return` is left by the lines of its `finally`. On these no signal strikes.
             left = line_of(place)
             is_leaving = left == "return" or left.startswith(("self.inside.discard", "if not was_inside"))
-            assert is_leaving or threading.get_ident() not in channel.inside
+            assert is_leaving or threading.get_ident() not in threads_inside(world.client)
             if not place:
                 assert number > 60
                 return
@@ -354,7 +353,7 @@ def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: 
             lock = world.lock()
             world.do(lock.acquire)
             acquired = start(waiter.acquire)
-            wait_until(lambda: client.exists(queue_keys(b"name")[0]), "another waits")
+            wait_until(lambda: queued(client, "name"), "another waits")
             place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
             if lock.local.token is not None:
                 try:
@@ -383,14 +382,13 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
             with contextlib.closing(LoopWorld(fleet[:1])) as world:
                 lock = world.lock()
 
-                async def its_channel(lock: redislock_fast.asyncio.Lock = lock) -> LoopServerTransport:
+                async def leave_to_be_undone(lock: redislock_fast.asyncio.Lock = lock) -> None:
                     if is_connected:
                         await lock.locked()
-                    return lock._transport.of_running_loop()
+                    client.set("name", "mine")
+                    clean_up(lock.redis, [(b"name", b"mine")])
 
-                channel = world.do(its_channel)
-                client.set("name", "mine")
-                channel.clean_up([(b"name", b"mine")])
+                world.do(leave_to_be_undone)
                 place = interrupted_at(
                     number, lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS
                 )
@@ -400,7 +398,7 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                 return
 
 
-def test_interrupt_of_who_connects_is_raised_once(fleet: list[Server]) -> None:
+def test_interrupt_while_connecting_is_raised_once(fleet: list[Server]) -> None:
     interrupts = [KeyboardInterrupt()]
 
     async def on_connect(connection: redis.asyncio.Connection) -> None:
@@ -423,8 +421,7 @@ def test_interrupt_while_connecting_leaves_nothing_to_undo(fleet: list[Server]) 
     with redis.Redis(port=fleet[0].port, redis_connect_func=on_connect) as client:
         with pytest.raises(KeyboardInterrupt):
             redislock_fast.Lock(client, "name").acquire()
-        channel: Any = transport_of(client)
-        assert channel.idle
+        assert is_idle(client)
 
 
 @pytest.mark.slow

@@ -16,9 +16,6 @@ import redis
 from redis.exceptions import LockError
 
 from redislock_fast import Lock, Locker
-from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.commands import Acquire, Release
-from redislock_fast._util.tokens import new_token
 from redislock_fast.server import Server
 from tests.conftest import Servers
 
@@ -118,16 +115,3 @@ def test_batches_of_the_same_names_exclude_each_other(client: redis.Redis) -> No
         assert names == batch.acquired
         values = client.mget(names)
         assert 1 == len(set(values))
-
-
-def test_tokens_are_never_drawn_twice() -> None:
-    tokens = [new_token() for _ in range(2000)]
-    assert len(tokens) == len(set(tokens))
-
-
-def test_a_dialect_only_ever_falls() -> None:
-    capabilities = Capabilities([[b"delifeq"], None, [b"lmpop"]])
-    assert b"DELIFEQ" == Release(b"k", b"t", None).request(capabilities, 0.0)[0]
-    capabilities.release = None
-    assert b"EVALSHA" == Release(b"k", b"t", None).request(capabilities, 0.0)[0]
-    assert b"GET" == Acquire(b"k", b"t", None).request(capabilities, 0.0)[-1]

@@ -20,12 +20,11 @@ import redis.credentials
 from redis.sentinel import Sentinel
 
 import redislock_fast
-from redislock_fast._transport import reauth
-from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast.server import Server
 from tests.conftest import AclUser, Connect, MakeUser
 from tests.support.clusters import Cluster, Place
 from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.transports import reference_to_transport
 from tests.support.waiting import Callers, Contender, Tasks
 
 SECRET = "canary-password"
@@ -207,19 +206,6 @@ def test_new_credentials_of_a_cluster_are_taken_over(cluster: Cluster, place: Pl
         admin.acl_deluser(*(user.username for user in users))
 
 
-def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
-    class Old:
-        pass
-
-    class ServerTransport:
-        def authenticate(self, request: object) -> None:
-            raise AssertionError(request)
-
-    pool = Old()
-    reauth.take_part(pool, ServerTransport())
-    assert vars(pool) == {}
-
-
 def test_callback_that_somebody_else_has_put_on_a_pool_stays(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
     pool: Any = client.connection_pool
@@ -236,7 +222,7 @@ def test_pool_and_channels_are_not_kept_alive(valkey: Server) -> None:
         lock = redislock_fast.Lock(client, "name", timeout=60)
         with lock:
             pool = weakref.ref(client.connection_pool)
-            channel = weakref.ref(transport_of(client))
+            channel = reference_to_transport(client)
         client.close()
         del client, lock
         assert (pool(), channel()) == (None, None)

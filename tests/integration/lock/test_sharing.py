@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,15 +20,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LockLostError
-from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.steps import Sleep, Steps
-from redislock_fast._transport.loop.quorum import LoopQuorum
-from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast.server import Server
 from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, start
 from tests.support.proxy import Proxy
 from tests.support.redlock import clients_of
+from tests.support.transports import steps_until
 from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done, until_queued
 from tests.support.worlds import World, waited
 
@@ -114,14 +111,15 @@ def test_lock_whose_acquire_is_not_complete_is_nobodys_to_give_away(
     callers: Callers, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, fencing=True)
-    completing = LockBase._completing
+    lock_class = type(shared.lock)
+    completing = lock_class._completing
 
-    def watched(lock: Any, *args: Any) -> Steps:
+    def watched(lock: Any, *args: Any) -> Any:
         with pytest.raises(LockError, match="unlocked"):
             lock.detach()
         return completing(lock, *args)
 
-    monkeypatch.setattr(LockBase, "_completing", watched)
+    monkeypatch.setattr(lock_class, "_completing", watched)
     assert shared.call("acquire") is True
     assert shared.call("owned") is True
     shared.release()
@@ -131,17 +129,17 @@ def test_acquire_that_is_not_completed_leaves_what_another_has_acquired(
     callers: Callers, server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, auto_renew=True)
-    completing = LockBase._completing
+    lock_class = type(shared.lock)
+    completing = lock_class._completing
 
-    def overtaken(_: Any, *args: Any) -> Steps:
-        monkeypatch.setattr(LockBase, "_completing", completing)
+    def overtaken(_: Any, *args: Any) -> Iterator[Any]:
+        monkeypatch.setattr(lock_class, "_completing", completing)
         client.delete("name")
         other = shared.acquire()
-        while not other.done():
-            yield Sleep(0.001)
+        yield from steps_until(other.done)
         raise redis.ConnectionError("lost")
 
-    monkeypatch.setattr(LockBase, "_completing", overtaken)
+    monkeypatch.setattr(lock_class, "_completing", overtaken)
     with pytest.raises(redis.ConnectionError):
         shared.call("acquire")
     assert shared.call("owned") is True
@@ -338,14 +336,15 @@ def test_redlock_that_two_prolong_at_once_is_valid_no_longer_than_at_its_servers
     clients = clients_of(fleet)
     lock = redislock_fast.Redlock(clients, "name", timeout=FAR_S, thread_local=False, **settings)
     assert lock.acquire(blocking=False)
-    ask = ThreadQuorum.ask
+    quorum_class: Any = type(lock._quorum)
+    ask = quorum_class.ask
 
-    def overtaken(self: ThreadQuorum, *rounds: Any) -> None:
+    def overtaken(self: Any, *rounds: Any) -> None:
         ask(self, *rounds)
-        monkeypatch.setattr(ThreadQuorum, "ask", ask)
+        monkeypatch.setattr(quorum_class, "ask", ask)
         assert start(lambda: lock.extend(FAR_S, replace_ttl=True)).result(PATIENCE_S)
 
-    monkeypatch.setattr(ThreadQuorum, "ask", overtaken)
+    monkeypatch.setattr(quorum_class, "ask", overtaken)
     lock.extend(2 * FAR_S, replace_ttl=True)
     assert 0 < lock.remaining() <= max(client.pttl("name") for client in clients) / 1000
     lock.release()
@@ -356,15 +355,16 @@ def test_interrupted_redlock_leaves_what_a_thread_has_acquired(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = redislock_fast.Redlock(clients_of(fleet), "name", timeout=FAR_S, thread_local=False)
-    drive = ThreadQuorum.drive
+    quorum_class: Any = type(lock._quorum)
+    drive = quorum_class.drive
 
-    def interrupted(_: ThreadQuorum, steps: Any) -> Any:
-        monkeypatch.setattr(ThreadQuorum, "drive", drive)
+    def interrupted(_: Any, steps: Any) -> Any:
+        monkeypatch.setattr(quorum_class, "drive", drive)
         assert start(lock.acquire).result(PATIENCE_S)
         steps.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ThreadQuorum, "drive", interrupted)
+    monkeypatch.setattr(quorum_class, "drive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lock.acquire(blocking=False)
     assert lock.owned() is True
@@ -374,20 +374,20 @@ def test_interrupted_redlock_leaves_what_a_thread_has_acquired(
 def test_interrupted_redlock_leaves_what_a_task_has_acquired(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drive = LoopQuorum.drive
-
     async def scenario() -> None:
         clients = [redis.asyncio.Redis(port=server.port) for server in fleet]
         lock = redislock_fast.asyncio.Redlock(clients, "name", timeout=FAR_S, thread_local=False)
+        quorum_class: Any = type(lock._quorum)
+        drive = quorum_class.drive
 
-        async def interrupted(_: LoopQuorum, steps: Any) -> Any:
-            monkeypatch.setattr(LoopQuorum, "drive", drive)
+        async def interrupted(_: Any, steps: Any) -> Any:
+            monkeypatch.setattr(quorum_class, "drive", drive)
             acquiring: Coroutine[Any, Any, bool] = lock.acquire()
             assert await asyncio.create_task(acquiring)
             steps.close()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(LoopQuorum, "drive", interrupted)
+        monkeypatch.setattr(quorum_class, "drive", interrupted)
         try:
             with pytest.raises(KeyboardInterrupt):
                 await lock.acquire(blocking=False)

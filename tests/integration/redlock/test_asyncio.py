@@ -119,7 +119,7 @@ async def test_two_loops_in_turn(make: Make) -> None:
     await lock.release()
 
 
-# What is renewed
+# Renewal
 
 
 @pytest.mark.slow

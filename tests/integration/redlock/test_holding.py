@@ -205,7 +205,7 @@ def test_loss_is_told_once_with_its_reason_and_its_rest_is_given_back(
     assert values(fleet[:3]) == [None if reason is LossReason.DELETED else b"another's"] * 3
 
 
-# What the holder does while a renewal is under way
+# Calls of the holder while a renewal is under way
 
 
 @pytest.mark.slow

@@ -14,12 +14,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import redis
-import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import Redlock
-from redislock_fast._transport.health import ServerHealth
 from redislock_fast.server import Server
 from tests.support.helpers import in_fork, pause, start, wait_until
 from tests.support.redlock import Make, clients_of, delete, take, values, wait_until_free, wait_until_held
@@ -246,7 +243,7 @@ def test_lock_that_is_not_held_is_an_error(world: World, make: Make, use: str) -
             work()
 
 
-# Whose it is
+# Ownership
 
 
 def test_token_belongs_to_the_thread_or_task(world: World, make: Make) -> None:
@@ -383,27 +380,6 @@ def test_signal_handler_uses_the_same_clients(fleet: Fleet) -> None:
 
 
 # Which servers are asked, and which first
-
-
-@IN_THREADS
-def test_server_that_is_away_for_long_is_still_tried_once_a_second() -> None:
-    health = ServerHealth()
-    for _ in range(1100):
-        health.failed(redis.ConnectionError("away"), now=60.0)
-    assert health.retry_at == 61.0
-
-
-@IN_THREADS
-def test_server_that_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
-    slow, soon = ServerHealth(), ServerHealth()
-    slow.note_wait(0.001)
-    soon.note_wait(0.0004)
-    assert (2, 0) == (slow.slowness, soon.slowness)
-    rounds = 0
-    while slow.slowness:
-        slow.note_wait(None)
-        rounds += 1
-    assert 100 < rounds < 1000
 
 
 @IN_THREADS

@@ -7,7 +7,6 @@ pinned, nothing is undone in the background.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +14,12 @@ import pytest
 import redis
 from redis.credentials import CredentialProvider
 
-from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._transport.threads import cleanup as thread_cleanup
-from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, run_script, wait_until
 from tests.support.proxy import Proxy
+from tests.support.transports import at_end_of_cleanup, clean_up, stop_cleanup
 from tests.support.waiting import Callers, Contender, Threads, awake_s, until_queued
 
 StartServer = Callable[..., Server]
@@ -34,8 +30,7 @@ StartServer = Callable[..., Server]
 @pytest.fixture
 def nothing_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server cannot be asked to undo anything just now."""
-    for channel in (ThreadServerTransport, LoopServerTransport):
-        monkeypatch.setattr(channel, "_start_cleanup", lambda _: None)
+    stop_cleanup(monkeypatch)
 
 
 def client_of(callers: Callers, proxy: Proxy, **options: Any) -> Any:
@@ -109,18 +104,15 @@ def test_what_is_left_while_the_undoing_thread_ends_is_undone(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, go_on = threading.Event(), threading.Event()
-    clean_up_in_background = thread_cleanup._clean_up_in_background
 
-    def end_slowly(channel: weakref.ref[thread_cleanup.ThreadCleanup]) -> None:
-        clean_up_in_background(channel)
+    def end_slowly() -> None:
         done.set()
         go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(thread_cleanup, "_clean_up_in_background", end_slowly)
-    channel: Any = transport_of(client)
+    at_end_of_cleanup(end_slowly, monkeypatch)
     for name in ("first", "second"):
         client.set(name, "mine")
-        channel.clean_up([(name.encode(), b"mine")])
+        clean_up(client, [(name.encode(), b"mine")])
         wait_until(lambda: not client.exists(name), "it is undone")  # noqa: B023
         assert done.wait(PATIENCE_S)
     go_on.set()
@@ -131,13 +123,11 @@ def test_program_that_ends_undoes_what_is_to_be_undone(server: Server, client: r
 import sys
 import redis
 from redislock_fast import Lock
-from redislock_fast._transport.threads.driver import transport_of
+from tests.support.transports import clean_up_at_exit
 client = redis.Redis(port=int(sys.argv[1]))
 lock = Lock(client, "name", timeout=60)
 lock.acquire()
-channel = transport_of(client)
-channel.close()
-channel.clean_up([(b"name", lock.local.token)])
+clean_up_at_exit(client, [(b"name", lock.local.token)])
 """
     finished = run_script(script, server.port)
     assert (0, "", []) == (finished.returncode, finished.stderr, client.keys())
@@ -148,8 +138,8 @@ def test_program_that_ends_waits_for_no_server_that_is_gone(spare_server: StartS
     script = """
 import sys
 import redis
-from redislock_fast._transport.threads.driver import transport_of
-transport_of(redis.Redis(port=int(sys.argv[1]))).clean_up([(b"name", b"token")])
+from tests.support.transports import clean_up
+clean_up(redis.Redis(port=int(sys.argv[1])), [(b"name", b"token")])
 """
     gone = spare_server()
     gone.close()
@@ -174,7 +164,7 @@ def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy,
     assert client.keys() == []
 
 
-def test_release_that_arrives_late_spares_who_has_the_same_token(
+def test_release_that_arrives_late_spares_a_holder_with_the_same_token(
     callers: Callers, proxy: Proxy, client: redis.Redis
 ) -> None:
     contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
@@ -206,7 +196,7 @@ def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
     assert client.keys() == []
 
 
-def test_who_may_not_end_connections_goes_on_without(
+def test_user_that_may_not_end_connections_goes_on_without(
     callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
 ) -> None:
     contender = callers.contender(callers.client(server.port, **acl_user(server, "-client").options()))

@@ -19,21 +19,24 @@ import hiredis
 import pytest
 import redis
 import redis.asyncio
-from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, ExponentialBackoff
+from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
 from redislock_fast import Lock
-from redislock_fast._pipe import impl, threads_py
-from redislock_fast._transport.threads import connect as thread_connect
-from redislock_fast._transport.threads import driver as thread_driver
-from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.support.helpers import PATIENCE_S, few, in_fork, in_thread, once, start, wait_until
+from tests.support.helpers import PATIENCE_S, few, in_fork, once, start, wait_until
 from tests.support.proxy import Proxy
+from tests.support.transports import (
+    can_connect,
+    clean_up,
+    cleanups_left,
+    connection_of,
+    drive_by,
+    reference_to_transport,
+    transports,
+)
 
 BlockingConnectionPool: Any = redis.BlockingConnectionPool  # untyped
 COMPARE_AND_DELETES = ("DELIFEQ", "DELEX", "EVALSHA", "EVAL")
@@ -42,11 +45,9 @@ COMPARE_AND_DELETES = ("DELIFEQ", "DELEX", "EVALSHA", "EVAL")
 @pytest.fixture(params=["compiled", "python"])
 def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type:
     """Connections are driven by the compiled pipe and by its Python twin, in turn."""
-    core = threads_py if request.param == "python" else impl.compiled
-    if core is None:
+    kind = drive_by(request.param, monkeypatch)
+    if kind is None:
         pytest.skip("no compiled core here")
-    monkeypatch.setattr(thread_connect, "compiled", None if core is threads_py else core)
-    kind: type = core.Pipe
     return kind
 
 
@@ -55,12 +56,6 @@ def valkey_proxy(valkey: Server) -> Iterator[Proxy]:
     """A fault proxy before Valkey."""
     with Proxy(valkey.port) as running:
         yield running
-
-
-def channel_of(client: redis.Redis) -> ThreadServerTransport:
-    channel = transport_of(client)
-    assert isinstance(channel, ThreadServerTransport)
-    return channel
 
 
 @pytest.fixture
@@ -81,15 +76,6 @@ def open_files() -> int:
 
 
 # ---- one channel per pool ----
-
-
-def test_a_pool_has_one_channel(valkey: Server, connect: Connect) -> None:
-    client = connect(valkey.port)
-    channel = transport_of(client)
-    assert transport_of(client) is channel
-    assert transport_of(redis.Redis(connection_pool=client.connection_pool)) is channel
-    assert transport_of(connect(valkey.port)) is not channel
-    assert in_thread(lambda: transport_of(client)) is channel
 
 
 def test_every_kind_of_client_has_a_transport(valkey: Server) -> None:
@@ -124,7 +110,7 @@ def test_what_cannot_hold_a_lock_is_refused(valkey_client: redis.Redis) -> None:
         ("redis://127.0.0.1", "str"),
     ):
         with pytest.raises(TypeError, match=why):
-            transport_of(client)
+            Lock(client, "name")
 
 
 def test_the_blocking_pools_connections_stay_the_users(valkey: Server) -> None:
@@ -155,37 +141,36 @@ def test_many_threads_open_one_connection(pipe: type, name: str, server: Server,
 
 
 def test_the_pipe_is_the_one_for_the_socket(pipe: type, valkey: Server, connect: Connect) -> None:
-    channel = channel_of(client := connect(valkey.port))
+    client = connect(valkey.port)
     Lock(client, "name").locked()
-    assert channel.connection is not None
-    assert type(channel.connection.pipe) is pipe
+    assert type(connection_of(client).pipe) is pipe
 
 
 @pytest.mark.slow
 def test_channel_and_connection_go_with_the_pool(pipe: type, name: str, server: Server) -> None:
-    def use() -> weakref.ref[ThreadServerTransport]:
+    def use() -> weakref.ref[Any]:
         client = redis.Redis(port=server.port, client_name=name)
         with Lock(client, "name", timeout=10):
             assert connections(server, name)
-        return weakref.ref(channel_of(client))
+        return reference_to_transport(client)
 
     use()
     gc.collect()
-    registered, before = len(thread_driver._servers._transports), open_files()
+    registered, before = transports(), open_files()
     channels = [use() for _ in range(5)]
     gc.collect()
     assert [channel() for channel in channels] == [None] * 5
-    assert len(thread_driver._servers._transports) == registered
+    assert transports() == registered
     assert open_files() == before
     wait_until(lambda: not connections(server, name), "the server sees them closed")
 
 
 @pytest.mark.slow
 def test_a_channel_goes_with_the_pool_though_an_undo_is_pending(valkey_proxy: Proxy) -> None:
-    def use() -> weakref.ref[ThreadServerTransport]:
+    def use() -> weakref.ref[Any]:
         with redis.Redis(port=valkey_proxy.port) as client:
-            channel_of(client).clean_up([(b"name", b"token")])
-            return weakref.ref(channel_of(client))
+            clean_up(client, [(b"name", b"token")])
+            return reference_to_transport(client)
 
     valkey_proxy.refuse()
     channel = use()
@@ -224,12 +209,12 @@ def test_silence_for_the_socket_timeout_leaves_the_connection(
     client = connect(valkey_proxy.port, socket_timeout=0.8, retry=once())
     lock = Lock(client, "name", timeout=10)
     lock.locked()
-    connection = channel_of(client).connection
+    connection = connection_of(client)
     assert connection is not None
     valkey_proxy.hold()
     with pytest.raises(redis.TimeoutError):
         lock.locked()
-    assert channel_of(client).connection is not connection
+    assert connection_of(client) is not connection
     valkey_proxy.resume()
     assert lock.acquire(blocking=False)
 
@@ -243,7 +228,7 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
     before = connections(valkey, name)
 
     def in_child() -> str:
-        unconnected = channel_of(client).connection is None
+        unconnected = connection_of(client) is None
         taken = Lock(client, "other", timeout=10).acquire(blocking=False)
         return f"{unconnected} {taken} {len(connections(valkey, name))}"
 
@@ -255,14 +240,14 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
 
 
 def test_forget_drops_the_parents_unfinished_business(valkey_proxy: Proxy, connect: Connect) -> None:
-    channel = channel_of(client := connect(valkey_proxy.port, retry=once()))
+    client = connect(valkey_proxy.port, retry=once())
     valkey_proxy.refuse()
-    channel.clean_up([(b"name", b"token")])
-    assert in_fork(lambda: str(len(channel._pending_cleanup))) == "0"
-    assert len(channel._pending_cleanup) == 1
+    clean_up(client, [(b"name", b"token")])
+    assert in_fork(lambda: str(cleanups_left(client))) == "0"
+    assert cleanups_left(client) == 1
     valkey_proxy.accept()
     assert Lock(client, "name").locked() is False
-    wait_until(lambda: not channel._pending_cleanup, "the server has confirmed it")
+    wait_until(lambda: cleanups_left(client) == 0, "the server has confirmed it")
 
 
 def test_a_child_forked_while_another_thread_connects_can_connect(valkey_proxy: Proxy, connect: Connect) -> None:
@@ -270,42 +255,14 @@ def test_a_child_forked_while_another_thread_connects_can_connect(valkey_proxy: 
     valkey_proxy.hold()
     waits = start(Lock(client, "name").locked)
     wait_until(lambda: valkey_proxy.requests, "the thread connects")
-    assert not channel_of(client)._connecting.acquire(blocking=False)
-    can_lock = in_fork(lambda: str(channel_of(client)._connecting.acquire(blocking=False)))
+    assert not can_connect(client)
+    can_lock = in_fork(lambda: str(can_connect(client)))
     valkey_proxy.resume()
     assert can_lock == "True"
     assert waits.result(PATIENCE_S) is False
 
 
 # ---- retries ----
-
-
-def test_retry_policy_of_a_pool_without_one_tries_once_more() -> None:
-    policy = RetryPolicy(None)
-    assert policy.retries == 1
-    assert [policy.delay_s(failures) for failures in (1, 2, 3)] == [0.0, 0.0, 0.0]
-
-
-def test_retry_policy_keeps_to_the_pools() -> None:
-    policy = RetryPolicy(Retry(ConstantBackoff(0.5), 3))
-    assert policy.retries == 3
-    assert [policy.delay_s(failures) for failures in (1, 2, 3)] == [0.0, 0.5, 0.5]
-    assert RetryPolicy(once()).retries == 1
-    assert RetryPolicy(Retry(ConstantBackoff(0.5), -1)).retries == -1
-    growing = RetryPolicy(Retry(ExponentialBackoff(cap=10, base=1), 9))
-    assert [growing.delay_s(failures) for failures in range(1, 7)] == [0.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-
-
-def test_retry_policy_goes_on_for_as_long_as_the_pool_wants() -> None:
-    policy = RetryPolicy(Retry(ExponentialBackoff(cap=10, base=0.5), -1))
-    assert policy.delay_s(1_000_000) == 10.0
-
-
-def test_retry_policy_leaves_the_pools_backoff_alone() -> None:
-    backoff = DecorrelatedJitterBackoff(cap=10, base=1)
-    before = dict(vars(backoff))
-    RetryPolicy(Retry(backoff, 3)).delay_s(3)
-    assert vars(backoff) == before
 
 
 @pytest.mark.parametrize(("retries", "losses", "succeeds"), [(3, 3, True), (2, 3, False), (0, 1, True), (0, 2, False)])
@@ -376,7 +333,7 @@ def test_a_failed_acquire_is_undone_first_on_the_next_connection(
     assert not direct.exists("name")
 
 
-def test_an_undo_spares_who_took_the_lock_meanwhile(server: Server, proxy: Proxy, connect: Connect) -> None:
+def test_an_undo_spares_a_holder_that_took_the_lock_meanwhile(server: Server, proxy: Proxy, connect: Connect) -> None:
     client = connect(proxy.port, retry=few())
     _acquire_in_vain(proxy, client)
     direct = connect(server.port)
@@ -482,8 +439,8 @@ def test_a_lease_that_may_have_been_shortened_is_not_believed(
 
 def test_no_file_is_left_open_by_failed_connections(valkey_proxy: Proxy, connect: Connect) -> None:
     lock = Lock(connect(valkey_proxy.port, retry=once()), "name")
-    valkey_proxy.drop_request("COMMAND")
-    valkey_proxy.drop_request("COMMAND")
+    for command in 2 * ("COMMAND", "COMMAND", "PING"):
+        valkey_proxy.drop_request(command)
     before = open_files()
     with pytest.raises(redis.ConnectionError):
         lock.locked()

@@ -18,8 +18,6 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from redislock_fast._transport.loop.driver import transport_of
-from redislock_fast._transport.loop.server import Mailbox
 from redislock_fast.asyncio import Lock, Locker
 from redislock_fast.server import Server
 from tests.integration.lock.test_asyncio_cancel import cancelled_at, warm_up
@@ -27,10 +25,11 @@ from tests.integration.lock.test_asyncio_loops import new_loop
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S, in_thread, wait_until
 from tests.support.holding import passing
+from tests.support.transports import clean_up, noted_messages
 from tests.support.waiting import FAR_S, connections, queued
 
 TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S, "thread_local": False}
-"""Settings of who must be told."""
+"""Settings of a waiter that must be notified."""
 
 MOMENTS = 12
 """How many iterations of the loop a grant takes at most, from the socket to its task."""
@@ -224,7 +223,7 @@ async def test_another_looks_for_one_that_is_dropped(
 
 @pytest.mark.slow
 @in_loop
-async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
+async def test_waiter_that_is_not_the_poller_sleeps_until_it_gives_up(
     server: Server,
     client: redis.Redis,
     holder: redislock_fast.Lock,
@@ -232,19 +231,7 @@ async def test_who_leaves_it_to_another_to_look_sleeps_until_he_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     locks = async_connect(server.port)
-    told: dict[Mailbox, list[object]] = {}
-    tell, wait = Mailbox.tell, Mailbox.wait
-
-    def noting(mailbox: Mailbox, message: object) -> None:
-        told[mailbox].append(message)
-        tell(mailbox, message)
-
-    def beginning(mailbox: Mailbox, waiter: Any, timeout_s: float) -> Any:
-        told.setdefault(mailbox, [])
-        return wait(mailbox, waiter, timeout_s)
-
-    monkeypatch.setattr(Mailbox, "tell", noting)
-    monkeypatch.setattr(Mailbox, "wait", beginning)
+    told = noted_messages(monkeypatch)
     gives_up = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5, blocking_timeout=1), client)
     (messages,) = told.values()
     poller = await waits(Lock(locks, "name", timeout=FAR_S, sleep=0.5), client)
@@ -299,7 +286,7 @@ async def test_dropped_while_its_own_token_is_undone(
     await warm_up(locks)
     asyncio.get_running_loop().set_debug(True)  # then it refuses what no other thread may do
     client.set("name", "mine")
-    transport_of(locks).clean_up([(b"name", b"mine")])
+    clean_up(locks, [(b"name", b"mine")])
     await asyncio.wait_for(DropAt(Lock(locks, "name", timeout=FAR_S).acquire(token="mine"), 0), PATIENCE_S)
     await eventually(lambda: not client.keys(), "it is undone")
 

@@ -23,8 +23,6 @@ from redis.backoff import (
 )
 
 from redislock_fast import Lock
-from redislock_fast._util import times
-from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, FakeTime, wait_until
 from tests.support.waiting import Callers
@@ -128,7 +126,7 @@ def test_an_unknown_way_to_wait_is_refused(world: World, client: redis.Redis, wa
 def test_the_way_to_wait_may_be_changed(
     world: World, our_lock: Any, taken: redis.Redis, slept: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(times, "clock", clock)  # waiting by push reads the real one
+    slept.restore_clock(monkeypatch)  # waiting by push reads the real one
     lock = our_lock(taken, "name", timeout=1, sleep=0.01)
     assert lock.wait == "push"
     assert lock.acquire(blocking_timeout=0.005) is False

@@ -171,7 +171,9 @@ def test_a_holder_whose_ttl_has_ended_takes_nothing_from_the_next(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_who_holds_a_lock_himself_waits_for_its_end(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_holder_that_acquires_again_waits_for_the_end_of_its_lease(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
     contender = callers.contender(callers.client(server.port), timeout=1.5, sleep=FAR_S)
     assert contender.call("acquire")
     first = contender.lock.local.token

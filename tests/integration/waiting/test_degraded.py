@@ -72,7 +72,7 @@ def hand_over(holder: Contender, waiter: Contender, begins_to_wait: Callable[[Co
     assert answer.result(PATIENCE_S) is True
 
 
-# What a waiter may not do
+# Commands that a waiter may not send
 
 
 WATCHES = [
@@ -182,7 +182,7 @@ def test_a_waiter_that_may_not_watch_redis_pys_lock_makes_health_checks(
     waiter.release()
 
 
-# What a holder may not do
+# Commands that a holder may not send
 
 
 @pytest.mark.parametrize(

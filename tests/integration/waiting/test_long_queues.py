@@ -11,16 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._protocol.queue import JoinQueue
-from redislock_fast._protocol.scripts import PASS_ON, WAIT
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.transports import run_pass_on_script, run_wait_script
 from tests.support.waiting import LATE, Callers
 
-QUEUE, WAITERS = queue_keys(b"name")
+QUEUE, WAITERS = "{name}:rlf:queue", "{name}:rlf:waiters"
 _DEAD = 1000
 _MOST_PASSES = 50
 _MOST_FIELDS = 1000  # that one script looks at: 200, and what shares their places
@@ -43,8 +40,8 @@ def test_a_release_passes_over_a_limited_number_of_waiters_and_the_client_goes_o
     wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
     queue_up_the_dead(client)
     value = client.get("name")
-    assert value is not None
-    assert client.eval(PASS_ON.text.decode(), 3, "name", QUEUE, WAITERS, value[:-1]) == 3
+    assert isinstance(value, bytes)
+    assert run_pass_on_script(client, value[:-1]) == 3
     assert client.zcard(QUEUE) == _DEAD + 1 - _MOST_PASSES
     assert client.get("name") == value
     holder.release()
@@ -85,13 +82,12 @@ def test_a_health_check_drops_old_fields_in_pieces(client: redis.Redis, is_awake
     client.hset(WAITERS, mapping={f"c{number}": awake_until_ms for number in range(10 * _MOST_FIELDS)})
     client.set("name", "another's")
     token = b"rlf:" + 32 * b"0"
-    request = JoinQueue(b"name", token, 1000, b"publish", b"channel", 5000, 60_000, token).request(Capabilities(), 0.0)
     client.config_resetstat()
     before = client.hlen(WAITERS)
-    client.eval(WAIT.text, *request[2:])  # type: ignore[arg-type]
+    run_wait_script(client, token)
     assert before + 2 - _MOST_FIELDS < client.hlen(WAITERS) <= before + 2
     while not is_awake and client.hlen(WAITERS) > 103:  # else pytest's own time limit ends the test
-        client.eval(WAIT.text, *request[2:])  # type: ignore[arg-type]
+        run_wait_script(client, token)
     calls = client.info("commandstats")  # of all fields at once: never
     assert "cmdstat_hgetall" not in calls
 
@@ -104,7 +100,6 @@ def test_a_lock_is_handed_over_where_the_scripts_may_not_tidy_up(
     token = b"rlf:" + 32 * b"0"
     with redis.Redis(**options) as restricted:
         client.hset(WAITERS, mapping={f"c{number}": 0 for number in range(_MOST_FIELDS)})
-        request = JoinQueue(b"name", token, 1000, b"publish", b"c", 5000, 60_000, token).request(Capabilities(), 0.0)
-        assert restricted.eval(WAIT.text, *request[2:]) == [1, token + b"+"]
-        assert restricted.eval(PASS_ON.text.decode(), 3, "name", QUEUE, WAITERS, token) == 1
+        assert run_wait_script(restricted, token) == [1, token + b"+"]
+        assert run_pass_on_script(restricted, token) == 1
     assert client.get("name") is None

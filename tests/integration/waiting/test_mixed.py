@@ -1,7 +1,7 @@
 """Waiting beside others: redis-py's own locks, tokens that callers choose, classes with scripts or hooks of their own.
 
-Whoever does not hand the lock over is watched; whoever polls takes what is free. Rules: whoever must be told waits with
-an interval that no test lives to see.
+A holder that does not hand the lock over is watched; a poller takes a free lock. Rules: a waiter that must be notified
+has an interval longer than any test.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_redis_pys_lock_shortened_and_expired_wakes_a_waiter(
     hand_round([waiter], answers)
 
 
-def test_who_waits_for_redis_pys_lock_gets_it_in_order(
+def test_waiters_for_redis_pys_lock_get_it_in_order(
     callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
 ) -> None:
     clients = [callers.client(server.port) for _ in range(3)]
@@ -241,7 +241,7 @@ def test_a_chosen_token_waits_by_watching(callers: Callers, server: Server, clie
 
 
 @pytest.mark.parametrize("token", ["chosen", "rlf:" + 32 * "0", "chosen+", b"\x00\xff"], ids=ascii)
-def test_who_brings_the_token_that_holds_the_lock_has_it(
+def test_acquire_with_the_token_that_holds_the_lock_succeeds(
     callers: Callers, server: Server, client: redis.Redis, token: str | bytes
 ) -> None:
     first, second = callers.contenders(2, callers.client(server.port), **LATE)
@@ -253,7 +253,9 @@ def test_who_brings_the_token_that_holds_the_lock_has_it(
     assert client.keys() == []
 
 
-def test_who_brings_the_token_of_a_marked_lock_has_it(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_acquire_with_the_token_of_a_contended_lock_succeeds(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
     holder, heir, waiter = callers.contenders(3, callers.client(server.port), **LATE)
     assert holder.call("acquire")
     token = holder.lock.local.token
@@ -265,7 +267,7 @@ def test_who_brings_the_token_of_a_marked_lock_has_it(callers: Callers, server: 
     assert answer.result(PATIENCE_S) is True
 
 
-def test_who_holds_with_a_chosen_token_is_waited_for_in_the_queue(
+def test_holder_with_a_chosen_token_is_waited_for_in_the_queue(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, *waiters = callers.contenders(4, callers.client(server.port), **LATE)

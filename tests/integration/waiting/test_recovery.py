@@ -40,10 +40,10 @@ LOOK_S = 0.02
 """An interval after which a waiter finds out what nobody tells."""
 
 TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
-"""Settings of who must be told."""
+"""Settings of a waiter that must be notified."""
 
 LOOKS: dict[str, Any] = {"timeout": FAR_S, "sleep": LOOK_S}
-"""Settings of who finds out."""
+"""Settings of a waiter that finds out by its health check."""
 
 
 def patient(callers_kind: str) -> Any:
@@ -157,7 +157,7 @@ def test_waiter_frozen_for_long_is_passed_over_and_comes_back(
 
 
 @pytest.mark.slow
-def test_waiter_who_slept_through_his_lease_does_not_hold(
+def test_waiter_that_slept_through_its_lease_does_not_hold(
     callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)

@@ -87,7 +87,7 @@ def test_connection_that_another_finds_broken_while_somebody_waits(
     assert client.keys() == []
 
 
-def test_who_has_less_time_than_another_needs_to_connect(callers: Callers, server: Server) -> None:
+def test_acquire_that_has_less_time_than_another_needs_to_connect(callers: Callers, server: Server) -> None:
     with Proxy(server.port) as proxy:
         patient, other = callers.contenders(2, callers.client(proxy.port), **TOLD)
         proxy.hold()

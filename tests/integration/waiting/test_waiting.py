@@ -19,8 +19,6 @@ import pytest
 import redis
 
 from redislock_fast import Lock
-from redislock_fast._procedures.waiters import Waiter
-from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, capabilities_of, start, wait_until
 from tests.support.waiting import (
@@ -46,7 +44,7 @@ def holder(client: redis.Redis) -> Lock:
     return Lock(client, "name", **LATE)
 
 
-# What is sent
+# The commands that are sent
 
 
 def attempt_at(server: Server) -> list[str]:
@@ -92,7 +90,7 @@ def test_a_lock_handed_over_costs_an_attempt_a_wait_and_a_release(
     assert sent.commands[-1] in RELEASE_COMMANDS
 
 
-def test_who_knows_that_others_wait_makes_no_attempt(
+def test_acquire_makes_no_attempt_where_others_are_known_to_wait(
     callers: Callers, server: Server, client: redis.Redis, holder: Lock
 ) -> None:
     waiters = callers.contenders(2, warm(callers, server, client), **LATE)
@@ -121,7 +119,7 @@ def handing_on_and_coming_back(
     return sent
 
 
-def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_acquire_after_a_hand_over_makes_no_attempt(callers: Callers, server: Server, client: redis.Redis) -> None:
     first = callers.contender(warm(callers, server, client), **LATE)
     second = callers.contender(callers.client(server.port), **LATE)
     assert first.call("acquire")
@@ -132,7 +130,7 @@ def test_who_hands_over_makes_no_attempt_when_he_is_back(callers: Callers, serve
     assert "SET" not in sent.commands
 
 
-def test_who_was_handed_the_lock_and_hands_it_over_makes_no_attempt_when_he_is_back(
+def test_acquire_after_a_hand_over_of_a_granted_lock_makes_no_attempt(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     first = callers.contender(warm(callers, server, client), **LATE)
@@ -169,7 +167,7 @@ def test_an_attempt_is_left_out_only_once_and_a_free_lock_taken_nevertheless(
     assert client.keys() == []
 
 
-def test_who_has_little_time_makes_an_attempt(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_acquire_with_little_time_makes_an_attempt(callers: Callers, server: Server, client: redis.Redis) -> None:
     first = callers.contender(warm(callers, server, client), **LATE)
     second = callers.contender(callers.client(server.port), **LATE)
     assert first.call("acquire")
@@ -184,7 +182,7 @@ def test_who_has_little_time_makes_an_attempt(callers: Callers, server: Server, 
 
 
 def release_after(contender: Contender, _: Future[Any]) -> None:
-    """To be called when its acquire is done, by whoever has done it."""
+    """To be called by the thread that completes the contender's acquire."""
     contender.ask("release")
 
 
@@ -224,7 +222,7 @@ def test_waiters_share_a_connection_and_one_look_an_interval(
 
 
 @pytest.mark.slow
-def test_who_is_back_after_a_long_wait_puts_his_look_off_for_as_long(
+def test_waiter_after_a_long_wait_puts_its_health_check_off_for_as_long(
     callers: Callers, server: Server, client: redis.Redis, holder: Lock
 ) -> None:
     interval_s = 0.4
@@ -260,7 +258,9 @@ def test_waiting_leaves_nothing_to_the_garbage_collector(callers: Callers, serve
             hand_round(contenders, answers)
         gc.collect()
         left = [
-            type(found) for found in gc.garbage if isinstance(found, Waiter | Waiting) and found.key == name.encode()
+            type(found)
+            for found in gc.garbage
+            if type(found).__module__.startswith("redislock_fast.") and getattr(found, "key", None) == name.encode()
         ]
     finally:
         gc.set_debug(0)

@@ -45,6 +45,16 @@ def test_what_is_due_is_taken_once() -> None:
     assert (schedule.take(5.0), schedule.next_at()) == ([], None)
 
 
+@pytest.mark.parametrize("interval_s", [3.3, 1200.0])
+def test_what_is_due_soon_is_not_due_before_its_time(interval_s: float) -> None:
+    schedule = Schedule()
+    held = lease()
+    assert [] == schedule.take(100_000.0)
+    assert schedule.add(held.record, 100_000.02, interval_s)
+    assert [] == schedule.take(100_000.019)
+    assert [held] == schedule.take(100_000.021)
+
+
 def test_what_is_due_at_about_the_same_time_is_taken_together() -> None:
     schedule, helds = Schedule(), [lease() for _ in range(3)]
     for number, held in enumerate(helds):

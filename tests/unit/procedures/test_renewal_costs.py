@@ -71,7 +71,7 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
     assert admin.pttl("name") > 1000 * FAR_S / 2
 
 
-def test_whoever_renews_is_woken_only_for_what_is_due_before_he_looks() -> None:
+def test_renewer_is_woken_only_for_what_is_due_before_its_next_look() -> None:
     holder = Holder()
     lease = Lease(holder, b"name", TOKEN, 60_000, clock() + 60, Options(auto_renew=True))
     record = Record(lease, lambda _: None)

@@ -1,6 +1,6 @@
 """When a waiter makes its health check, which grants it takes, and how it leaves the queue when its waiting fails.
 
-Rules: no server, and no time passes: whoever waited has come so much earlier.
+Rules: no server, and no time passes: a waiter that has waited is made with an earlier time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def registry() -> WaiterRegistry:
 
 
 def take(registry: WaiterRegistry, after_s: float = 0.0, key: bytes = KEY, interval_s: float = INTERVAL_S) -> Waiter:
-    """A seat that was taken so many seconds ago, and joined the queue."""
+    """A waiter that joined the queue so many seconds ago."""
     channel = ServerTransport()
     waiter = registry.take(key, new_token(), channel, channel, channel)
     assert waiter is not None
@@ -83,7 +83,7 @@ def test_the_first_look_is_put_off_by_the_last_wait_and_four_intervals_at_most(
     assert looks_after_s(take(registry)) == pytest.approx(looks_s, abs=0.01)
 
 
-def test_who_has_not_waited_before_looks_after_an_interval(registry: WaiterRegistry) -> None:
+def test_first_waiter_makes_its_health_check_after_an_interval(registry: WaiterRegistry) -> None:
     assert looks_after_s(take(registry)) == pytest.approx(INTERVAL_S)
 
 
@@ -94,7 +94,7 @@ def test_waits_for_a_thousand_locks_are_remembered_and_with_more_all_forgotten(r
     assert looks_after_s(take(registry, key=b"1")) == pytest.approx(INTERVAL_S)
 
 
-def test_who_gives_up_changes_nothing(registry: WaiterRegistry) -> None:
+def test_waiter_that_gives_up_changes_nothing(registry: WaiterRegistry) -> None:
     be_granted(take(registry, after_s=0.2))
     registry.leave(take(registry, after_s=30.0))
     assert looks_after_s(take(registry)) == pytest.approx(0.3, abs=0.01)

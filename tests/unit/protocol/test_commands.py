@@ -443,3 +443,11 @@ def test_look(reply: Reply, result: bool, holder: bytes | None) -> None:
     assert look.request(Capabilities(), 1.0) == (b"GET", KEY)
     assert look.feed(reply, Capabilities())
     assert (result, holder) == (look.result, look.holder)
+
+
+def test_capabilities_that_are_taken_away_stay_away() -> None:
+    capabilities = Capabilities([[b"delifeq"], None, [b"lmpop"]])
+    assert Release(KEY, TOKEN, None).request(capabilities, 0.0)[0] == b"DELIFEQ"
+    capabilities.release = None
+    assert Release(KEY, TOKEN, None).request(capabilities, 0.0)[0] == b"EVALSHA"
+    assert Acquire(KEY, TOKEN, None).request(capabilities, 0.0)[-1] == b"GET"

@@ -274,7 +274,7 @@ def test_a_doubtful_release_that_finds_nothing_was_executed_before() -> None:
 
 
 def _answer(machine: Pipeline, capabilities: Capabilities, replies: list[Reply]) -> None:
-    """Give these replies, and from then on the server's to one who may not touch a."""
+    """Give these replies, and from then on the server's to a user that may not touch a."""
     while not machine.feed(replies, capabilities):
         replies = [NOPERM if b"a" in request else 1 for request in requests_of(machine, capabilities)]
 

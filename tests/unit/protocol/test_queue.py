@@ -1,4 +1,4 @@
-"""The operations of who waits, driven with a pen: what they send, and what they make of each reply.
+"""The operations of a waiter, driven by hand: what they send, and what they make of each reply.
 
 Rules: no server but the model, no clock, no chance; replies are as hiredis parses them.
 """
@@ -136,7 +136,7 @@ def test_wait_finds_that_the_lock_has_been_granted(mark: bytes) -> None:
     assert (operation.result, operation.value) == (True, TOKEN + mark)
 
 
-def test_wait_hands_a_lock_that_has_expired_to_who_came_first() -> None:
+def test_wait_hands_a_lock_that_has_expired_to_the_first_in_the_queue() -> None:
     model, capabilities = server()
     listener = model.connect()
     model.execute(HELLO, listener)
@@ -151,7 +151,7 @@ def test_wait_hands_a_lock_that_has_expired_to_who_came_first() -> None:
     assert waiting(model) == [TOKEN]
 
 
-def test_wait_that_looks_passes_over_who_sleeps() -> None:
+def test_wait_that_makes_the_health_check_passes_over_a_sleeping_waiter() -> None:
     model, capabilities = server()
     listener = model.connect()
     model.execute(HELLO, listener)

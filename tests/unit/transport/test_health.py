@@ -35,3 +35,15 @@ def test_connection_ends_the_pause() -> None:
     assert not health.backs_off(100.0)
     health.failed(TROUBLE, 100.0)
     assert health.retry_at == pytest.approx(100.05)
+
+
+def test_server_that_made_a_round_wait_comes_last_until_that_is_forgotten() -> None:
+    slow, soon = ServerHealth(), ServerHealth()
+    slow.note_wait(0.001)
+    soon.note_wait(0.0004)
+    assert (2, 0) == (slow.slowness, soon.slowness)
+    rounds = 0
+    while slow.slowness:
+        slow.note_wait(None)
+        rounds += 1
+    assert 100 < rounds < 1000

@@ -16,6 +16,8 @@ from kombu.transport.redis import PrefixedStrictRedis
 
 from redislock_fast._transport import kinds
 from redislock_fast._transport.kinds import kind_of, sends_by_itself
+from redislock_fast._transport.threads.driver import transport_of
+from tests.support.helpers import in_thread
 
 CLIENTS = pytest.mark.parametrize("client_class", [redis.Redis, redis.asyncio.Redis])
 
@@ -113,3 +115,12 @@ def test_the_log_says_once_for_each_class_that_its_methods_are_called(caplog: py
             sends_by_itself(fakeredis.FakeRedis())
     expected = ["kombu.transport.redis.PrefixedStrictRedis has methods", "FakeRedisConnection sends and reads"]
     assert [text in record for text, record in zip(expected, caplog.messages, strict=True)] == [True, True]
+
+
+def test_a_pool_has_one_transport() -> None:
+    client = redis.Redis()
+    transport = transport_of(client)
+    assert transport_of(client) is transport
+    assert transport_of(redis.Redis(connection_pool=client.connection_pool)) is transport
+    assert transport_of(redis.Redis()) is not transport
+    assert in_thread(lambda: transport_of(client)) is transport

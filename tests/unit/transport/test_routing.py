@@ -1,4 +1,4 @@
-"""How an operation goes through the nodes of a cluster, with a pen: what is sent with ASKING, and who is asked when.
+"""How an operation goes through the nodes of a cluster, driven by hand: what is sent with ASKING, which node is asked.
 
 Rules: no nodes and no network.
 """
@@ -91,7 +91,7 @@ def test_slot_that_has_moved_is_noted(redirection: Redirected, is_noted: bool) -
     assert next_node(client, route(), is_fresh=False) is (new if is_noted else old)
 
 
-def test_whoever_is_sent_about_without_end_pauses_and_gives_up() -> None:
+def test_request_that_is_redirected_without_end_pauses_and_gives_up() -> None:
     lost = route(retries=2)
     pauses = [lost.pause_s(MOVED) for _ in range(18)]
     assert pauses == [0, 0, 0, 0, 0, 0.01, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, None]
@@ -119,7 +119,7 @@ def test_without_a_limit_the_retry_policy_decides(trouble: Exception) -> None:
     assert pauses[0] == (0 if isinstance(trouble, ConnectionError) else 0.01)
 
 
-def test_who_says_later_is_asked_until_the_limit() -> None:
+def test_server_that_says_later_is_asked_until_the_limit() -> None:
     assert [each.pause_s(DOWN) for each in [route(limit_s=60.0)] for _ in range(20)][-1] == 0.5
     assert route(limit_s=0.0).pause_s(DOWN) is None
 
@@ -131,7 +131,7 @@ def test_a_slot_on_the_move_is_waited_for_in_small_pauses() -> None:
     assert route(limit_s=0.01).pause_s(MOVING) is None
 
 
-def test_who_waits_is_told_that_the_slot_moves_and_leaves_no_place_behind() -> None:
+def test_waiter_is_told_that_the_slot_moves_and_leaves_no_place_behind() -> None:
     wait = JoinQueue(b"name", TOKEN, 1000, b"spublish", b"channel", 1000, 1000, b"")
     wait.request(DIALECT, 1.0)
     assert wait.feed(hiredis.ReplyError(str(MOVING)), DIALECT)

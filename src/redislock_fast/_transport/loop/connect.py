@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauthenticated
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
-from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
+from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
@@ -73,7 +73,7 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
         tell(BROKEN)
 
 
-async def open_connection(pool: Any, end: LoopEnd) -> AsyncConnection:
+async def open_connection(pool: Any, end: LoopEnd, greets: bool) -> AsyncConnection:
     """Connect to a pool's server within the pool's own limits, and find out its capabilities.
 
     Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
@@ -81,8 +81,10 @@ async def open_connection(pool: Any, end: LoopEnd) -> AsyncConnection:
     Args:
         pool: any of redis-py's asyncio connection pools.
         end: closes the connection.
+        greets: as for `threads.connect.open_connection`.
 
     Raises:
+        GreetingBroken: the connection broke while the capabilities were asked for.
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
         redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
@@ -107,17 +109,16 @@ async def open_connection(pool: Any, end: LoopEnd) -> AsyncConnection:
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
-        requests = [PROBE, HELLO, CLIENT_INFO]
-        probed, greeted, described = await pipe.call_many(requests, timeout_s)
-        if is_unauthenticated(probed):
-            raise redis_error(str(probed))
+        replies = await pipe.call_many(GREETING if greets else PING, timeout_s)
+        if is_unauthenticated(replies[0]):
+            raise redis_error(str(replies[0]))
     except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
-        raise connecting_error(trouble) from None
+        raise connecting_error(trouble, greets) from None
     except BaseException:
         pipe.close()
         raise
     try:
-        return AsyncConnection(pipe, Capabilities(probed, greeted), ending(described), end, timeout_s)
+        return AsyncConnection(pipe, *read_greeting(replies), end, timeout_s)
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

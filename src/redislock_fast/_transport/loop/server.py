@@ -33,10 +33,12 @@ from redislock_fast._protocol.operation import Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
+from redislock_fast._transport.base import MOST_LOSSES
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
+from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import clock
 
@@ -306,7 +308,11 @@ class LoopServerTransport(LoopCleanup):
             channel = registry.channel_for(key)
             subscribing = Subscribe(key, registry.subscribe, channel)
             await self.execute(subscribing, attempts.left_s(), [])
-            if self.connection is connection:
+            if self.connection is not connection:
+                continue
+            if subscribing.result and not subscribing.is_pushed:
+                self._refuse_silent(connection)
+            else:
                 registry.note_subscription(channel, subscribing.result)
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
@@ -345,7 +351,12 @@ class LoopServerTransport(LoopCleanup):
 
     async def _open(self) -> None:
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no frame may keep a connection.
-        self.connection = await open_connection(self._live_owner(), self._end)
+        for _ in range(MOST_LOSSES if self.greets else 0):
+            with contextlib.suppress(GreetingBroken):
+                self.connection = await open_connection(self._live_owner(), self._end, greets=True)
+                break
+        else:
+            self.connection = await open_connection(self._live_owner(), self._end, greets=False)
         self._post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more
 

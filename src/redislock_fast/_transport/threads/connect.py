@@ -18,11 +18,15 @@ from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, Pipe, is_unauthenticated
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
-from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
+from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 
-__all__ = ["Connection", "connecting_error", "open_connection"]
+__all__ = ["Connection", "GreetingBroken", "connecting_error", "open_connection"]
+
+
+class GreetingBroken(ConnectionError):
+    """The connection broke while the server was asked for its capabilities: it may have closed it for that."""
 
 
 # In place of hiredis.pack_command, which crashes if a signal handler raises while it makes text of a number (3.5.0).
@@ -60,20 +64,24 @@ class Connection:
         self._connection.disconnect()
 
 
-def connecting_error(trouble: ConnectionBroken | NoReply) -> ConnectionError | TimeoutError:
+def connecting_error(trouble: ConnectionBroken | NoReply, greets: bool) -> ConnectionError | TimeoutError:
     """redis-py's error for a connection that breaks, or whose server is silent, while it is opened."""
     text = f"while connecting: {trouble}"
-    return TimeoutError(text) if isinstance(trouble, NoReply) else ConnectionError(text)
+    if isinstance(trouble, NoReply):
+        return TimeoutError(text)
+    return GreetingBroken(text) if greets else ConnectionError(text)
 
 
-def open_connection(pool: redis.ConnectionPool, ends_at: float | None) -> Connection:
+def open_connection(pool: redis.ConnectionPool, ends_at: float | None, greets: bool) -> Connection:
     """Connect to a pool's server and find out its capabilities. Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
         pool: any of redis-py's connection pools.
         ends_at: when to give up, in the clock's seconds; None: the pool's own limits alone count.
+        greets: whether the capabilities are asked for. Else the plain ones are assumed, and `PING` alone is sent.
 
     Raises:
+        GreetingBroken: the connection broke while the capabilities were asked for.
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
         redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
@@ -109,17 +117,16 @@ def open_connection(pool: redis.ConnectionPool, ends_at: float | None) -> Connec
     if ends_at is not None:
         timeout_s = min(timeout_s, max(ends_at - clock(), 0.0))
     try:
-        requests = [PROBE, HELLO, CLIENT_INFO]
-        probed, greeted, described = pipe.call_many(requests, timeout_s)
-        if is_unauthenticated(probed):
-            raise redis_error(str(probed))
+        replies = pipe.call_many(GREETING if greets else PING, timeout_s)
+        if is_unauthenticated(replies[0]):
+            raise redis_error(str(replies[0]))
     except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
-        raise connecting_error(trouble) from None
+        raise connecting_error(trouble, greets) from None
     except BaseException:
         pipe.close()
         raise
-    return Connection(connection, pipe, Capabilities(probed, greeted), ending(described))
+    return Connection(connection, pipe, *read_greeting(replies))
 
 
 def _is_plain(sock: object) -> bool:

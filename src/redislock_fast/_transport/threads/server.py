@@ -31,11 +31,11 @@ from redislock_fast._protocol.operation import Exchange, Operation, Redirected, 
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
-from redislock_fast._transport.base import Encoding
+from redislock_fast._transport.base import MOST_LOSSES, Encoding
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.retries import FOREVER_S, is_settled_by
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
-from redislock_fast._transport.threads.connect import Connection, open_connection
+from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
@@ -176,7 +176,11 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
             channel = registry.channel_for(key)
             subscribing = Subscribe(key, registry.subscribe, channel)
             self.run(subscribing, attempts.left_s(), [])
-            if self.connection is connection:
+            if self.connection is not connection:
+                continue
+            if subscribing.result and not subscribing.is_pushed:
+                self._refuse_silent(connection)
+            else:
                 registry.note_subscription(channel, subscribing.result)
 
     def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:
@@ -270,7 +274,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
             if not self._connecting.acquire(timeout=-1 if ends_at is None else max(ends_at - clock(), 0.0)):
                 raise TimeoutError("no connection in time")
             if self.connection is None:
-                connection = open_connection(self._live_owner(), ends_at)
+                connection = self._open(ends_at)
                 self._post_first(connection)
                 self._dedicated.clear()  # which may lead to a server that is no primary any more
                 self.connection = connection
@@ -278,6 +282,12 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         finally:
             with contextlib.suppress(RuntimeError):  # an interrupt may come before the lock is taken
                 self._connecting.release()
+
+    def _open(self, ends_at: float | None) -> Connection:
+        for _ in range(MOST_LOSSES if self.greets else 0):
+            with contextlib.suppress(GreetingBroken):
+                return open_connection(self._live_owner(), ends_at, greets=True)
+        return open_connection(self._live_owner(), ends_at, greets=False)
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and cleanup to the parent."""

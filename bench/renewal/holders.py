@@ -1,8 +1,8 @@
 """Ways to keep many locks renewed: with the package, and as a service with redis-py can do it.
 
-A keeper is a context in which all locks are held and renewed, each about every third of its ttl. redis-py renews no
-lock by itself, so one thread or task calls `reacquire()` on one lock after the other: 10,000 locks are too many for a
-thread each. A keeper ignores lost leases; the measurement counts them.
+Each is a context that holds all locks and renews each lock about every third of its ttl. redis-py renews no lock by
+itself, so one thread or task calls `reacquire()` on one lock after the other: 10,000 locks are too many for a thread
+each. A lost lease is ignored; the measurement counts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import redislock_fast
 import redislock_fast.asyncio
 from bench.contestants import OURS, REDIS_PY, CheckFailedError
 
-Keeper = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
+Holder = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
 """Called with the URL of the server, the names of the locks and their ttl in seconds."""
 
 
@@ -148,7 +148,7 @@ async def _release_in_task(locks: Sequence[Any], client: redis.asyncio.Redis) ->
     await client.aclose()
 
 
-KEEPERS: dict[tuple[str, str], Keeper] = {
+HOLDERS: dict[tuple[str, str], Holder] = {
     (OURS, "threads"): _ours,
     (REDIS_PY, "threads"): _redis_py,
     (OURS, "asyncio"): _ours_in_tasks,

@@ -1,0 +1,56 @@
+"""Our locks on fakeredis' server, which has sockets, but no pushes, and closes the connection after an error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from fakeredis import TcpFakeServer
+
+from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.proxy import Proxy
+from tests.support.worlds import World
+
+pytestmark = pytest.mark.usefixtures("world")
+
+
+@pytest.fixture
+def fake() -> Iterator[Proxy]:
+    """The server, behind a proxy that counts."""
+    server = TcpFakeServer(("127.0.0.1", 0), server_type="redis")
+    server.daemon_threads = True
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        with Proxy(server.server_address[1]) as proxy:
+            yield proxy
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_contended_lock_is_polled(world: World, fake: Proxy, protocol: int) -> None:
+    settings: dict[str, Any] = {"timeout": 60, "sleep": 0.02, "thread_local": False}
+    client = world.connect(fake.port, protocol=protocol)
+    holder, waiter = (world.lock(client, **settings) for _ in range(2))
+    for _ in range(2):
+        assert holder.acquire()
+        assert holder.extend(1)
+        assert holder.reacquire()
+        assert not waiter.acquire(blocking=False)
+        assert not waiter.acquire(blocking_timeout=0.05)
+        answer = world.start(waiter.acquire)
+        sent = fake.requests["SET"]
+        wait_until(lambda: answer.done() or fake.requests["SET"] >= sent + 4, "it polls")  # noqa: B023
+        assert not answer.done()
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+        waiter.release()
+    with redis.Redis(port=fake.port) as admin:
+        assert admin.keys() == []
+    assert fake.requests["SUBSCRIBE"] == 1

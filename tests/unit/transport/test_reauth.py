@@ -1,0 +1,18 @@
+"""New credentials for shared connections: the pools that know of them. No server."""
+
+from __future__ import annotations
+
+from redislock_fast._transport import reauth
+
+
+def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
+    class Old:
+        pass
+
+    class ServerTransport:
+        def authenticate(self, request: object) -> None:
+            raise AssertionError(request)
+
+    pool = Old()
+    reauth.take_part(pool, ServerTransport())
+    assert vars(pool) == {}
