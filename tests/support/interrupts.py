@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import redislock_fast
+from redislock_fast._lease.owner import SharedOwner
 from tests.support.helpers import start
 
 
@@ -84,3 +85,17 @@ def line_of(place: str) -> str:
     """The text of the line that `interrupted_at` has returned."""
     name, _, number = place.partition(" ")[0].partition(":")
     return linecache.getline(str(PACKAGE / name), int(number or 0)).strip()
+
+
+class _Interrupting(SharedOwner):
+    """Interrupts an owner that has just noted its token."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "token" and value is not None:
+            raise KeyboardInterrupt
+
+
+def interrupt_noting(lock: Any) -> None:
+    """Interrupt the owner of the lock, which all threads or tasks share, when it has just noted its token."""
+    lock.local = _Interrupting()

@@ -26,7 +26,7 @@ import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import interrupted_at, line_of
+from tests.support.interrupts import interrupt_noting, interrupted_at, line_of
 from tests.support.redlock import values, wait_until_free
 from tests.support.transports import clean_up, is_idle, queue_at_once, threads_inside
 from tests.support.waiting import queued
@@ -192,19 +192,6 @@ def collected() -> Iterator[None]:
     """Collect the coroutines that an interrupt left before the next test begins: they are in cycles with its error."""
     yield
     gc.collect()
-
-
-def interrupt_noting(lock: Any) -> None:
-    """Interrupt the owner of the lock when it has just noted its token."""
-    owner_class: Any = type(lock.local)
-
-    class Interrupting(owner_class):  # type: ignore[misc]
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "token" and value is not None:
-                raise KeyboardInterrupt
-
-    lock.local = Interrupting()
 
 
 @pytest.mark.parametrize("settings", [{}, {"wait": "poll"}, {"auto_renew": True}], ids=["usual", "polling", "on terms"])
