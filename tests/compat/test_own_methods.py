@@ -28,15 +28,18 @@ KINDS = {"fakeredis": False, "fakeredis, decoded": True, "prefix": False, "prefi
 """The kinds of clients, and whether they decode replies."""
 
 
+def with_prefix(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The words of a command that redis-py's locks send, with the prefix before the key."""
+    at = {"SET": 1, "GET": 1, "PTTL": 1, "EVALSHA": 3}.get(args[0])
+    return args if at is None else (*args[:at], PREFIX + args[at], *args[at + 1 :])
+
+
 class Prefixing:
     """Adds a prefix to the keys of the commands that redis-py's locks send, as kombu's client does."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send the command with the prefix."""
-        at = {"SET": 1, "GET": 1, "PTTL": 1, "EVALSHA": 3}.get(args[0])
-        if at is not None:
-            args = (*args[:at], PREFIX + args[at], *args[at + 1 :])
-        return super().execute_command(*args, **options)  # type: ignore[misc]
+        return super().execute_command(*with_prefix(args), **options)  # type: ignore[misc]
 
 
 class PrefixedRedis(Prefixing, redis.Redis):
@@ -207,6 +210,17 @@ def test_acquire_of_unknown_outcome_raises_the_clients_error_and_is_cleaned_up(w
     with pytest.raises(ConnectionError, match=r"^no reply$"):
         lock.acquire()
     wait_until(lambda: clients.keys() == set() and _is_idle(world), "it is cleaned up")
+
+
+def test_method_that_one_client_was_given_is_called(world: World, server: Server, client: redis.Redis) -> None:
+    plain = world.connect(server.port)
+    given = world.keep(type(plain)(connection_pool=plain.connection_pool))
+    with world.lock(plain, timeout=10):
+        send = given.execute_command
+        given.execute_command = lambda *args, **options: send(*with_prefix(args), **options)
+        with world.lock(given, timeout=10):
+            assert set(client.keys()) == {b"name", PREFIX.encode() + b"name"}
+        assert client.keys() == [b"name"]
 
 
 @IN_THREADS

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
+import fakeredis
 import pytest
 import redis
 import redis.asyncio
@@ -104,7 +105,8 @@ class Clients:
         copied = {name: settings[name] for name in _COPIED if name in settings}
         if (retry := settings.get("retry")) is not None:
             copied["retry"] = AsyncRetry(retry._backoff, retry._retries)
-        beside = redis.asyncio.Redis(**copied)
+        is_fake = isinstance(client, fakeredis.FakeRedis)
+        beside = fakeredis.FakeAsyncRedis(server=settings["server"]) if is_fake else redis.asyncio.Redis(**copied)
         self._pairs.append((client, beside))
         return beside
 

@@ -67,6 +67,8 @@ def sends_by_itself(client: Any) -> bool:
     if "execute_command" in vars(client):
         _tell(f"{client!r}", "has methods of its own")
         return True
+    if not hasattr(client, "connection_pool"):  # of a cluster
+        return False
     connection_class = getattr(client.connection_pool, "connection_class", object)
     own = not any(map(_is_of_library, connection_class.__mro__)) or _overrides(connection_class, _CONNECTION_METHODS)
     if own:

@@ -129,12 +129,12 @@ def transport_of(client: Any) -> AsyncTransport:
         kind = _TRANSPORTS[kind_of(client, for_asyncio=True)]
         if not is_mock(client):  # each mock has a class of its own
             _kinds[type(client)] = kind
-    if kind is LoopServerTransport:
+    if kind is LoopServerTransport and "execute_command" not in client.__dict__:
         transport = _transports.get(id(client.connection_pool))
         if transport is not None:
             return transport
-        if sends_by_itself(client):
-            kind = LoopClientTransport
+    if kind is not LoopClientTransport and sends_by_itself(client):
+        kind = LoopClientTransport
     owner = client.connection_pool if kind is LoopServerTransport else client
     make = AsyncClientTransport if kind is LoopClientTransport else AsyncTransport
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))

@@ -56,12 +56,12 @@ def transport_of(client: Any) -> ThreadServerTransport:
         kind = _TRANSPORTS[kind_of(client, for_asyncio=False)]
         if not is_mock(client):  # each mock has a class of its own
             _kinds[type(client)] = kind
-    if kind is ThreadServerTransport:
+    if kind is ThreadServerTransport and "execute_command" not in client.__dict__:
         transport = _servers.get(id(client.connection_pool))
         if transport is not None:
             return transport
-        if sends_by_itself(client):
-            kind = ThreadClientTransport
+    if kind is not ThreadClientTransport and sends_by_itself(client):
+        kind = ThreadClientTransport
     owner = client.connection_pool if kind is ThreadServerTransport else client
     return _servers.get(id(owner)) or _servers.add(owner, kind)
 
