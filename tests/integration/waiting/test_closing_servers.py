@@ -12,7 +12,6 @@ import redis.asyncio.retry
 import redis.retry
 from redis.backoff import NoBackoff
 
-from redislock_fast._transport import base
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, queue_of
@@ -84,7 +83,7 @@ def test_log_says_that_locks_poll(
 ) -> None:
     proxy.close_on("SUBSCRIBE")
     client.set("name", "another's")
-    with caplog.at_level(logging.INFO, base.__name__):
+    with caplog.at_level(logging.INFO, "redislock_fast._transport.base"):
         assert not world.lock(make(), **SOON).acquire(blocking_timeout=0.1)
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert "polling" in caplog.text
