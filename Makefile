@@ -23,7 +23,7 @@ USES_A_PIPE := tests/compat tests/integration
 ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
-.PHONY: help bench alternatives test test-all test-versions simulate planted coverage lint format wheel clean
+.PHONY: help bench alternatives test test-all test-versions compat simulate planted coverage lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
@@ -31,6 +31,7 @@ help:
 	@echo "make test         in 3 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
+	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
 	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 30,000)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
@@ -73,6 +74,10 @@ test-all: test
 test-versions: $(VENV)/installed
 	PATH="$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1*/bin 2>/dev/null | paste -sd: -):$$PATH" \
 		$(BIN)/tox run --skip-missing-interpreters
+
+# Gets the projects and what they need from PyPI.
+compat: $(VENV)/installed
+	$(BIN)/python -m tests.compat.suites
 
 simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2

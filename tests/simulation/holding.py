@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from redislock_fast._lease import lease as lease_module
+from redislock_fast._lease import owner
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._procedures import key_queue, lock, renewal, settings, waiters, waiting
 from redislock_fast._procedures import lease as lease_procedure
@@ -28,6 +29,7 @@ from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.loop import renewer as loop_renewer
 from redislock_fast._transport.loop import uncontended
 from redislock_fast._transport.loop.renewer import renewer_of
+from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.asyncio import Lock
@@ -405,7 +407,8 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock, tokens and chance in place of the real ones."""
-        timed = (loop_renewer, lease_procedure, lock, renewal, key_queue, waiters, lease_module, waiting, uncontended)
+        procedures = (lock, lease_procedure, renewal, key_queue, waiters, waiting)
+        timed = (*procedures, lease_module, owner, times, loop_renewer, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))

@@ -19,7 +19,7 @@ from redislock_fast._transport.loop.renewer import LoopRenewer
 from redislock_fast._util.errors import LossReason
 from tests.simulation.holding import Simulation
 from tests.simulation.model import Model
-from tests.simulation.seeds import story_of, violations
+from tests.simulation.seeds import violations
 from tests.support.selection import in_two_runs
 
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
@@ -30,10 +30,6 @@ _SEEDS_FOR_FAULTS = range(2000)
 @in_two_runs(range(10_000), 500)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
-
-
-def test_a_seed_is_always_the_same_story() -> None:
-    assert story_of(Simulation, 1) == story_of(Simulation, 1)
 
 
 class _GivesTheSameNumberAgain(Model):

@@ -17,7 +17,7 @@ from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import model
 from tests.simulation import process as waiting_process
 from tests.simulation.model import Model
-from tests.simulation.seeds import story_of, violations
+from tests.simulation.seeds import violations
 from tests.simulation.waiting import Simulation
 from tests.support.selection import in_two_runs
 
@@ -37,10 +37,6 @@ def test_no_story_breaks_an_invariant_where_each_script_passes_over_one_waiter(
 ) -> None:
     monkeypatch.setattr(model, "_MOST_PASSES", 1)
     assert next(violations(Simulation, seeds), None) is None
-
-
-def test_a_seed_is_always_the_same_story() -> None:
-    assert story_of(Simulation, 1) == story_of(Simulation, 1)
 
 
 # ---- faults of the scripts ----

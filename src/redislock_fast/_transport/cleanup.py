@@ -19,7 +19,7 @@ from typing import Any
 from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, OnReply, Reply
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Operation
-from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
 
 __all__ = ["CLEANUP_FIRST_S", "CLEANUP_LAST_S", "CLEANUP_LIMIT_S", "Cleanup"]
@@ -104,9 +104,16 @@ class Cleanup:
         """
         del self._pending_cleanup[:-_MAX_PENDING_CLEANUP]
         oldest = self._pending_cleanup[:_CLEANUP_AT_ONCE]
-        together = self._at_one_server([key for key, _ in oldest])
+        token = oldest[0][1]
+        batch = [index for index, entry in enumerate(oldest) if entry[1] == token]
+        # A waiter has a token of its own for one key. A token of many keys is a batch's, which is in no queue.
+        is_batch = len({oldest[index][0] for index in batch}) > 1
+        chosen = batch if is_batch else range(len(oldest))
+        together = [chosen[at] for at in self._at_one_server([oldest[index][0] for index in chosen])]
         others = set(range(len(oldest))).difference(together)
         self._pending_cleanup[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
+        if is_batch:
+            return ReleasePipeline([oldest[index][0] for index in together], token, None)
         return Pipeline([LeaveQueue(*oldest[index]) for index in together])
 
     def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:

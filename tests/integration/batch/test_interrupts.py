@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -20,6 +21,7 @@ from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
 from tests.support.transports import acquire_round, clean_up, clean_up_now, is_idle, stop_cleanup
+from tests.support.waiting import FAR_S
 
 
 @pytest.mark.parametrize("all_or_nothing", [False, True])
@@ -121,3 +123,22 @@ def test_an_undoer_that_comes_second_finds_nothing_and_sends_nothing(valkey: Ser
     redislock_fast.Locker(client).acquire_many(["a"])
     clean_up_now(client)  # as one of two threads does, when the other has undone everything meanwhile
     assert {"b": True} == start(redislock_fast.Locker(client).acquire_many(["b"]).release).result(PATIENCE_S)
+
+
+def test_what_a_batch_left_is_deleted_without_scripts_and_handed_over_where_others_wait(
+    valkey: Server, connect: Connect
+) -> None:
+    client, admin = connect(valkey.port), connect(valkey.port)
+    batch = redislock_fast.Locker(client).acquire_many([str(number) for number in range(2000)])
+    waiter = redislock_fast.Lock(admin, "1234", sleep=FAR_S, thread_local=False)
+    answer = start(waiter.acquire)
+    wait_until(lambda: admin.strlen("1234") > admin.strlen("0"), "it is in the queue")
+    admin.config_resetstat()
+    token: Any = admin.get("0")
+    clean_up(client, [(str(name).encode(), token) for name in batch.acquired])
+    assert answer.result(PATIENCE_S) is True
+    wait_until(lambda: [b"1234"] == admin.keys("[0-9]*"), "all others are deleted")
+    calls = admin.info("commandstats")
+    assert calls["cmdstat_delifeq"]["calls"] == 2000
+    assert calls["cmdstat_evalsha"]["calls"] < 10
+    waiter.release()
