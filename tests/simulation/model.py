@@ -14,7 +14,7 @@ from typing import Any, Literal
 import hiredis
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
 from redislock_fast._util.tokens import is_held_with, is_ours
 from tests.simulation.keyspace import Connection, Entry, Keys
 
@@ -30,7 +30,7 @@ WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 DELEX_WRONGTYPE = "ERR Key should be of string type if conditions are specified"
 _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
-_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
+_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, REDEEM, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
 _MOST_PASSES = 50
 
@@ -296,6 +296,8 @@ class Model(Keys):
         return self._run_on_one(sha, key, entry, args[4], args[5:])
 
     def _run_on_one(self, sha: bytes, key: bytes, entry: Entry | None, token: Any, operands: Args) -> Reply:
+        if sha == REDEEM.sha:
+            return self._redeem(key, b"" if entry is None else entry.value, token, *operands)
         if entry is None or not is_held_with(entry.value, token):
             return 0
         if sha == RELEASE.sha:
@@ -332,6 +334,17 @@ class Model(Keys):
             return [2, value, numbers[b"number"]]
         self.put(lock, token, ttl_ms or None)
         return [1, None, numbers[b"number"]]
+
+    def _redeem(self, key: bytes, value: Any, token: bytes, ticket: Any, ttl_ms: Any) -> Reply:
+        is_ticket = is_held_with(value, ticket)
+        if not is_ticket and not is_held_with(value, token):
+            return [0]
+        if self.full:
+            return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {REDEEM.sha.decode()}, on @user_script:25.")
+        if is_ticket:
+            value = token + b"+" if value != ticket and is_ours(token) else token
+        self.put(key, value, ttl_ms or None)
+        return [1 if is_ticket else 2]
 
     # ---- the scripts of the queue ----
 

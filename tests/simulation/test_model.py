@@ -17,8 +17,9 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
 from redislock_fast._protocol.keys import fence_key, queue_keys
+from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
-from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
 from redislock_fast._util.tokens import is_ours
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
@@ -28,13 +29,13 @@ KEY = b"name"
 _TOKENS = [b"rlf:%032x" % number for number in range(4)] + [b"custom"]
 _CHANNELS = [b"first", b"second", b"nobody hears it"]
 _PLAIN = Capabilities()
-_SCRIPTS = (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, EXTEND, ACQUIRE_FENCED)
+_SCRIPTS = (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, REDEEM, EXTEND, ACQUIRE_FENCED)
 
 
 def _request(dice: random.Random) -> Args:
     token = dice.choice(_TOKENS)
     ttl_ms = dice.choice((None, 50_000))
-    kind = dice.randrange(15)
+    kind = dice.randrange(17)
     if kind < 5:
         awake_ms = dice.choice((9000, 9000, 9000, -9000))
         channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_TOKENS))
@@ -53,6 +54,8 @@ def _request(dice: random.Random) -> Args:
         return Fence(KEY, token).request(_PLAIN, 0.0)
     if kind in (12, 13):
         return AcquireFenced(KEY, token, ttl_ms).request(_PLAIN, 0.0)
+    if kind in (14, 15):
+        return Redeem(KEY, token, ttl_ms, dice.choice(_TOKENS[:-1])).request(_PLAIN, 0.0)
     return (b"DEL", KEY)
 
 

@@ -117,7 +117,8 @@ class Waiter:
                     self.token = token = simulation.new_token()  # the old one is being cleaned up
             if by_push:
                 self.state = "waiting"
-                self.waiting = Waiting(KEY, token, ttl_ms, simulation.interval_s, Limit(left_s), not self.custom)
+                ticket, own = (simulation.new_token(), token) if self.custom else (token, None)
+                self.waiting = Waiting(KEY, ticket, ttl_ms, simulation.interval_s, Limit(left_s), own)
                 try:
                     outcome = yield from self._wait(self.waiting)
                 except BaseException:
@@ -127,8 +128,9 @@ class Waiter:
                 if isinstance(outcome, Grant):
                     outcome.note(local, self.waiting.token, ttl_ms)
                     return outcome.since, local.contended is not None
-                self.token, self.waiting = self.waiting.token, None
-                token = self.token
+                if not self.custom:
+                    self.token = token = self.waiting.token
+                self.waiting = None
                 if outcome == TIME_UP:
                     return None, False
                 by_push = queues = False

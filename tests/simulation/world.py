@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
-from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, RELEASE, WAIT
+from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model
 
@@ -32,6 +32,7 @@ _NAMES: dict[object, str] = {
         ("release", RELEASE),
         ("extend", EXTEND),
         ("reacquire", REACQUIRE),
+        ("redeem", REDEEM),
         ("wait", WAIT),
         ("pass on", PASS_ON),
         ("leave", LEAVE),

@@ -18,6 +18,7 @@ from redislock_fast._lease.prolonging import Prolonging, Prolongings, mutex
 from redislock_fast._protocol import commands
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import is_ours
 
 if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
@@ -45,7 +46,8 @@ class Owner:
         attempt: the last acquire; where the owner is shared, it may be another caller's.
         own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
-        contended: the token of a lock whose value is known to have the contended flag.
+        contended: the token of a lock whose release looks for waiters first: its value is known to have the contended
+            flag, or cannot have it.
         retries: how often the last acquire polled again.
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: `expiry` as these requests have left it.
@@ -84,7 +86,8 @@ class Owner:
     def is_contended(self, token: bytes) -> bool:
         """Whether the value of the lock that is held with this token is known to have the contended flag."""
         lease = self.lease
-        return self.contended == token or (lease is not None and lease.contended and lease.token == token)
+        is_noted = self.contended == token or (lease is not None and lease.contended and lease.token == token)
+        return is_noted and is_ours(token)
 
     def hold(self, token: bytes | None) -> None:
         """Note that the lock was acquired. A release of unknown outcome with the same token was of an earlier lease."""

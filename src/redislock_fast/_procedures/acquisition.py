@@ -27,7 +27,7 @@ from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
-from redislock_fast._util.tokens import is_held_with, is_ours
+from redislock_fast._util.tokens import is_held_with, is_ours, new_token
 
 __all__ = ["AcquireBase", "CleanupEntries"]
 
@@ -105,7 +105,9 @@ class AcquireBase(LeaseBase):
             if self._wait == "push":
                 waiting = self._waiting(call.token, call.own_token, sleep_s, limit)
                 outcome = yield from self._queueing(waiting, owner, to_clean_up)
-                call.token, call.attempt = waiting.token, waiting.attempt or call.attempt
+                call.attempt = waiting.attempt or call.attempt
+                if waiting.own is None:
+                    call.token = waiting.token
                 if outcome is not POLL:
                     return outcome is not TIME_UP
             return (yield from self._polling(call))
@@ -151,6 +153,8 @@ class AcquireBase(LeaseBase):
         yield Execute(attempt, call.limit.left_s())
         if attempt.result:
             self._note(attempt, owner)
+            if not is_ours(call.token):
+                owner.contended = call.token
             owner.hold(call.token)
         return attempt.result
 
@@ -234,10 +238,14 @@ class AcquireBase(LeaseBase):
     # ---- waiting by push ----
 
     def _waiting(self, token: bytes, own_token: Any, sleep_s: float, limit: Limit) -> Waiting:
-        """Make the `Waiting` with this token, which is the caller's own where `own_token` is not None."""
-        queues = own_token is None and is_ours(token)
+        """Make the `Waiting` with this token, or with a ticket where the token must not be in the queue.
+
+        That is the caller's own token, and one that a user's hooks compare with the lock's value.
+        """
         kind = self._attempt_kind if own_token is None else self._own_kind
-        return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, queues, kind)
+        if own_token is None and is_ours(token):
+            return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind)
+        return Waiting(self._key, new_token(), self._ttl_ms, sleep_s, limit, token, kind)
 
     def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
@@ -261,6 +269,8 @@ class AcquireBase(LeaseBase):
                 outcome = yield from waiting.steps((waiter, heard))
             if type(outcome) is Grant:
                 outcome.note(owner, waiting.token, waiting.ttl_ms)
+                if waiting.own is not None:
+                    owner.contended = waiting.token
                 owner.attempt = waiting.attempt or owner.attempt
             return outcome  # noqa: TRY300  # after an interrupt here, the lock is cleaned up, too
         except BaseException:  # after any error, the lock is not held

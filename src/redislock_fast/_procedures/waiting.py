@@ -18,6 +18,7 @@ from redislock_fast._procedures.key_queue import KeyQueue
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
+from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, new_token
@@ -65,14 +66,15 @@ class Waiting:
         ttl_ms: the ttl of the lock once it is granted, in milliseconds.
         interval_s: how often health checks are made, in seconds.
         limit: when to give up.
-        queues: whether the token was made for this waiter. Another owner may have a token that a caller has passed, and
-            the queue could not tell the two apart.
+        own: the caller's own token; None where it has none. Another owner may have the same one, and the queue could
+            not tell the two apart. So the waiter queues by a ticket, its `token`, and then puts `own` in its place.
         kind: the operation that takes the lock where it is not handed over.
 
     Attributes:
         attempt: the last operation that tried to take the lock where it was not handed over.
         token: the waiter's. Where the steps end without a grant, the lock may be granted to it all the same: the caller
-            must clean up, unless the outcome was TIME_UP or POLL.
+            must clean up, unless the outcome was TIME_UP or POLL. With a Grant, it is `own` where there is one.
+        queues: whether the token was made for this waiter.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class Waiting:
         "_limit",
         "attempt",
         "key",
+        "own",
         "queues",
         "token",
         "ttl_ms",
@@ -95,13 +98,14 @@ class Waiting:
         ttl_ms: int | None,
         interval_s: float,
         limit: Limit,
-        queues: bool = True,
+        own: bytes | None = None,
         kind: type[Acquire] = Acquire,
     ) -> None:
         self.token = token
         self.attempt: Acquire | None = None
         self._kind = kind
-        self.queues = queues
+        self.own = own
+        self.queues = True
         self.key = key
         self.ttl_ms = ttl_ms
         self._limit = limit
@@ -121,11 +125,12 @@ class Waiting:
             return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        return waiter.post_wait(request, self._limit.deadline)
+        timeout_s = waiter.post_wait(request, self._limit.deadline)
+        return timeout_s if self.own is None or timeout_s is None else min(timeout_s, self._interval_s)
 
     def granted(self, waiter: Waiter, message: object) -> Grant | None:
         """The message if it is a grant that is recent enough, else None."""
-        if type(message) is Grant:
+        if type(message) is Grant and self.own is None:
             now = clock()
             ttl_ms = self.ttl_ms
             if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:
@@ -149,6 +154,8 @@ class Waiting:
             try:
                 outcome = yield from self._joining(waiter, heard)
                 outcome = yield from self._falling_back(waiter, outcome)
+                if self.own is not None and self.queues and type(outcome) is Grant:
+                    outcome = yield from self._redeeming(self.own)
                 if outcome is not BROKEN:
                     return outcome
             except GeneratorExit:  # the task was dropped: this may run in any thread, so nothing may be sent
@@ -174,6 +181,8 @@ class Waiting:
                 return grant
         if outcome is _DENIED:
             waiter.key_queue.dequeue(waiter)
+            if self.own is not None:
+                self.token, self.queues = self.own, False
             outcome = yield from self._watching(waiter)
         if waiter.asked_at and outcome in (BROKEN, TIME_UP):
             waiter.withdraw()
@@ -207,15 +216,8 @@ class Waiting:
         while True:
             wait = self._wait(waiter, b"" if oldest is None else oldest.token)
             yield Execute(wait, self.limit_s())
-            if wait.denied == MOVING:
-                return (yield from self._trying())
-            if wait.unsettled:  # it is cleaned up
-                self.token = new_token()
-                return BROKEN
-            if wait.denied:
-                if wait.denied == "NOPERM":
-                    waiter.registry.forbid(self.key)
-                return _DENIED
+            if wait.denied or wait.unsettled:
+                return (yield from self._refused(waiter, wait))
             if not waiter.current:
                 return BROKEN
             waiter.asked_at = 0.0  # an earlier posted request was executed before this one
@@ -225,6 +227,8 @@ class Waiting:
                 if grant:
                     return grant
                 continue
+            if self.own is not None and is_held_with(wait.value, self.own):
+                return (yield from self._adopting(waiter, self.own))
             waiter.note(wait.value, wait.sent_at, wait.left_ms)
             waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
@@ -234,11 +238,22 @@ class Waiting:
                 watches = not watch.denied
                 if watches and watch.value != wait.value:
                     continue
-            message = yield Listen(waiter, waiter.listen_s(self._limit.deadline))
+            message = yield Listen(waiter, self._listen_s(waiter))
             outcome = yield from self._listening(waiter, message)
             if outcome is not _CHECK and outcome is not _DUE:
                 return outcome
             oldest = waiter.oldest() if outcome is _DUE else None
+
+    def _refused(self, waiter: Waiter, wait: JoinQueue) -> Steps:
+        """Go on where the server does not execute the request, or may execute it yet. Returns the outcome."""
+        if wait.denied == MOVING:
+            return (yield from self._trying())
+        if wait.unsettled:  # it is cleaned up
+            self.token = new_token()
+            return BROKEN
+        if wait.denied == "NOPERM":
+            waiter.registry.forbid(self.key)
+        return _DENIED
 
     def _watch(self, key_queue: KeyQueue[Waiter]) -> Steps:
         """Have the server tell of the next change of the key. Returns the operation."""
@@ -267,15 +282,46 @@ class Waiting:
         """Returns the outcome, or why the server must be asked again: _CHECK for a message, _DUE for a health check."""
         while True:
             if waiter.accepts(message):
+                if self.own is not None:  # redeeming renews the lease
+                    return message
                 return (yield from self._if_fresh(waiter, message)) or _CHECK
             if message is None:
                 if self._limit.is_over:
                     return (yield from self._leave(waiter, 0.0)) or TIME_UP
                 if waiter.is_due():
                     return _DUE
+                if self.own is not None:
+                    return _CHECK
             elif message is not RECKON and type(message) is not Grant:
                 return BROKEN if message is BROKEN else _CHECK
-            message = yield Listen(waiter, waiter.listen_s(self._limit.deadline))
+            message = yield Listen(waiter, self._listen_s(waiter))
+
+    def _listen_s(self, waiter: Waiter) -> float:
+        """How long to listen. A caller with its own token asks by itself: the lock may become its own meanwhile."""
+        listen_s = waiter.listen_s(self._limit.deadline)
+        return listen_s if self.own is None else min(listen_s, self._interval_s)
+
+    def _redeeming(self, own: bytes) -> Steps:
+        """Put the caller's own token in the place of the ticket. Returns a Grant; BROKEN where the lock is lost."""
+        self.attempt = redeem = Redeem(self.key, own, self.ttl_ms, self.token)
+        yield Execute(redeem, self.limit_s())
+        if not redeem.result:
+            self.token = new_token()
+            return BROKEN
+        self.token, self.queues = own, False
+        return Grant(own, redeem.sent_at)
+
+    def _adopting(self, waiter: Waiter, own: bytes) -> Steps:
+        """Take the lock that is held with the caller's own token. Returns a Grant; BROKEN where it ended meanwhile."""
+        grant = yield from self._leave(waiter, self.limit_s())
+        if grant:
+            return grant
+        self.attempt = attempt = self._kind(self.key, own, self.ttl_ms)
+        yield Execute(attempt, self.limit_s())
+        if not attempt.result:
+            return BROKEN
+        self.token, self.queues = own, False
+        return Grant(own, attempt.sent_at)
 
     def _leave(self, waiter: Waiter, limit_s: float | None) -> Steps:
         """Leave the queue. Returns the grant if there was one meanwhile, or if the lock is free and the queue empty.
@@ -288,7 +334,8 @@ class Waiting:
 
     def _found(self, waiter: Waiter, value: bytes) -> Steps:
         """Take the lock that the server says is the waiter's. Returns the grant; None when the lock is lost."""
-        grant = yield from self._if_fresh(waiter, Grant(value, waiter.since))
+        found = Grant(value, waiter.since)
+        grant = found if self.own is not None else (yield from self._if_fresh(waiter, found))  # redeeming renews it
         waiter.waited_s = 0.0
         return grant
 
@@ -307,11 +354,14 @@ class Waiting:
 
         The token is a new one, because the old one may still have a place in the queue.
         """
-        self.token = new_token()
-        self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
+        token = self.own or new_token()
+        self.attempt = attempt = self._kind(self.key, token, self.ttl_ms)
+        if self.own is None:
+            self.token = token
         yield Execute(attempt, self.limit_s())
         if attempt.result:
-            return Grant(self.token, attempt.sent_at)
+            self.token, self.queues = token, self.own is None
+            return Grant(token, attempt.sent_at)
         left_s = self.limit_s()
         if left_s is not None and left_s <= self._interval_s:
             yield Sleep(max(left_s, 0.0))

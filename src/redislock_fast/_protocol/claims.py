@@ -27,7 +27,7 @@ def has_taken(request: Args, reply: Reply) -> bool:
     """Whether the reply says that this request, of any kind of attempt, took the key."""
     if request[0] == b"SET":  # with NX; or with IFEQ, which takes nothing
         return request[3] == b"NX" and (reply is None if request[-1] == b"GET" else reply == b"OK")
-    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua
+    return isinstance(reply, list) and reply[0] == 1  # of acquire_fenced.lua or redeem.lua
 
 
 class _Claiming(Protocol):

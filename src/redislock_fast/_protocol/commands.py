@@ -178,7 +178,7 @@ class Release(_NativeOrScript):
         expires_at: until when the lease is certainly valid, in the clock's seconds; None where it does not expire or is
             not known.
         unsettled: whether an earlier release, which left while the lease was valid, may have been executed.
-        contended: whether a waiter is known: then the first request hands over.
+        contended: whether a waiter is known, or the token cannot have the flag: then the first request hands over.
 
     Attributes:
         valid: whether the lease was valid when the first attempt left.
@@ -207,11 +207,10 @@ class Release(_NativeOrScript):
         passes_on = self._step == "pass on"
         self._native = not passes_on and capabilities.release is not None
         if self._step == "delete marked":
-            return (
-                native_release(capabilities, self.key, self.token + CONTENDED_FLAG)
-                if self._native
-                else self.script(RELEASE)
-            )
+            if not self._native:
+                return self.script(RELEASE)
+            value = self.token + CONTENDED_FLAG if is_ours(self.token) else self.token
+            return native_release(capabilities, self.key, value)
         if self.with_text and not self._native:
             return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
         return release_request(capabilities, self.key, self.token, passes_on)[0]

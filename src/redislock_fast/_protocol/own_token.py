@@ -2,20 +2,29 @@
 
 With the id of a request or a job as the token, an acquire is idempotent beyond one call: a worker that gets the job
 again continues with the lock that its first try took.
+
+Such a caller waits by a ticket, a token that is made for this waiting: the queue could not tell two owners of one token
+apart. When the lock is granted to the ticket, `Redeem` puts the caller's token in its place.
 """
 
 from __future__ import annotations
 
-from redislock_fast._pipe.base import Args, Reply
+import hiredis
+
+from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.operation import Refused
+from redislock_fast._protocol.scripts import REDEEM
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
-__all__ = ["AcquireOwn"]
+__all__ = ["AcquireOwn", "Redeem"]
 
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
+
+
+_VERDICTS = ([0], [1], [2])  # of redeem.lua
 
 
 class AcquireOwn(Acquire):
@@ -90,3 +99,34 @@ class AcquireOwn(Acquire):
         self._looking = False
         self._renewals_left -= 1
         return self._renewals_left == 0
+
+
+class Redeem(AcquireOwn):
+    """Put a caller's own token in the place of the ticket to which the lock was granted, with the whole ttl.
+
+    Idempotent: a lock that is held with the token after an attempt of unknown outcome was taken by that attempt, or by
+    another owner of the token; either way the caller has it.
+
+    Args:
+        ticket: the token to which the lock was granted.
+    """
+
+    def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, ticket: bytes) -> None:
+        super().__init__(key, token, ttl_ms)
+        self._ticket = ticket
+
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
+        if not self.sent_at:
+            self.sent_at = now
+        return self.script(REDEEM, self._ticket, self.ttl_ms or 0)
+
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # as above
+        if isinstance(reply, hiredis.ReplyError):
+            if self.error_code(reply) == "NOSCRIPT":
+                return False
+            raise Refused(str(reply))
+        if not isinstance(reply, list) or reply not in _VERDICTS:
+            raise Malformed(reply)
+        self._took = reply == [1]
+        self.result = reply != [0]
+        return True

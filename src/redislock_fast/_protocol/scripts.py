@@ -18,6 +18,7 @@ __all__ = [
     "LEAVE",
     "PASS_ON",
     "REACQUIRE",
+    "REDEEM",
     "RELEASE",
     "WAIT",
     "Script",
@@ -43,6 +44,7 @@ def _script(text: bytes) -> Script:
 RELEASE = _script(_text("release"))
 EXTEND = _script(_text("extend"))
 REACQUIRE = _script(_text("reacquire"))
+REDEEM = _script(_text("redeem"))
 ACQUIRE_FENCED = _script(_text("acquire_fenced"))
 
 _HAND_OVER = _text("hand_over")

@@ -86,7 +86,8 @@ class ClientConnection:
 
     Attributes:
         pipe: sends requests by the client's methods.
-        capabilities: those of every server, since a client may know no other commands.
+        capabilities: those of every server, since a client may know no other commands. A prefix may miss the keys of
+            the queue.
         ending: None: its connections are its own affair.
         registry: None: no messages come, so waiters poll.
         timeout_s: below 0: the client applies its own time limits.
@@ -98,7 +99,7 @@ class ClientConnection:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(queues=False)
 
     def close(self) -> None:
         """Do nothing: the client is the user's."""

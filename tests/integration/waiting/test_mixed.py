@@ -227,17 +227,58 @@ def test_redis_pys_locks_and_ours_exclude_each_other(server: Server, connect: Co
 # Tokens that callers choose
 
 
-def test_a_chosen_token_waits_by_watching(callers: Callers, server: Server, client: redis.Redis) -> None:
+def test_a_chosen_token_waits_in_the_queue_by_a_ticket(callers: Callers, server: Server, client: redis.Redis) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
     for _ in range(2):
         assert holder.call("acquire")
         answer = waiter.acquire(token="chosen")
-        wait_until(lambda: watched(client), "the key is watched")
+        wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
         holder.release()
         assert answer.result(PATIENCE_S) is True
         assert client.get("name") == b"chosen"
         waiter.release()
     assert client.keys() == []
+
+
+@pytest.mark.parametrize("token", ["chosen", b"\x00\xff", "rlf:" + 32 * "0"], ids=ascii)
+def test_a_chosen_token_has_its_turn_among_others(
+    callers: Callers, server: Server, client: redis.Redis, token: str | bytes
+) -> None:
+    holder, first, second, third = callers.contenders(4, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    answers = []
+    for number, (waiter, own) in enumerate([(first, None), (second, token), (third, None)], 1):
+        answers.append(waiter.acquire() if own is None else waiter.acquire(token=own))
+        wait_until(lambda: queued(client, "name") == number, "it is in the queue")  # noqa: B023
+    for releasing, answer in zip((holder, first, second), answers, strict=True):
+        assert not answer.done()
+        releasing.release()
+        assert answer.result(PATIENCE_S) is True
+    third.release()
+    assert client.keys() == []
+
+
+def test_a_ticket_is_given_up_with_its_waiter(callers: Callers, server: Server, client: redis.Redis) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    assert waiter.call("acquire", token="chosen", blocking_timeout=0.05) is False
+    assert queued(client, "name") == 0
+    holder.release()
+    assert client.keys() == []
+
+
+def test_a_lock_that_gets_the_chosen_token_meanwhile_is_taken_with_it(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, waiter = callers.contenders(2, callers.client(server.port), **{**LATE, "sleep": 0.02})
+    assert holder.call("acquire")
+    answer = waiter.acquire(token="chosen")
+    wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
+    client.set("name", "chosen")
+    assert answer.result(PATIENCE_S) is True
+    assert queued(client, "name") == 0
+    waiter.release()
+    assert client.get("name") is None
 
 
 @pytest.mark.parametrize("token", ["chosen", "rlf:" + 32 * "0", "chosen+", b"\x00\xff"], ids=ascii)
@@ -309,8 +350,7 @@ def test_a_class_with_a_script_of_its_own_is_never_marked(
     ours = callers.contender(callers.client(server.port), **LATE)
     assert holder.call("acquire")
     answer = waiter.acquire()
-    wait_until(lambda: watched(client), "the key is watched")
-    assert queued(client, "name") == 0
+    wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
     assert client.get("name") == holder.lock.local.token
     holder.release()
     assert answer.result(PATIENCE_S) is True
