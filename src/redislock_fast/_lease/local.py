@@ -35,13 +35,8 @@ class Local(SimpleNamespace):
         token = owner.token
         return token + CONTENDED_FLAG if token is not None and owner.is_contended(token) else token
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._owners, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "token":
-            setattr(self._owners, name, value)
-            return
+    @token.setter
+    def token(self, value: Any) -> None:
         owner: Owner = self._owners.held()
         encoded = b"" if value is None else self._encode(value)
         token = without_flag(encoded)
@@ -49,6 +44,15 @@ class Local(SimpleNamespace):
             owner.token = owner.contended = token
         else:
             owner.token = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._owners, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "token":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._owners, name, value)
 
 
 def owners_of(local: Any) -> Any:
