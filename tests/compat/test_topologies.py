@@ -17,8 +17,7 @@ from redis.sentinel import Sentinel
 import redislock_fast
 from redislock_fast.server import Server, free_port
 from tests.compat.test_clients import exercise
-from tests.conftest import Connect
-from tests.support.helpers import LockClass, once, wait_until
+from tests.support.helpers import LockClass, wait_until
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def sentinel(spare_server: Callable[..., Server], tmp_path: Path) -> Iterator[tu
 
 def test_sentinel(lock_class: LockClass, sentinel: tuple[Server, Any]) -> None:
     with sentinel[1].master_for("service") as client:
-        exercise(lock_class, client)
+        exercise(lock_class, client, client)
 
 
 def test_sentinel_whose_primary_restarts(lock_class: LockClass, sentinel: tuple[Server, Any]) -> None:
@@ -85,9 +84,3 @@ def test_cluster(lock_class: LockClass, cluster: redis.RedisCluster) -> None:
 def test_cluster_pipeline_as_the_client_is_refused(cluster: redis.RedisCluster) -> None:
     with pytest.raises(TypeError, match=r"(?i)pipeline"):
         redislock_fast.Lock(cluster.pipeline(), "name")  # type: ignore[no-untyped-call]
-
-
-def test_client_that_cannot_connect_does_not_hang(lock_class: LockClass, connect: Connect) -> None:
-    lock = lock_class(connect(1, host="127.0.0.1", retry=once()), "name")
-    with pytest.raises(redis.ConnectionError):
-        lock.acquire(blocking_timeout=0.1)
