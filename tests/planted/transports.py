@@ -204,4 +204,41 @@ FAULTS = (
             "test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]"
         ),
     ),
+    Fault(
+        "subscription that no push answers is believed",
+        "_transport/threads/server.py",
+        "if subscribing.result and not subscribing.is_pushed:",
+        "if False:",
+        "tests/compat/test_fake_server.py::test_contended_lock_is_polled[threads-3]",
+    ),
+    Fault(
+        "request for which the server closes connections is sent for ever",
+        "_transport/base.py",
+        "if self._losses >= MOST_LOSSES:",
+        "if False:",
+        (
+            "tests/integration/waiting/test_closing_servers.py::"
+            "test_waiter_gets_the_lock_by_polling[threads-valkey-SUBSCRIBE]"
+        ),
+    ),
+    Fault(
+        "server whose connections break has no queue any more",
+        "_transport/base.py",
+        "if registry.is_proven or not (registry.is_tried or operation.uses_queue):",
+        "if not (registry.is_tried or operation.uses_queue):",
+        (
+            "tests/integration/waiting/test_closing_servers.py::"
+            "test_waiter_queues_though_connections_break_again_and_again[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "contended lock is handed over where the server does not know the script",
+        "_protocol/commands.py",
+        'if self._step == "pass on" and not capabilities.queues:',
+        "if False:",
+        (
+            "tests/integration/waiting/test_closing_servers.py::"
+            "test_holder_releases_a_lock_for_which_others_queue[threads-valkey]"
+        ),
+    ),
 )

@@ -129,3 +129,13 @@ def test_refuse_accepts_nobody_until_accept(proxy: Proxy, proxied: redis.Redis) 
         proxied.ping()
     proxy.accept()
     assert proxied.ping()
+
+
+def test_close_on_closes_the_connection_for_a_script_of_so_many_keys(proxy: Proxy, proxied: redis.Redis) -> None:
+    proxy.close_on("EVAL 2")
+    for _ in range(2):
+        assert 1 == proxied.eval("return 1", 1, "k")
+        with pytest.raises(redis.ConnectionError):
+            proxied.eval("return 1", 2, "k", "l")
+    proxy.wait_for_reply("EVAL", 2)
+    assert 2 == proxy.replies["EVAL"]

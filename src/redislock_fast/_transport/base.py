@@ -207,7 +207,11 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
 
     def _do_without_queue(self) -> None:
         self._plain_until = clock() + _PLAIN_S
-        logger.info("the server closes connections for the requests of waiters: locks wait by polling")
+
+    @staticmethod
+    def _note_plain() -> None:
+        """Log that a connection was made without the queue."""
+        logger.info("the server closes connections for requests of locks, or has no pushes: locks wait by polling")
 
     def _refuse_silent(self, connection: ConnectionType) -> None:
         """Give up a connection whose server has no pushes, although it says so."""

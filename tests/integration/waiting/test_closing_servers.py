@@ -78,10 +78,31 @@ def test_commands_are_not_sent_again_after_two_losses_in_a_row(
     assert max(counts[:2]) <= 3
 
 
-def test_log_says_that_locks_poll(
-    world: World, proxy: Proxy, client: redis.Redis, make: MakeClient, caplog: pytest.LogCaptureFixture
+def test_holder_releases_a_lock_for_which_others_queue(
+    world: World, proxy: Proxy, client: redis.Redis, make: MakeClient
 ) -> None:
-    proxy.close_on("SUBSCRIBE")
+    proxy.close_on("COMMAND", "EVALSHA 3", "EVAL 3")
+    holder = world.lock(make(), **SOON)
+    waiter = world.lock(world.connect(client.connection_pool.connection_kwargs["port"]), **SOON)
+    assert holder.acquire()
+    answer = world.start(waiter.acquire)
+    wait_until(lambda: answer.done() or client.get("name") == holder.local.token + b"+", "it queues")
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    waiter.release()
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("unknown", ["COMMAND", "SUBSCRIBE"])
+def test_log_says_that_locks_poll(
+    world: World,
+    proxy: Proxy,
+    client: redis.Redis,
+    make: MakeClient,
+    caplog: pytest.LogCaptureFixture,
+    unknown: str,
+) -> None:
+    proxy.close_on(unknown)
     client.set("name", "another's")
     with caplog.at_level(logging.INFO, "redislock_fast._transport.base"):
         assert not world.lock(make(), **SOON).acquire(blocking_timeout=0.1)

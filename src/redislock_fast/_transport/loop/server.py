@@ -357,6 +357,7 @@ class LoopServerTransport(LoopCleanup):
                 break
         else:
             self.connection = await open_connection(self._live_owner(), self._end, greets=False)
+            self._note_plain()
         self._post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more
 

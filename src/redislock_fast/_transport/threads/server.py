@@ -287,7 +287,9 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
                 return open_connection(self._live_owner(), ends_at, greets=True)
-        return open_connection(self._live_owner(), ends_at, greets=False)
+        connection = open_connection(self._live_owner(), ends_at, greets=False)
+        self._note_plain()
+        return connection
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and cleanup to the parent."""
