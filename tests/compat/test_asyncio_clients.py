@@ -1,4 +1,4 @@
-"""One suite on redis-py's asyncio Lock and on ours: closed clients, Sentinel and Cluster, patched clients.
+"""One suite on redis-py's asyncio Lock and on ours: closed clients, clusters, patched clients.
 
 Rules: each test passes on both classes.
 """
@@ -6,15 +6,13 @@ Rules: each test passes on both classes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 import redis.asyncio.lock
-from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
@@ -23,7 +21,6 @@ from tests.support.async_helpers import (
     ASYNC_CLASSES,
     AsyncClients,
     AsyncLockClass,
-    async_few,
     in_loop,
 )
 from tests.support.helpers import PATIENCE_S, start, wait_until
@@ -35,31 +32,6 @@ StartServer = Callable[..., Server]
 def loop_kind(each_loop_kind: str) -> str:
     """Every test here runs in each kind of loop."""
     return each_loop_kind
-
-
-async def exercise(lock_class: AsyncLockClass, client: Any) -> None:
-    """Every operation once, through this client."""
-    lock = lock_class(client, "name", timeout=10)
-    for _ in range(2):
-        assert await lock.acquire(blocking=False) is True
-        assert (True, True) == (await lock.owned(), await lock.locked())
-        other = lock_class(client, "name", timeout=10)
-        assert await other.acquire(blocking=False) is False
-        assert await other.owned() is False
-        assert await lock.extend(10) is True
-        assert 10_000 < await client.pttl("name") <= 20_000
-        assert await lock.extend(5, replace_ttl=True) is True
-        assert 0 < await client.pttl("name") <= 5_000
-        assert await lock.reacquire() is True
-        assert 5_000 < await client.pttl("name") <= 10_000
-        await lock.release()
-        assert await lock.locked() is False
-    await lock.acquire()
-    await client.delete("name")
-    uses: list[Callable[[], Awaitable[object]]] = [lambda: lock.extend(1), lock.reacquire, lock.release]
-    for fails in uses:
-        with pytest.raises(LockNotOwnedError):
-            await fails()
 
 
 @in_loop
@@ -74,43 +46,6 @@ async def test_closed_client_connects_again(
     await async_client.aclose()
     await lock.release()
     assert not client.exists("name")
-
-
-# Topologies
-
-
-@pytest.fixture
-def sentinel(
-    spare_server: StartServer, tmp_path: Path, async_connect: AsyncClients
-) -> Iterator[tuple[Server, redis.asyncio.Redis]]:
-    """A server, and an asyncio client that finds it by the sentinel which watches it."""
-    primary = spare_server("redis")
-    # The binary becomes a sentinel by its name.
-    binary = tmp_path / "redis-sentinel"
-    binary.symlink_to(primary.binary)
-    with Server(str(binary), {"sentinel monitor": f"service 127.0.0.1 {primary.port} 1"}) as watcher:
-        watchers: Any = Sentinel([("127.0.0.1", watcher.port)])  # type: ignore[no-untyped-call]
-        for client in watchers.sentinels:
-            async_connect.keep(client)
-        yield primary, async_connect.keep(watchers.master_for("service", retry=async_few()))
-
-
-@in_loop
-async def test_sentinel(async_lock_class: AsyncLockClass, sentinel: tuple[Server, redis.asyncio.Redis]) -> None:
-    await exercise(async_lock_class, sentinel[1])
-
-
-@in_loop
-async def test_sentinel_whose_primary_restarts(
-    async_lock_class: AsyncLockClass, sentinel: tuple[Server, redis.asyncio.Redis]
-) -> None:
-    primary, client = sentinel
-    lock = async_lock_class(client, "name", timeout=10)
-    await lock.acquire()
-    primary.kill()
-    primary.start()
-    assert await lock.locked() is False
-    assert await lock.acquire(blocking=False)
 
 
 @pytest.fixture
