@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
@@ -18,35 +19,41 @@ import redislock_fast
 from redislock_fast.server import Server, free_port
 from tests.compat.test_clients import exercise
 from tests.conftest import Connect
-from tests.support.helpers import LockClass, once, wait_until
+from tests.support.async_helpers import async_few
+from tests.support.helpers import LockClass, wait_until
+from tests.support.worlds import World
 
 
 @pytest.fixture
-def sentinel(spare_server: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Any]]:
-    """A server and a sentinel that watches it under the name "service"."""
+def sentinel(world: World, spare_server: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Any]]:
+    """A server, and a client that finds it by the sentinel which watches it under the name "service"."""
     primary = spare_server("redis")
     # The binary becomes a sentinel by its name.
     binary = tmp_path / "redis-sentinel"
     binary.symlink_to(primary.binary)
     options = {"sentinel monitor": f"service 127.0.0.1 {primary.port} 1"}
+    sentinel_class: Any = Sentinel if world.in_threads else AsyncSentinel
     with Server(str(binary), options) as watcher:
-        yield primary, Sentinel([("127.0.0.1", watcher.port)])  # type: ignore[no-untyped-call]
+        watchers = sentinel_class([("127.0.0.1", watcher.port)])
+        for client in watchers.sentinels:
+            world.keep(client)
+        settings = {} if world.in_threads else {"retry": async_few()}
+        yield primary, world.keep(watchers.master_for("service", **settings))
 
 
-def test_sentinel(lock_class: LockClass, sentinel: tuple[Server, Any]) -> None:
-    with sentinel[1].master_for("service") as client:
-        exercise(lock_class, client)
+def test_sentinel(lock_class: LockClass, sentinel: tuple[Server, Any], connect: Connect) -> None:
+    primary, client = sentinel
+    exercise(lock_class, client, connect(primary.port))
 
 
 def test_sentinel_whose_primary_restarts(lock_class: LockClass, sentinel: tuple[Server, Any]) -> None:
-    primary, watchers = sentinel
-    with watchers.master_for("service") as client:
-        lock = lock_class(client, "name", timeout=10)
-        lock.acquire()
-        primary.kill()
-        primary.start()
-        assert lock.locked() is False
-        assert lock.acquire(blocking=False)
+    primary, client = sentinel
+    lock = lock_class(client, "name", timeout=10)
+    lock.acquire()
+    primary.kill()
+    primary.start()
+    assert lock.locked() is False
+    assert lock.acquire(blocking=False)
 
 
 @pytest.fixture
@@ -85,9 +92,3 @@ def test_cluster(lock_class: LockClass, cluster: redis.RedisCluster) -> None:
 def test_cluster_pipeline_as_the_client_is_refused(cluster: redis.RedisCluster) -> None:
     with pytest.raises(TypeError, match=r"(?i)pipeline"):
         redislock_fast.Lock(cluster.pipeline(), "name")  # type: ignore[no-untyped-call]
-
-
-def test_client_that_cannot_connect_does_not_hang(lock_class: LockClass, connect: Connect) -> None:
-    lock = lock_class(connect(1, host="127.0.0.1", retry=once()), "name")
-    with pytest.raises(redis.ConnectionError):
-        lock.acquire(blocking_timeout=0.1)

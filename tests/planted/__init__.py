@@ -6,7 +6,7 @@ still applies, so a change of the code that a fault names must change the fault,
 
 from __future__ import annotations
 
-from tests.planted import batches, commands, holding, pipes, redlocks, scripts, transports, waiting
+from tests.planted import batches, commands, core, holding, loops, pipes, redlocks, scripts, transports, waiting
 from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
@@ -19,5 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     *batches.FAULTS,
     *redlocks.FAULTS,
     *transports.FAULTS,
+    *loops.FAULTS,
     *pipes.FAULTS,
+    *core.FAULTS,
 )

@@ -184,4 +184,24 @@ FAULTS = (
         "",
         "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[ours-valkey]",
     ),
+    Fault(
+        "lock that an acquire found by its own token is cleaned up when the acquire fails",
+        "_procedures/lock.py",
+        "return [(self._key, token)] if own_token is None or took else []",
+        "return [(self._key, token)]",
+        (
+            "tests/integration/lock/test_brought_token.py::"
+            "test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "lock that an acquire took with its own token stays when the acquire fails",
+        "_procedures/lock.py",
+        "return [(self._key, token)] if own_token is None or took else []",
+        "return [(self._key, token)] if own_token is None else []",
+        (
+            "tests/integration/lock/test_brought_token.py::"
+            "test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]"
+        ),
+    ),
 )

@@ -30,6 +30,11 @@ class Fault:
     replacement: str
     test: str
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the changed file belongs to the compiled core."""
+        return self.file.endswith(".pyx")
+
     def occurrences(self, root: Path = ROOT) -> int:
         """How often the text occurs in its file in this tree; 0 where the file is missing."""
         path = root / _PACKAGE / self.file

@@ -20,12 +20,9 @@ from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.times import clock
-from tests.support.waiting import FAR_S, Contender, Tasks, Threads, until_queued
+from tests.support.waiting import FAR_S, LATE, Contender, Tasks, Threads, until_queued
 
 Callers = Threads | Tasks
-
-TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
-"""Settings of a waiter that must be told."""
 
 PATIENT: dict[str, Any] = {"socket_timeout": FAR_S, "socket_connect_timeout": FAR_S}
 """Settings of a client whose own limits are beyond any test's patience."""
@@ -40,7 +37,7 @@ LONG_S = 1.0
 @pytest.fixture
 def holder(client: redis.Redis) -> redislock_fast.Lock:
     """A lock of another client, held."""
-    lock = redislock_fast.Lock(client, "name", thread_local=False, **TOLD)
+    lock = redislock_fast.Lock(client, "name", thread_local=False, **LATE)
     assert lock.acquire()
     return lock
 
@@ -48,11 +45,11 @@ def holder(client: redis.Redis) -> redislock_fast.Lock:
 def connected(callers: Callers, port: int, **settings: Any) -> Contender:
     """A contender whose connection stands and listens for messages."""
     client = callers.client(port, **PATIENT)
-    held, other = (callers.contender(client, "warm-up", **TOLD) for _ in range(2))
+    held, other = (callers.contender(client, "warm-up", **LATE) for _ in range(2))
     assert held.call("acquire")
     assert other.call("acquire", blocking_timeout=SHORT_S) is False
     held.release()
-    return callers.contender(client, **{**TOLD, **settings})
+    return callers.contender(client, **{**LATE, **settings})
 
 
 def until_free(client: redis.Redis) -> None:
@@ -144,7 +141,7 @@ def test_frozen_server_is_waited_for_no_longer_than_the_deadline(
 ) -> None:
     server = spare_server()
     client = callers.client(server.port, **PATIENT)
-    hasty = callers.contender(client, **TOLD)
+    hasty = callers.contender(client, **LATE)
     if is_connected:
         assert hasty.call("locked") is False
     server.signal(signal.SIGSTOP)
@@ -160,7 +157,7 @@ def test_frozen_server_is_waited_for_no_longer_than_the_deadline(
 def test_connection_that_was_closed_while_idle_costs_no_acquire_without_time(
     callers: Callers, server: Server, client: redis.Redis, settings: dict[str, Any]
 ) -> None:
-    hasty = callers.contender(callers.client(server.port, **PATIENT), **TOLD, **settings)
+    hasty = callers.contender(callers.client(server.port, **PATIENT), **LATE, **settings)
     for _ in range(3):
         assert hasty.call("acquire", blocking_timeout=0) is True
         hasty.release()
@@ -187,7 +184,7 @@ def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_t
     callers: Callers, spare_server: Callable[..., Server]
 ) -> None:
     server = spare_server()
-    contenders = callers.contenders(4, callers.client(server.port, **PATIENT), **TOLD)
+    contenders = callers.contenders(4, callers.client(server.port, **PATIENT), **LATE)
     server.signal(signal.SIGSTOP)
     try:
         began_at = clock()
@@ -310,33 +307,31 @@ def test_shortest_interval_among_the_waiters_of_a_process_counts(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize(
+    ("lose", "settings", "pttl_ms"),
+    [
+        (lambda client: client.delete("name"), LATE, range(1, 1000 * round(FAR_S) + 1)),
+        (lambda client: client.flushall(), {"sleep": FAR_S}, [-1]),
+    ],
+    ids=["DEL", "FLUSHALL, no ttl"],
+)
 def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+    callers: Callers,
+    server: Server,
+    client: redis.Redis,
+    holder: redislock_fast.Lock,
+    lose: Callable[[redis.Redis], object],
+    settings: dict[str, Any],
+    pttl_ms: Any,
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **TOLD)
+    waiter = callers.contender(callers.client(server.port), **settings)
     answer = waiter.acquire(blocking_timeout=LONG_S)
     until_queued(client, "name", 1)
     assert holder.owned()
-    client.delete("name")
+    lose(client)
     assert answer.result(PATIENCE_S) is True
     assert waiter.call("owned")
-    assert 0 < client.pttl("name") <= 1000 * FAR_S
-    waiter.release()
-    assert client.keys() == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unhurried")
-def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port), sleep=FAR_S)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
-    assert holder.owned()
-    client.flushall()
-    assert answer.result(PATIENCE_S) is True
-    assert client.pttl("name") == -1
+    assert client.pttl("name") in pttl_ms
     waiter.release()
     assert client.keys() == []
 
@@ -346,7 +341,7 @@ def test_lock_of_a_flushed_server_is_taken_at_the_deadline(
 def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadline_of_another(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    patient, hasty = (callers.contender(callers.client(server.port), **TOLD) for _ in range(2))
+    patient, hasty = (callers.contender(callers.client(server.port), **LATE) for _ in range(2))
     waits = patient.acquire()
     until_queued(client, "name", 1)
     gives_up = hasty.acquire(blocking_timeout=LONG_S)
@@ -364,7 +359,7 @@ def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadli
 def test_queue_of_a_lock_whose_key_is_no_string_is_left_at_the_deadline(
     callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **TOLD)
+    waiter = callers.contender(callers.client(server.port), **LATE)
     answer = waiter.acquire(blocking_timeout=LONG_S)
     until_queued(client, "name", 1)
     assert holder.owned()

@@ -8,6 +8,7 @@ looking, every few milliseconds.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -23,12 +24,15 @@ from tests.support.proxy import Proxy
 from tests.support.times import clock
 from tests.support.waiting import (
     FAR_S,
+    LATE,
+    Contender,
     Guard,
     Peer,
     Tasks,
     Threads,
     awake_s,
     connections,
+    gets_and_frees,
     queue_of,
     queued,
     until_queued,
@@ -38,9 +42,6 @@ Callers = Threads | Tasks
 
 LOOK_S = 0.02
 """An interval after which a waiter finds out what nobody tells."""
-
-TOLD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
-"""Settings of a waiter that must be notified."""
 
 LOOKS: dict[str, Any] = {"timeout": FAR_S, "sleep": LOOK_S}
 """Settings of a waiter that finds out by its health check."""
@@ -54,33 +55,36 @@ def patient(callers_kind: str) -> Any:
 # Processes
 
 
+def acquire_behind(peer: Peer, waiter: Contender, client: redis.Redis) -> Future[Any]:
+    """The waiter's acquire, once it is in the queue behind the peer's."""
+    peer.ask("acquire")
+    until_queued(client, "name", 1)
+    answer = waiter.acquire()
+    until_queued(client, "name", 2)
+    return answer
+
+
 @pytest.mark.slow
 def test_killed_holders_lock_moves_on_when_its_ttl_ends(
     callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     with Peer(callers_kind, server.port, timeout=1.0) as holder:
-        waiter = callers.contender(callers.client(server.port), **TOLD)
+        waiter = callers.contender(callers.client(server.port), **LATE)
         waiter.call("locked")  # connects: the lease is short
         assert holder.call("acquire")
         answer = waiter.acquire()
         until_queued(client, "name", 1)
         holder.kill()
-    assert answer.result(PATIENCE_S) is True
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
+    gets_and_frees(waiter, answer, client)
 
 
 def test_waiter_killed_in_the_queue_is_passed_over(
     callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **TOLD)
+    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
     assert holder.call("acquire")
-    with Peer(callers_kind, server.port, **TOLD) as first:
-        first.ask("acquire")
-        until_queued(client, "name", 1)
-        answer = waiter.acquire()
-        until_queued(client, "name", 2)
+    with Peer(callers_kind, server.port, **LATE) as first:
+        answer = acquire_behind(first, waiter, client)
         first.kill()
         wait_until(lambda: not connections(client, first.client_name), "the server notices")
     holder.release()
@@ -97,25 +101,19 @@ def test_waiter_killed_after_its_grant_keeps_the_lock_for_its_ttl_at_most(
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)
     assert holder.call("acquire")
     with Peer(callers_kind, server.port, timeout=1.0, sleep=FAR_S) as first:
-        first.ask("acquire")
-        until_queued(client, "name", 1)
-        answer = waiter.acquire()
-        until_queued(client, "name", 2)
+        answer = acquire_behind(first, waiter, client)
         first.freeze()
         holder.release()
         assert 0 < client.pttl("name") <= 1000
         first.kill()
-    assert answer.result(PATIENCE_S) is True
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
+    gets_and_frees(waiter, answer, client)
 
 
 def test_waiter_frozen_for_a_moment_gets_the_lock(
     callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    with Peer(callers_kind, server.port, **TOLD) as waiter:
+    holder = callers.contender(callers.client(server.port), **LATE)
+    with Peer(callers_kind, server.port, **LATE) as waiter:
         for is_frozen_at_the_grant in (False, True):
             assert holder.call("acquire")
             waiter.ask("acquire")
@@ -163,10 +161,7 @@ def test_waiter_that_slept_through_its_lease_does_not_hold(
     holder, waiter = callers.contenders(2, callers.client(server.port), **LOOKS)
     assert holder.call("acquire")
     with Peer(callers_kind, server.port, timeout=1.0, sleep=FAR_S) as sleeper:
-        sleeper.ask("acquire")
-        until_queued(client, "name", 1)
-        answer = waiter.acquire()
-        until_queued(client, "name", 2)
+        answer = acquire_behind(sleeper, waiter, client)
         sleeper.freeze()
         holder.release()  # hands over to the sleeper
         assert answer.result(PATIENCE_S) is True
@@ -192,8 +187,8 @@ def kill_connections(client: redis.Redis, client_name: str) -> None:
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["released later", "released at once"])
 def test_connection_killed_in_the_queue(callers: Callers, server: Server, client: redis.Redis, is_back: bool) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    waiter = callers.contender(callers.client(server.port, client_name="waiter"), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
+    waiter = callers.contender(callers.client(server.port, client_name="waiter"), **LATE)
     for _ in range(5):
         assert holder.call("acquire")
         answer = waiter.acquire()
@@ -203,16 +198,13 @@ def test_connection_killed_in_the_queue(callers: Callers, server: Server, client
         if is_back:
             wait_until(lambda: awake_s(client, "name").keys() - heard, "it listens on a new connection")  # noqa: B023
         holder.release()
-        assert answer.result(PATIENCE_S) is True
-        assert waiter.call("owned")
-        waiter.release()
-        assert client.keys() == []
+        gets_and_frees(waiter, answer, client)
 
 
 def test_connection_killed_with_many_in_the_queue(callers: Callers, server: Server, client: redis.Redis) -> None:
     guard = Guard()
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    waiters = callers.contenders(20, callers.client(server.port, client_name="waiters"), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
+    waiters = callers.contenders(20, callers.client(server.port, client_name="waiters"), **LATE)
     assert holder.call("acquire")
     answers = [waiter.use(guard) for waiter in waiters]
     until_queued(client, "name", 20)
@@ -226,8 +218,8 @@ def test_connection_killed_with_many_in_the_queue(callers: Callers, server: Serv
 def test_connection_cut_with_the_grant_on_its_way(
     callers: Callers, proxy: Proxy, server: Server, client: redis.Redis
 ) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    waiter = callers.contender(callers.client(proxy.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
+    waiter = callers.contender(callers.client(proxy.port), **LATE)
     assert holder.call("acquire")
     answer = waiter.acquire()
     until_queued(client, "name", 1)
@@ -237,32 +229,26 @@ def test_connection_cut_with_the_grant_on_its_way(
     assert not answer.done()
     proxy.cut()
     proxy.resume()
-    assert answer.result(PATIENCE_S) is True
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
+    gets_and_frees(waiter, answer, client)
 
 
 def test_lost_grant_is_found_by_looking(callers: Callers, proxy: Proxy, server: Server, client: redis.Redis) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
     waiter = callers.contender(callers.client(proxy.port), **LOOKS)
     assert holder.call("acquire")
     answer = waiter.acquire()
     until_queued(client, "name", 1)
     proxy.lose_messages()
     holder.release()
-    assert answer.result(PATIENCE_S) is True
+    gets_and_frees(waiter, answer, client)
     assert proxy.lost == 1
-    assert waiter.call("owned")
-    waiter.release()
-    assert client.keys() == []
 
 
 def test_where_all_grants_are_lost_everybody_gets_the_lock_by_looking(
     callers: Callers, proxy: Proxy, server: Server, client: redis.Redis
 ) -> None:
     guard = Guard()
-    holder = callers.contender(callers.client(server.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
     waiters = callers.contenders(8, callers.client(proxy.port), **LOOKS)
     assert holder.call("acquire")
     answers = [waiter.use(guard) for waiter in waiters]
@@ -277,17 +263,22 @@ def test_where_all_grants_are_lost_everybody_gets_the_lock_by_looking(
 # Keys
 
 
-def test_lock_deleted_by_an_operator(callers: Callers, server: Server, client: redis.Redis) -> None:
+@pytest.mark.parametrize("deleted", ["lock", "queue"])
+def test_keys_deleted_by_an_operator(callers: Callers, server: Server, client: redis.Redis, deleted: str) -> None:
     guard = Guard()
-    holder = callers.contender(callers.client(server.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
     assert holder.call("acquire")
     answers = [waiter.use(guard) for waiter in callers.contenders(5, callers.client(server.port), **LOOKS)]
     until_queued(client, "name", 5)
-    client.delete("name")
+    keys = {b"name"} if deleted == "lock" else set(client.keys()) - {b"name"}
+    client.delete(*keys)
+    if deleted == "queue":
+        holder.release()
     assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 5
     assert (guard.entries, guard.overlaps) == (5, 0)
-    with pytest.raises(LockNotOwnedError):
-        holder.release()
+    if deleted == "lock":
+        with pytest.raises(LockNotOwnedError):
+            holder.release()
     assert client.keys() == []
 
 
@@ -296,7 +287,7 @@ def test_lock_deleted_by_an_operator_is_free_for_others_when_the_old_lease_ends(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder = callers.contender(callers.client(server.port), timeout=1.0)
-    waiter = callers.contender(callers.client(server.port), **TOLD)
+    waiter = callers.contender(callers.client(server.port), **LATE)
     waiter.call("locked")  # connects: the lease is short
     assert holder.call("acquire")
     answer = waiter.acquire()
@@ -306,20 +297,6 @@ def test_lock_deleted_by_an_operator_is_free_for_others_when_the_old_lease_ends(
     with pytest.raises(LockNotOwnedError):
         holder.release()
     assert waiter.call("owned")
-
-
-def test_queue_deleted_by_an_operator(callers: Callers, server: Server, client: redis.Redis) -> None:
-    guard = Guard()
-    holder = callers.contender(callers.client(server.port), **TOLD)
-    assert holder.call("acquire")
-    answers = [waiter.use(guard) for waiter in callers.contenders(5, callers.client(server.port), **LOOKS)]
-    until_queued(client, "name", 5)
-    for key in set(client.keys()) - {b"name"}:
-        client.delete(key)
-    holder.release()
-    assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 5
-    assert (guard.entries, guard.overlaps) == (5, 0)
-    assert client.keys() == []
 
 
 def test_flushed_database_forgets_nobody(
@@ -367,7 +344,7 @@ def test_flushed_scripts_at_any_time(callers: Callers, server: Server, client: r
     flusher = start(flush)
     try:
         for _ in range(5):
-            contenders = callers.contenders(6, callers.client(server.port), **TOLD)
+            contenders = callers.contenders(6, callers.client(server.port), **LATE)
             answers = [contender.use(guard, hold_s=0.001) for contender in contenders]
             assert [answer.result(PATIENCE_S) for answer in answers] == [True] * 6
     finally:
@@ -386,8 +363,8 @@ def test_lease_that_ends_with_many_in_the_queue(
     guard = Guard()
     holder = callers.contender(callers.client(server.port), timeout=0.1)
     assert holder.call("acquire")
-    with Peer(callers_kind, server.port, **TOLD) as peer:
-        answers = [waiter.use(guard) for waiter in callers.contenders(5, callers.client(server.port), **TOLD)]
+    with Peer(callers_kind, server.port, **LATE) as peer:
+        answers = [waiter.use(guard) for waiter in callers.contenders(5, callers.client(server.port), **LATE)]
         peer.ask("acquire")
         assert peer.answer() is True
         peer.call("release")
@@ -422,7 +399,7 @@ def test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     ttl_ms = 600
-    holder = callers.contender(callers.client(server.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
     waiter = callers.contender(callers.client(server.port), timeout=ttl_ms / 1000, sleep=FAR_S)
     assert holder.call("acquire")
     answer = waiter.acquire()

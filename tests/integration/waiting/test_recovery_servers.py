@@ -14,11 +14,12 @@ from redis.retry import Retry
 
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.integration.waiting.test_recovery import LOOKS, TOLD, Callers, patient
+from tests.integration.waiting.test_recovery import LOOKS, Callers, patient
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import (
     FAR_S,
+    LATE,
     Guard,
     until_queued,
 )
@@ -30,8 +31,8 @@ def test_server_restarted_with_waiters(
 ) -> None:
     guard = Guard()
     client = connect(mortal_server.port, retry=Retry(ConstantBackoff(0.02), 400))
-    settings = {**TOLD, "blocking_timeout": blocking_timeout}
-    holder = callers.contender(callers.client(mortal_server.port, retry=patient(callers_kind)), **TOLD)
+    settings = {**LATE, "blocking_timeout": blocking_timeout}
+    holder = callers.contender(callers.client(mortal_server.port, retry=patient(callers_kind)), **LATE)
     waiters = callers.contenders(5, callers.client(mortal_server.port, retry=patient(callers_kind)), **settings)
     assert holder.call("acquire")
     answers = [waiter.use(guard) for waiter in waiters]
@@ -49,7 +50,7 @@ def test_server_that_stays_away_raises_connection_error(
     callers_kind: str, callers: Callers, mortal_server: Server, connect: Connect
 ) -> None:
     once = (Retry if callers_kind == "threads" else AsyncRetry)(NoBackoff(), 0)
-    holder, *waiters = callers.contenders(4, callers.client(mortal_server.port, retry=once), **TOLD)
+    holder, *waiters = callers.contenders(4, callers.client(mortal_server.port, retry=once), **LATE)
     assert holder.call("acquire")
     answers = [waiter.acquire() for waiter in waiters]
     until_queued(connect(mortal_server.port), "name", 3)
@@ -64,10 +65,10 @@ def test_server_that_stays_away_raises_connection_error(
 def test_connection_that_another_finds_broken_while_somebody_waits(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
-    holder = callers.contender(callers.client(server.port), **TOLD)
+    holder = callers.contender(callers.client(server.port), **LATE)
     with Proxy(server.port) as proxy:
         ours = callers.client(proxy.port)
-        waiter, other = callers.contenders(2, ours, **TOLD)
+        waiter, other = callers.contenders(2, ours, **LATE)
         assert holder.call("acquire")
         answer = waiter.acquire()
         until_queued(client, "name", 1)
@@ -89,7 +90,7 @@ def test_connection_that_another_finds_broken_while_somebody_waits(
 
 def test_acquire_that_has_less_time_than_another_needs_to_connect(callers: Callers, server: Server) -> None:
     with Proxy(server.port) as proxy:
-        patient, other = callers.contenders(2, callers.client(proxy.port), **TOLD)
+        patient, other = callers.contenders(2, callers.client(proxy.port), **LATE)
         proxy.hold()
         answer = patient.ask("locked")
         wait_until(lambda: proxy.requests, "it connects")
@@ -116,7 +117,7 @@ def test_paused_server(callers: Callers, mortal_server: Server, connect: Connect
 def test_server_paused_for_longer_than_a_lease(callers: Callers, mortal_server: Server, connect: Connect) -> None:
     client = connect(mortal_server.port)
     holder = callers.contender(callers.client(mortal_server.port), timeout=1.0)
-    waiter = callers.contender(callers.client(mortal_server.port), **TOLD)
+    waiter = callers.contender(callers.client(mortal_server.port), **LATE)
     waiter.call("locked")  # connects: the lease is short
     assert holder.call("acquire")
     answer = waiter.acquire()

@@ -1,0 +1,87 @@
+"""Faults of the compiled core. Their tests run on a core that is built with them."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "compiled: request that was sent counts as unsent when the connection breaks",
+        "_pipe/threads.pyx",
+        "slot.state = LOST if slot.begins < self.sent else UNSENT",
+        "slot.state = UNSENT",
+        "tests/pipe/test_pipes.py::test_end_of_stream_fails_sent_requests_as_sent[threads-compiled-1]",
+    ),
+    Fault(
+        "compiled: reply that comes before its request is believed",
+        "_pipe/threads.pyx",
+        "too_early = slot != NULL and not self._has_left(slot)",
+        "too_early = False",
+        "tests/pipe/test_threads_reader.py::test_a_reply_before_its_request_breaks_the_pipe_and_is_nobodys[compiled]",
+    ),
+    Fault(
+        "compiled: reader that ends leaves the others without one",
+        "_pipe/threads.pyx",
+        "                    slot.state = LEAD\n",
+        "                    slot.state = WAITING\n",
+        "tests/pipe/test_threads.py::test_a_reader_whose_time_is_up_hands_reading_on[compiled]",
+    ),
+    Fault(
+        "compiled: thread that asks is not known to be inside",
+        "_pipe/threads.pyx",
+        "        inside.add(thread)\n",
+        "",
+        "tests/pipe/test_threads.py::test_asking_thread_is_inside_until_it_has_its_reply[compiled]",
+    ),
+    Fault(
+        "compiled: request of a task that was sent counts as unsent when the connection breaks",
+        "_pipe/loop.pyx",
+        "ConnectionBroken(count > self.queued_count, cause)",
+        "ConnectionBroken(False, cause)",
+        "tests/pipe/test_pipes.py::test_end_of_stream_fails_sent_requests_as_sent[asyncio-compiled-1]",
+    ),
+    Fault(
+        "compiled: reply without a request is dropped in silence",
+        "_pipe/loop.pyx",
+        'raise hiredis.ProtocolError("a reply without a request")',
+        "return 0",
+        "tests/pipe/test_loop.py::test_reply_before_its_request_has_left_breaks_the_pipe[compiled-asyncio]",
+    ),
+    Fault(
+        "compiled: push is taken for a reply",
+        "_pipe/loop.pyx",
+        "            if type(reply) is not PushNotification:\n",
+        "            if True:\n",
+        "tests/pipe/test_pipes.py::test_pushes_are_not_replies[asyncio-compiled]",
+    ),
+    Fault(
+        "compiled: requests to a frozen server pile up without end",
+        "_pipe/loop.pyx",
+        "if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:",
+        "if False:",
+        "tests/pipe/test_loop.py::test_queue_of_a_frozen_server_is_bounded",
+    ),
+    Fault(
+        "compiled: negative number loses its sign",
+        "_pipe/resp.pyx",
+        ("            if number < 0:\n                at[0] = 45\n                at += 1\n"),
+        ("            if number < 0:\n                at[0] = 48\n                at += 1\n"),
+        "tests/pipe/test_encoding.py::test_twins_write_the_same_bytes",
+    ),
+    Fault(
+        "compiled: run of equal replies takes one of the next caller",
+        "_pipe/resp.pyx",
+        "cdef Py_ssize_t end = min(size, length * most)",
+        "cdef Py_ssize_t end = size",
+        "tests/pipe/test_many.py::test_runs_of_equal_replies_are_shared_out_by_count[compiled]",
+    ),
+    Fault(
+        "compiled: subscription is taken for a message",
+        "_pipe/resp.pyx",
+        'return len(push) > 0 and (push[0] == b"subscribe" or push[0] == b"ssubscribe")',
+        "return False",
+        "tests/pipe/test_pipes.py::test_a_subscription_is_answered_by_a_push[threads-compiled-subscribe]",
+    ),
+)

@@ -1,0 +1,80 @@
+"""Faults of the transport for event loops."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Fault(
+        "cleanup of a loop that fails is forgotten",
+        "_transport/loop/cleanup.py",
+        "            unanswered = cleaning_up.unfinished\n",
+        "            unanswered = []\n",
+        "tests/integration/transport/test_cleanup.py::test_undoing_survives_what_users_code_raises[tasks-valkey]",
+    ),
+    Fault(
+        "lock of a task is renewed once",
+        "_transport/loop/renewer.py",
+        ("        for lease in due:\n            self.keep(lease)\n        self._clean_up(late)\n"),
+        "        self._clean_up(late)\n",
+        "tests/integration/holding/test_renewers.py::test_cancel_of_all_tasks_of_the_loop_ends_no_renewal",
+    ),
+    Fault(
+        "loop that is closed by hand does not wait for its requests",
+        "_transport/loop/end.py",
+        "                _drain(sock)\n",
+        "                pass\n",
+        "tests/integration/lock/test_asyncio_end.py::test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled[idle-uvloop]",
+    ),
+    Fault(
+        "connection of a collected client is closed before its requests are read",
+        "_transport/loop/end.py",
+        "        if pipe.broken or pipe.is_idle:\n",
+        "        if True:\n",
+        "tests/integration/lock/test_asyncio_end.py::test_what_was_sent_on_the_connection_of_a_collected_client_is_executed[asyncio]",
+    ),
+    Fault(
+        "interrupted acquire of a task leaves its token noted",
+        "_transport/loop/uncontended.py",
+        "                if owner.token == token:  # the interruption came just after it was noted\n",
+        "                if False:\n",
+        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[tasks-warm-usual-valkey]",
+    ),
+    Fault(
+        "task that waits hears no end of its time",
+        "_transport/loop/server.py",
+        ("                if not rest_s:\n                    mailbox.tell(None)\n                elif rest_s"),
+        "                if rest_s and rest_s",
+        "tests/integration/waiting/test_asyncio_giving_up.py::test_waiter_that_is_not_the_poller_sleeps_until_it_gives_up",
+    ),
+    Fault(
+        "task is not cancelled for a loss",
+        "_transport/loop/renewer.py",
+        "        if lease.options.cancel_on_lost and task is not None",
+        "        if False and task is not None",
+        "tests/integration/holding/test_asyncio.py::test_holding_task_is_cancelled_for_a_loss",
+    ),
+    Fault(
+        "task that finds a loss by its own call is cancelled as well",
+        "_transport/loop/renewer.py",
+        " and task is not asyncio.current_task():\n",
+        ":\n",
+        "tests/integration/holding/test_asyncio.py::test_task_that_finds_the_loss_itself_is_not_cancelled_as_well",
+    ),
+    Fault(
+        "task that is releasing is cancelled for a loss",
+        "_transport/loop/renewer.py",
+        "        task = None if lease.task is None or lease.over else lease.task()\n",
+        "        task = None if lease.task is None else lease.task()\n",
+        "tests/integration/holding/test_asyncio.py::test_task_that_has_a_helper_release_is_not_cancelled",
+    ),
+    Fault(
+        "lock that a task has dropped is not released",
+        "_transport/loop/renewer.py",
+        "            self._loop.call_soon_threadsafe(self._clean_up, [record.entry])\n",
+        "            pass\n",
+        "tests/integration/holding/test_holding.py::test_dropped_lock_is_released_with_a_warning",
+    ),
+)
