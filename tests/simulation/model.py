@@ -292,12 +292,13 @@ class Model(Keys):
             assert args[2] == 3
             self.passes_left = _MOST_PASSES
             return self._queue_scripts[sha](value, *args[3:])
+        if sha == REDEEM.sha:
+            fence = args[4] if args[2] == 2 else None
+            return self._redeem(key, b"" if value is None else value, fence, *args[-3:])
         assert args[2] == 1
         return self._run_on_one(sha, key, entry, args[4], args[5:])
 
     def _run_on_one(self, sha: bytes, key: bytes, entry: Entry | None, token: Any, operands: Args) -> Reply:
-        if sha == REDEEM.sha:
-            return self._redeem(key, b"" if entry is None else entry.value, token, *operands)
         if entry is None or not is_held_with(entry.value, token):
             return 0
         if sha == RELEASE.sha:
@@ -335,7 +336,7 @@ class Model(Keys):
         self.put(lock, token, ttl_ms or None)
         return [1, None, numbers[b"number"]]
 
-    def _redeem(self, key: bytes, value: Any, token: bytes, ticket: Any, ttl_ms: Any) -> Reply:
+    def _redeem(self, key: bytes, value: bytes, fence: Any, token: Any, ticket: Any, ttl_ms: Any) -> Reply:
         is_ticket = is_held_with(value, ticket)
         if not is_ticket and not is_held_with(value, token):
             return [0]
@@ -343,8 +344,15 @@ class Model(Keys):
             return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {REDEEM.sha.decode()}, on @user_script:25.")
         if is_ticket:
             value = token + b"+" if value != ticket and is_ours(token) else token
+        answer: list[Reply] = [1 if is_ticket else 2]
+        if fence is not None:
+            numbers = self._items_to_fill(fence)
+            if is_ticket or numbers.get(b"token") != token:
+                numbers[b"number"] = numbers.get(b"number", 0) + 1
+                numbers[b"token"] = token
+            answer.append(numbers[b"number"])
         self.put(key, value, ttl_ms or None)
-        return [1 if is_ticket else 2]
+        return answer
 
     # ---- the scripts of the queue ----
 

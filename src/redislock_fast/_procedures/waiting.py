@@ -18,6 +18,7 @@ from redislock_fast._procedures.key_queue import KeyQueue
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
+from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
@@ -303,7 +304,8 @@ class Waiting:
 
     def _redeeming(self, own: bytes) -> Steps:
         """Put the caller's own token in the place of the ticket. Returns a Grant; BROKEN where the lock is lost."""
-        self.attempt = redeem = Redeem(self.key, own, self.ttl_ms, self.token)
+        kind = RedeemFenced if issubclass(self._kind, AcquireFenced) else Redeem
+        self.attempt = redeem = kind(self.key, own, self.ttl_ms, self.token)
         yield Execute(redeem, self.limit_s())
         if not redeem.result:
             self.token = new_token()

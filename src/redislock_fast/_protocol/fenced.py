@@ -16,10 +16,10 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Refused, TokenOperation
-from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.own_token import AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
-__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence"]
+__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence", "RedeemFenced"]
 
 _TAKEN = 1
 _HELD = 2
@@ -78,6 +78,29 @@ class AcquireOwnFenced(AcquireOwn, AcquireFenced):
     A lock that is found held with the token keeps its number: its holder goes on. A lock that is taken gets a new
     number, even if the same token has held it before: that holder has lost it and may not know.
     """
+
+
+class RedeemFenced(Redeem, AcquireFenced):
+    """Put a caller's own token in the place of the ticket, and get a number.
+
+    The holder is a new one, so its number is new, even if the same token has held the lock before.
+    """
+
+    def request(self, capabilities: Capabilities, now: float) -> Args:
+        name, body, _, *rest = super().request(capabilities, now)
+        return (name, body, 2, self.key, fence_key(self.key), *rest[1:])
+
+    @staticmethod
+    def _is_answer(reply: Reply) -> bool:
+        """Whether the script returns this."""
+        if not isinstance(reply, list) or len(reply) != 2:
+            return reply == [0]
+        return reply[0] in (_TAKEN, _HELD) and type(reply[1]) is int
+
+    def _note(self, answer: list[int]) -> None:
+        """Note the number."""
+        if self.result:
+            self.fence = answer[1]
 
 
 class Fence(TokenOperation):

@@ -9,6 +9,8 @@ apart. When the lock is granted to the ticket, `Redeem` puts the caller's token 
 
 from __future__ import annotations
 
+from typing import Any
+
 import hiredis
 
 from redislock_fast._pipe.base import Args, Malformed, Reply
@@ -24,7 +26,7 @@ _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
 
 
-_VERDICTS = ([0], [1], [2])  # of redeem.lua
+_LOST, _TAKEN, _HELD = range(3)  # the verdicts of redeem.lua
 
 
 class AcquireOwn(Acquire):
@@ -125,8 +127,18 @@ class Redeem(AcquireOwn):
             if self.error_code(reply) == "NOSCRIPT":
                 return False
             raise Refused(str(reply))
-        if not isinstance(reply, list) or reply not in _VERDICTS:
+        if not self._is_answer(reply):
             raise Malformed(reply)
-        self._took = reply == [1]
-        self.result = reply != [0]
+        answer: Any = reply
+        self._took = answer[0] == _TAKEN
+        self.result = answer[0] != _LOST
+        self._note(answer)
         return True
+
+    @staticmethod
+    def _is_answer(reply: Reply) -> bool:
+        """Whether the script returns this."""
+        return reply in ([_LOST], [_TAKEN], [_HELD])
+
+    def _note(self, answer: list[int]) -> None:
+        """Note what the answer tells beside the verdict."""

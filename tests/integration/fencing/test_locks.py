@@ -75,7 +75,7 @@ def test_lock_that_is_taken_again_with_the_same_token_has_a_higher_number(
     client.set("name", "somebody's")
     answer = heir.acquire(token="job")
     if wait == "push":
-        wait_until(lambda: bool(client.info("stats")["tracking_total_keys"]), "the key is watched")
+        until_queued(client, "name", 1)
     client.delete("name")
     assert answer.result(PATIENCE_S) is True
     fences.append(fence_of(heir))
