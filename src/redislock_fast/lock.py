@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import redis
 import redis.lock
@@ -26,6 +26,17 @@ from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.uncontended import UncontendedBase
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from typing_extensions import Unpack
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.options import OptionSettings
+    from redislock_fast._procedures.settings import WaitBy
+
+    Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
 __all__ = ["Lock"]
 
@@ -75,6 +86,23 @@ class Lock(UncontendedBase, redis.lock.Lock):
             do not go together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
+
+    if TYPE_CHECKING:  # the code is in `LockSettings`, which takes a client of either kind
+
+        def __init__(
+            self,
+            redis: Client,
+            name: str | bytes,
+            timeout: float | AdaptiveTTL | None = None,
+            sleep: float = 0.1,
+            blocking: bool = True,
+            blocking_timeout: float | None = None,
+            thread_local: bool = True,
+            raise_on_release_error: bool = True,
+            *,
+            wait: WaitBy = "push",
+            **options: Unpack[OptionSettings[Lock]],
+        ) -> None: ...
 
     @staticmethod
     def _transport_of(client: Any) -> ThreadServerTransport:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError
 
@@ -20,6 +21,9 @@ from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast.lock import Lock
+
+if TYPE_CHECKING:
+    from redislock_fast.lock import Client
 
 __all__ = ["Batch", "Locker"]
 
@@ -130,6 +134,10 @@ class Locker(LockerBase[Lock]):
     """
 
     _lock_class = Lock
+
+    if TYPE_CHECKING:  # as for `Lock`
+
+        def __init__(self, client: Client) -> None: ...
 
     def acquire_many(
         self,

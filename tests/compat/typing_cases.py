@@ -1,14 +1,17 @@
-"""Checked by mypy alone: our Lock stands wherever redis-py's is expected.
+"""Checked by mypy alone: our Lock stands wherever redis-py's is expected, and wrong uses are type errors.
 
-Rules: nothing here runs, and no test imports it. A case that mypy refuses is a bug of the types.
+Rules: nothing here runs, and no test imports it. A case that mypy refuses is a bug of the types, and so is a wrong use
+that it accepts: then its `type: ignore` is unused, which is an error.
 """
 
 from __future__ import annotations
 
 import redis
+import redis.asyncio
 from redis.lock import Lock as RedisLock
 
-from redislock_fast import Lock, Metrics
+import redislock_fast.asyncio
+from redislock_fast import Lock, Locker, LossReason, Metrics
 
 
 def takes_redis_pys_lock(lock: RedisLock) -> bool:
@@ -61,3 +64,34 @@ class Watcher:
 
 
 watcher: Metrics = Watcher()
+
+
+def notes_a_loss(lock: Lock, reason: LossReason) -> None:
+    """As `on_lost` is called."""
+    print(lock.name, reason)
+
+
+async def notes_a_loss_of_a_task(lock: redislock_fast.asyncio.Lock, reason: LossReason) -> None:
+    """As `on_lost` of an asyncio lock may be."""
+    print(lock.name, reason)
+
+
+def right_uses(client: redis.Redis, cluster: redis.RedisCluster, tasks: redis.asyncio.Redis) -> None:
+    """Accepted."""
+    Lock(client, b"name", 10, on_lost=notes_a_loss, metrics=watcher, auto_renew=True)
+    Lock(cluster, "name", wait="poll")
+    Locker(client).lock("name", timeout=1, on_lost=notes_a_loss)
+    redislock_fast.asyncio.Lock(tasks, "name", on_lost=notes_a_loss_of_a_task)
+
+
+def wrong_uses(client: redis.Redis, tasks: redis.asyncio.Redis) -> None:
+    """Refused, each of them."""
+    Lock(tasks, "name")  # type: ignore[arg-type]
+    redislock_fast.asyncio.Lock(client, "name")  # type: ignore[arg-type]
+    Locker(tasks)  # type: ignore[arg-type]
+    Lock(client, 3)  # type: ignore[arg-type]
+    Lock(client, "name", timout=3)  # type: ignore[call-arg]
+    Lock(client, "name", timeout="3")  # type: ignore[arg-type]
+    Lock(client, "name", wait="pull")  # type: ignore[arg-type]
+    Lock(client, "name", metrics=3)  # type: ignore[arg-type]
+    Lock(client, "name", on_lost=notes_a_loss_of_a_task)  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ class Holder:
     def _new_lock(self) -> SimulatedLock:
         simulation = self.simulation
         return SimulatedLock(
-            self.site.transport,
+            self.site.transport,  # type: ignore[arg-type]
             self.key,
             timeout=simulation.ttl_ms / 1000,
             sleep=simulation.interval_s,

@@ -9,7 +9,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
@@ -29,13 +29,14 @@ _NOT_SHOWN = ("adaptive", "unknown")  # an adaptive ttl is the `timeout`
 
 
 if TYPE_CHECKING:  # at run time, it would only add to the import time
+    Lock = TypeVar("Lock")
 
-    class OptionSettings(TypedDict, total=False):
+    class OptionSettings(TypedDict, Generic[Lock], total=False):
         """The parameters of `Options`, as a lock takes them."""
 
         auto_renew: bool
         max_hold: float | None
-        on_lost: Callable[[Any, LossReason], Any] | None
+        on_lost: Callable[[Lock, LossReason], object] | None
         cancel_on_lost: bool
         fencing: bool
         reentrant: bool

@@ -153,7 +153,7 @@ class LockSettings:
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
-        **options: Unpack[OptionSettings],
+        **options: Unpack[OptionSettings[Any]],
     ) -> None:
         # Hot path: properties are bypassed, since a lock is often made for one use.
         pause: Any = sleep
@@ -361,7 +361,7 @@ class LockerBase(Generic[_AnyLock]):
         raise_on_release_error: bool = True,
         *,
         wait: WaitBy = "push",
-        **options: Unpack[OptionSettings],
+        **options: Unpack[OptionSettings[_AnyLock]],
     ) -> _AnyLock:
         """Make a lock with this client. Takes and raises what `Lock` does."""
         return self._lock_class(

@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Coroutine
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import redis.asyncio.lock
 from redis.exceptions import LockError, LockNotOwnedError
@@ -30,6 +30,17 @@ from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.uncontended import UncontendedBase
 from redislock_fast._util.coroutines import coroutine_method, named
 from redislock_fast._util.errors import LossReason
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from typing_extensions import Unpack
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.options import OptionSettings
+    from redislock_fast._procedures.settings import WaitBy
+
+    Client: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
 
 __all__ = ["Lock"]
 
@@ -67,6 +78,23 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     """
 
     _is_for_tasks = True
+
+    if TYPE_CHECKING:  # the code is in `LockSettings`, which takes a client of either kind
+
+        def __init__(
+            self,
+            redis: Client,
+            name: str | bytes,
+            timeout: float | AdaptiveTTL | None = None,
+            sleep: float = 0.1,
+            blocking: bool = True,
+            blocking_timeout: float | None = None,
+            thread_local: bool = True,
+            raise_on_release_error: bool = True,
+            *,
+            wait: WaitBy = "push",
+            **options: Unpack[OptionSettings[Lock]],
+        ) -> None: ...
 
     @staticmethod
     def _transport_of(client: Any) -> AsyncTransport:

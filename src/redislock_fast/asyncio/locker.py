@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
@@ -15,6 +15,9 @@ from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
 from redislock_fast.asyncio.lock import Lock
+
+if TYPE_CHECKING:
+    from redislock_fast.asyncio.lock import Client
 
 __all__ = ["Acquiring", "Batch", "Locker"]
 
@@ -137,6 +140,10 @@ class Locker(LockerBase[Lock]):
     """
 
     _lock_class = Lock
+
+    if TYPE_CHECKING:  # as for `Lock`
+
+        def __init__(self, client: Client) -> None: ...
 
     def acquire_many(
         self,

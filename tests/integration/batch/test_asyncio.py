@@ -100,7 +100,7 @@ async def test_what_is_never_awaited_takes_nothing(
 @in_loop
 async def test_a_client_that_blocks_is_refused(valkey_client: redis.Redis) -> None:
     with pytest.raises(TypeError, match="asyncio"):
-        Locker(valkey_client)
+        Locker(valkey_client)  # type: ignore[arg-type]
 
 
 # Many tasks

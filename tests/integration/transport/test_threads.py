@@ -110,7 +110,7 @@ def test_what_cannot_hold_a_lock_is_refused(valkey_client: redis.Redis) -> None:
         ("redis://127.0.0.1", "str"),
     ):
         with pytest.raises(TypeError, match=why):
-            Lock(client, "name")
+            Lock(client, "name")  # type: ignore[arg-type]
 
 
 def test_the_blocking_pools_connections_stay_the_users(valkey: Server) -> None:
