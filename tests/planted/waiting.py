@@ -166,4 +166,12 @@ FAULTS = (
             "test_acquire_again_while_held_raises_instead_of_waiting_for_ever[threads-ours-valkey]"
         ),
     ),
+    Fault(
+        "release of a caller's own token looks for no waiters",
+        "_procedures/acquisition.py",
+        "                if waiting.own is not None:\n                    owner.contended = waiting.token\n",
+        "",
+        "tests/integration/waiting/test_mixed.py"
+        "::test_a_chosen_token_has_its_turn_among_others[threads-valkey-'chosen']",
+    ),
 )
