@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.commands import Acquire, ReadHolder
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe, cleanup_requests
 from tests.simulation.world import Call, ClientConnection, Mailbox, World
@@ -59,6 +61,14 @@ class Execution:
         self._call: Call | None = None
         self._unanswered: list[ClientConnection] = []
         self.over = False
+        if tidies and isinstance(operation, AcquireOwn):
+            self._process.claims.begin(operation)
+
+    @property
+    def token(self) -> bytes:
+        """Of an operation on one token."""
+        token: bytes = self._operation.token
+        return token
 
     def begin(self) -> None:
         """Make an attempt."""
@@ -74,7 +84,7 @@ class Execution:
         world = self._world
         request = self._operation.request(connection.capabilities, world.clock())
         requests = request if self._operation.is_pipeline else [request]
-        self._call = call = Call(self, connection, len(requests))
+        self._call = call = Call(self, connection, requests, self._operation.claim)
         if connection.broken or self._process.loses_unsent(connection):
             connection.break_()
             call.open = False
@@ -182,7 +192,7 @@ class Execution:
         doubts = isinstance(operation, Acquire) and operation.unsettled and operation.result
         if doubts and "CLIENT" in self._process.denied:
             self._world.doubtful.add(operation.token)
-        if self._tidies and (error is not None or self._operation.unsettled):
+        if self._tidies and (error is not None or operation.unsettled or operation.claim is not None):
             self._process.tidy(self._operation, self._unanswered, error is not None)
         if error is None:
             self._task.go_on(self._task.epoch, None)
@@ -333,6 +343,7 @@ class Process:
         self.connection: ClientConnection | None = None
         self.connections: list[ClientConnection] = []
         self.pending_cleanup: list[tuple[bytes, bytes]] = []
+        self.claims = Claims(self.clean_up)
         self._endings: dict[Args, None] = {}
         self._cleaner: Task | None = None
         self._connecting: list[Execution] = []
@@ -420,6 +431,9 @@ class Process:
 
     def tidy(self, operation: Any, unanswered: list[ClientConnection], failed: bool) -> None:
         """Clean up what may have been executed: behind it, and in the background."""
+        claim, operation.claim = operation.claim, None
+        if claim is not None:
+            claim.end(operation.result)
         entries = operation.to_clean_up(failed)
         if entries:
             for connection in unanswered:
@@ -434,9 +448,9 @@ class Process:
             self._cleaner = self.start(f"{self.name} cleaning up", self._cleaning_up(), tidies=False)
 
     def is_cleaning_up(self, key: bytes, token: bytes) -> bool:
-        """Whether the cleanup of this token is under way."""
+        """Whether the cleanup of this token is under way, or waits for the reply that says whether it is needed."""
         return (key, token) in self.pending_cleanup or any(
-            token in request for connection in self.connections for request in connection.cleaning_up
+            token in request for connection in self.connections for request in connection.will_clean_up()
         )
 
     def _cleaning_up(self) -> Steps:

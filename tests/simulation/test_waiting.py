@@ -12,6 +12,7 @@ from redislock_fast._procedures import waiters, waiting
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._procedures.waiters import Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._protocol.claims import Claim
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import model
@@ -157,6 +158,10 @@ def _undo_no_more(self: Any, entries: Any) -> None:
     """A failed acquire is not cleaned up."""
 
 
+def _hear_no_claim(self: Claim) -> None:
+    """A reply that comes after its caller has given up does not count."""
+
+
 _real_note = Waiter.note
 
 
@@ -200,6 +205,7 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(
         (Waiting, "_leave", _give_up_at_once, "rough", "left with"),
         (WaiterRegistry, "leave", _leave_without_heir, "rough", "wait too long"),
         (waiting_process.Process, "clean_up", _undo_no_more, "rough", "left with"),
+        (Claim, "take", _hear_no_claim, "rough", "left with b'own"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_machines(

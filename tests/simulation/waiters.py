@@ -11,6 +11,7 @@ from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sl
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire, Reacquire, Release
+from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util.times import Limit
 from tests.simulation.process import Cancelled, Process, Task, Trouble
 
@@ -104,12 +105,13 @@ class Waiter:
         """Acquire as `Lock.acquire` does. Returns when the lease began, or None, and whether the lock is contended."""
         simulation, world = self.simulation, self.simulation.world
         local = SharedOwner()
+        kind = AcquireOwn if self.custom else Acquire
         queues = not self.custom and self.process.is_contended(KEY, deadline is None)
         by_push = True
         while True:
             left_s = None if deadline is None else max(deadline - world.clock(), 0.0)
             if not queues:
-                attempt = Acquire(KEY, token, ttl_ms)
+                attempt = kind(KEY, token, ttl_ms)
                 yield Execute(attempt, left_s)
                 if attempt.result:
                     return attempt.sent_at, False
@@ -118,7 +120,7 @@ class Waiter:
             if by_push:
                 self.state = "waiting"
                 ticket, own = (simulation.new_token(), token) if self.custom else (token, None)
-                self.waiting = Waiting(KEY, ticket, ttl_ms, simulation.interval_s, Limit(left_s), own)
+                self.waiting = Waiting(KEY, ticket, ttl_ms, simulation.interval_s, Limit(left_s), own, kind)
                 try:
                     outcome = yield from self._wait(self.waiting)
                 except BaseException:

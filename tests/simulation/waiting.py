@@ -316,14 +316,15 @@ class Simulation:
         """Delete, as an operator does, a lock that does not expire and whose holder is dead."""
         token = self._owner or b""
         owner = self.owners.get(token)
-        if owner is not None and (owner.process.dead or not owner.wants(token) or self._is_barred(owner)):
+        if owner is not None and (owner.process.dead or not owner.wants(token) or self._is_barred(owner, token)):
             self.world.tell("the operator deletes a lock that no waiter wants")
             self._faults.operate("delete")
 
     @staticmethod
-    def _is_barred(owner: Waiter) -> bool:
-        """Whether the waiter may be in the queue because it was not able to leave."""
-        return owner.process.was_barred and owner.state == "waiting"
+    def _is_barred(owner: Waiter, token: bytes) -> bool:
+        """Whether the waiter may be in the queue with an old token because it was not able to leave."""
+        waits_with_it = owner.waiting is not None and token == owner.waiting.token
+        return owner.process.was_barred and owner.state == "waiting" and not waits_with_it
 
     def _check_thrift(self) -> None:
         intervals = len(self.processes) * (1 + self.world.now_us / (1e6 * self.interval_s))

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
+from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model
 
 if TYPE_CHECKING:
+    from redislock_fast._protocol.claims import Claim
     from tests.simulation.process import Caller, Execution, Process, Task
 
 SERVER_STARTED_US = 1_700_000_000_000_000
@@ -66,7 +68,8 @@ class World:
         served: called after each request that the server has executed.
         story: what happened.
         doubtful: tokens of waiters that got the lock by the second of two requests, and may not end the connection of
-            the first: that may be executed after the release, too late for a cleanup.
+            the first: that may be executed after the release, too late for a cleanup. And callers' own tokens whose
+            connection broke before the reply: another owner may have the same one, so nothing is cleaned up.
         changed: whether a process has gone on since the last check.
     """
 
@@ -166,14 +169,28 @@ class World:
 class Call:
     """One or more requests under way together."""
 
-    __slots__ = ("connection", "execution", "missing", "open", "replies")
+    __slots__ = ("claim", "connection", "execution", "open", "replies", "requests")
 
-    def __init__(self, execution: Execution, connection: ClientConnection, missing: int) -> None:
+    def __init__(
+        self, execution: Execution, connection: ClientConnection, requests: list[Args], claim: Claim | None
+    ) -> None:
         self.execution = execution
         self.connection = connection
-        self.missing = missing
+        self.requests = requests
+        self.claim = claim
         self.replies: list[Reply] = []
         self.open = True
+
+    def receive(self, reply: Reply) -> None:
+        """Take the reply to the next request. A claim is told also after the caller has given up."""
+        if self.claim is not None and has_taken(self.requests[0], reply):
+            self.claim.take()
+        if not self.open:
+            return
+        self.replies.append(reply)
+        if len(self.replies) == len(self.requests):
+            self.open = False
+            self.execution.answered(self)
 
 
 class ClientConnection:
@@ -226,6 +243,13 @@ class ClientConnection:
         self.cleaning_up += requests
         self.send(requests, None)
 
+    def will_clean_up(self) -> list[Args]:
+        """The requests that clean up, and those that are cleaned up if their reply says that they took the key."""
+        return self.cleaning_up + [call.requests[0] for call in self._claimed()]
+
+    def _claimed(self) -> list[Call]:
+        return [call for call in self._calls if isinstance(call, Call) and call.claim is not None]
+
     def _serve(self, request: Args) -> None:
         if self.gone:
             return
@@ -275,13 +299,7 @@ class ClientConnection:
             if call is not None:
                 call(item)
             return
-        if not call.open:
-            return
-        call.replies.append(item)
-        call.missing -= 1
-        if not call.missing:
-            call.open = False
-            call.execution.answered(call)
+        call.receive(item)
 
     def vanish(self) -> None:
         """Let the server notice that the connection is gone, and forget what it has not read."""
@@ -289,6 +307,7 @@ class ClientConnection:
             self.gone = True
             self._world.model.disconnect(self.session)
             self._process.connections.remove(self)
+            self._world.doubtful.update(call.execution.token for call in self._claimed())
 
     def vanish_sometime(self) -> None:
         """Let the server notice at once, or read on to the end of what has been sent."""
@@ -311,6 +330,7 @@ class ClientConnection:
             for line in self.registry._key_queues.values():
                 for waiter in line.waiters.values():
                     waiter.mailbox.wake()
+        self._world.doubtful.update(call.execution.token for call in self._claimed())
         calls, self._calls = self._calls, deque()
         for call in calls:
             if isinstance(call, Call) and call.open:
