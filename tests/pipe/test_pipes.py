@@ -114,6 +114,7 @@ def test_end_of_stream_fails_sent_requests_as_sent(any_pair: AnyPair, count: int
     peer.sock.close()
     assert outcomes(replies) == [True]
     assert pipe.broken
+    wait_until(lambda: pipe.closed_by_peer, "the end is seen")
 
 
 def test_a_closed_pipe_refuses_before_anything_is_sent(any_pair: AnyPair) -> None:
@@ -121,6 +122,7 @@ def test_a_closed_pipe_refuses_before_anything_is_sent(any_pair: AnyPair) -> Non
     pipe.close()
     pipe.close()
     assert pipe.broken
+    assert not pipe.closed_by_peer
     assert outcomes(pipe.echo(b"a"), pipe.call_many([(b"X",)] * 2)) == [False, False]
     with pytest.raises(ConnectionBroken):
         pipe.post((b"X",))
@@ -138,6 +140,7 @@ def test_a_broken_protocol_breaks_the_pipe(any_pair: AnyPair, data: bytes, expec
     peer.answer(data)
     assert outcomes(reply) == [expected]
     wait_until(lambda: pipe.broken, "the pipe breaks")
+    assert not pipe.closed_by_peer
 
 
 # Pushes

@@ -63,3 +63,4 @@ def test_what_takes_a_push_and_raises_breaks_the_pipe(pair: tuple[Pipe, Peer], t
     told = [type(future.exception(timeout=20)) for future in [reply, *waits]]
     assert {ValueError: 1, ConnectionBroken: 3} == {kind: told.count(kind) for kind in set(told)}
     assert pipe.broken
+    assert not pipe.closed_by_peer

@@ -232,6 +232,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "interrupts of the reading thread end the use of the queue",
+        "_transport/base.py",
+        "or not connection.pipe.closed_by_peer:",
+        "or False:",
+        (
+            "tests/unit/transport/test_losses.py::"
+            "test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use"
+        ),
+    ),
+    Fault(
         "contended lock is handed over where the server does not know the script",
         "_protocol/commands.py",
         'if self._step == "pass on" and not capabilities.queues:',

@@ -42,6 +42,11 @@ class AnyPipe:
         """Whether the connection is broken."""
         return self._pipe.broken is True
 
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the other end, or the network, ended the connection."""
+        return self._pipe.closed_by_peer is True
+
     def call(self, args: Args, timeout_s: float = FOREVER) -> Future[Any]:
         """Begin to send a request."""
         return self._callers.begin(lambda: self._pipe.call(args, timeout_s))

@@ -166,6 +166,13 @@ class Pipe(Protocol):
         """True once the connection is broken: every further call raises `ConnectionBroken(sent=False)`."""
 
     @property
+    def closed_by_peer(self) -> bool:
+        """Whether the server or the network ended a broken connection, not an interrupt or a strange reply.
+
+        A `close` beside a call under way looks as if the server had ended it.
+        """
+
+    @property
     def silence_s(self) -> float:
         """For how long requests have been under way without a byte coming back, in seconds."""
 

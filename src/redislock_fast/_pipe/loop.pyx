@@ -226,6 +226,7 @@ cdef class LoopPipe:
     cdef readonly object transport
     cdef readonly object closed    # a future, done when the transport is gone
     cdef readonly bint broken
+    cdef readonly bint closed_by_peer
     cdef object loop
     cdef object done               # a future that is done
     cdef object owner
@@ -679,6 +680,7 @@ cdef class LoopPipe:
 
     def connection_lost(self, error):
         """Fail every slot."""
+        self.closed_by_peer = not self.broken
         self._fail("the connection broke" if error is None else str(error))
         self.owner = None
         if not self.closed.done():

@@ -64,6 +64,10 @@ class Pipe(Protocol):
         """True once the connection is broken: every further call raises `ConnectionBroken(sent=False)`."""
 
     @property
+    def closed_by_peer(self) -> bool:
+        """Whether the server or the network ended a broken connection."""
+
+    @property
     def is_idle(self) -> bool:
         """Whether no reply is to come."""
 
@@ -169,7 +173,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         self._heard_s = self._loop.time()
         self.on_push: OnPush | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self.broken = False
+        self.broken = self.closed_by_peer = False
         transport.set_protocol(self)
         if not transport.is_reading():  # redis-py's reader has paused it
             transport.resume_reading()
@@ -352,6 +356,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail every slot."""
+        self.closed_by_peer = not self.broken
         self._fail("the connection broke" if error is None else str(error))
         self._owner = None
         if not self.closed.done():

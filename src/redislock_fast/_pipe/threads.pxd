@@ -52,11 +52,10 @@ cdef enum Place:         # the place of a queued request
 
 
 cdef enum Outcome:       # returned by _drive and _turn, besides a number of received bytes
-    OUTCOME_EOF = 0
+    OUTCOME_CLOSED = 0     # the server or the network has closed the connection
     OUTCOME_TIMEOUT = -1
     OUTCOME_SIGNAL = -2
-    OUTCOME_ERROR = -3     # errno is in Pipe.error
-    OUTCOME_COMPLETE = -4  # the slot is not WAITING any more, nor its owner the reader
+    OUTCOME_COMPLETE = -3  # the slot is not WAITING any more, nor its owner the reader
 
 
 cdef struct Slot:

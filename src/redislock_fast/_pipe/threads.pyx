@@ -174,6 +174,7 @@ cdef class Pipe:
     cdef bint sending              # mutex; a thread is a sender
     cdef bint callers_send         # mutex; see threads.pxd
     cdef bint dead                 # mutex; read without it as a hint
+    cdef readonly bint closed_by_peer  # set by the reader before dead
     cdef bint forked               # set once, in a forked child
     cdef object __weakref__
     cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
@@ -188,7 +189,6 @@ cdef class Pipe:
     cdef int spin_us               # fixed; the longest spin before blocking; 0 is off
     cdef Spinner calling           # reader; for waits for a reply, to a call or a post
     cdef Spinner listening         # reader; for waits for a message that another client is to send
-    cdef int error                 # reader; errno of the last failed turn
     # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: any thread
     # reads it; the reader sets it, or the thread that queues that request.
     cdef double heard
@@ -275,7 +275,7 @@ cdef class Pipe:
             elif not self.dead:
                 c_shutdown(self.fd, SHUT_RDWR)  # wakes the reader, which fails every slot
         if idle:
-            self._fail("the connection was closed")
+            self._fail(False)
             with nogil, self.mutex:
                 self.reading = False
 
@@ -438,10 +438,8 @@ cdef class Pipe:
                 self._check_forked()
             elif outcome == OUTCOME_TIMEOUT:
                 raise NoReply(f"nothing came within {wait.timeout_s:g} s")
-            elif outcome == OUTCOME_EOF:
-                self._fail("the server closed the connection")
-            else:
-                self._fail(strerror(self.error).decode())
+            else:  # OUTCOME_CLOSED
+                self._fail(True)
 
     cdef int _check_forked(self) except -1:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
@@ -627,8 +625,7 @@ cdef class Pipe:
         while True:
             if wait.sends:
                 if self._send() < 0 and errno != EAGAIN and errno != EINTR:
-                    self.error = errno
-                    return OUTCOME_ERROR
+                    return OUTCOME_CLOSED
                 wait.sends = self.left < self.leaving.used
             got = self._spin(wait)
             if got < 0:
@@ -659,8 +656,7 @@ cdef class Pipe:
             if errno == EINTR:
                 return OUTCOME_SIGNAL
             if errno != EAGAIN:
-                self.error = errno
-                return OUTCOME_ERROR
+                return OUTCOME_CLOSED
 
     cdef Py_ssize_t _send(self) noexcept nogil:
         """Sender, else reader: send what is leaving, as far as there is room. Returns -1 with errno without any."""
@@ -699,7 +695,7 @@ cdef class Pipe:
             self._deliver_plain(got)
             self._deliver_rest()
         elif got == 0 or (errno != EAGAIN and errno != EINTR):
-            self._fail("the connection was closed while idle")
+            self._fail(True)
         return 0
 
     cdef void _deliver_plain(self, Py_ssize_t received) noexcept nogil:
@@ -744,10 +740,10 @@ cdef class Pipe:
                 self._deliver_unparsed()
             if self.consumed < self.landed:
                 self._deliver_parsed()
-        except hiredis.ProtocolError as error:
-            self._fail(f"the server broke the protocol: {error}")
+        except hiredis.ProtocolError:
+            self._fail(False)
         except BaseException:
-            self._fail("a push could not be delivered")
+            self._fail(False)
             raise
         finally:
             if not self.forked:
@@ -991,9 +987,10 @@ cdef class Pipe:
             PyThread_free_lock(slot.wake)
             slot.wake = NULL
 
-    cdef int _fail(self, str cause) except -1:
+    cdef int _fail(self, bint by_peer) except -1:
         """Reader: break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
+        self.closed_by_peer = by_peer
         with nogil:
             self._stop_sending()
         self._fail_slots()

@@ -76,6 +76,7 @@ class Pipe:
         self._timed = 0  # mutex; while far: the end of the request whose reply is timed; 0 for none
         self._timed_at_s = 0.0  # mutex
         self._dead = False  # mutex; read without it as a hint
+        self.closed_by_peer = False  # set by the reader before `_dead`
         self._forked = False  # set once, in a forked child
         self._outbox = Outbox()  # see its fields
         self._answerable = 0  # reader; bytes that had left when it last received
@@ -257,7 +258,7 @@ class Pipe:
                 else:
                     self._wait(slot, deadline)
         except OSError as error:
-            self._fail()
+            self._fail(by_peer=True)
             raise ConnectionBroken(slot.state is not State.UNSENT, str(error)) from error
         finally:
             harmless, slot.waits = slot.waits, False
@@ -347,7 +348,7 @@ class Pipe:
             self._deliver()
             self._note_round_trip()
         else:
-            self._fail()
+            self._fail(by_peer=True)
         return True
 
     def _send_early(self, sends: bool) -> None:
@@ -387,7 +388,7 @@ class Pipe:
         try:
             self._receive(sends_early=False)
         except OSError:
-            self._fail()
+            self._fail(by_peer=True)
 
     def _deliver(self) -> None:
         try:
@@ -476,10 +477,11 @@ class Pipe:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader
         self._fail()
 
-    def _fail(self) -> None:
+    def _fail(self, by_peer: bool = False) -> None:
         """Break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
         with self._mutex:
+            self.closed_by_peer = by_peer
             self._dead = True
             slots, self._slots = self._slots, deque()
             for slot in slots:

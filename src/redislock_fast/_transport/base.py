@@ -86,6 +86,9 @@ class _Pipe(Protocol):
     def broken(self) -> bool: ...
 
     @property
+    def closed_by_peer(self) -> bool: ...
+
+    @property
     def silence_s(self) -> float: ...
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None: ...
@@ -193,7 +196,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     def _note_loss(self, connection: ConnectionType | None, operation: Exchange) -> bool:
         """Note a lost connection. Returns whether the server may have closed it for a request of the queue."""
         registry = None if connection is None else connection.registry
-        if registry is None:
+        if connection is None or registry is None or not connection.pipe.closed_by_peer:
             return False
         if registry.is_proven or not (registry.is_tried or operation.uses_queue):
             self._losses = 0 if registry.is_proven else self._losses
