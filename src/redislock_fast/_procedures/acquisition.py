@@ -28,6 +28,7 @@ from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours, new_token
+from redislock_fast._util.tracing import is_observed
 
 __all__ = ["AcquireBase", "CleanupEntries"]
 
@@ -257,7 +258,7 @@ class AcquireBase(LeaseBase):
         try:
             waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
             try:
-                timeout_s = None if waiter is None else waiting.join(waiter)
+                timeout_s = None if waiter is None else waiting.join(waiter, is_observed(self._redis))
                 if timeout_s is not None:
                     heard = yield Listen(waiter, timeout_s)
                     outcome = waiting.granted(waiter, heard)

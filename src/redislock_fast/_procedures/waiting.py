@@ -23,7 +23,6 @@ from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, new_token
-from redislock_fast._util.tracing import is_observed
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -112,8 +111,12 @@ class Waiting:
         self._limit = limit
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
-    def join(self, waiter: Waiter) -> float | None:
+    def join(self, waiter: Waiter, observed: bool = False) -> float | None:
         """Send the request to join the queue, without waiting for the reply: that saves a wake-up.
+
+        Args:
+            waiter: waits for the lock.
+            observed: whether a tracer must see the request, with its reply.
 
         Returns:
             How long to listen, in seconds; None where the request cannot be sent so.
@@ -122,7 +125,7 @@ class Waiting:
         if not self.queues or channel is None:
             return None
         waiter.interval_s = self._interval_s
-        if is_observed():  # a tracer sees the request with its reply
+        if observed:
             return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
