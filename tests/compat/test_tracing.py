@@ -245,7 +245,7 @@ def test_redis_pys_own_metrics_record_the_commands(
 
 
 @IN_THREADS
-@pytest.mark.parametrize("tracer", ["sentry_sdk", "ddtrace"])
+@pytest.mark.parametrize("tracer", ["sentry_sdk", "ddtrace", "redis.observability"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
 def test_tracer_of_a_vendor_sees_what_it_sees_of_redis_py(tracer: str, is_async: bool, server: Server) -> None:
     if importlib.util.find_spec(tracer) is None:  # imported here, Sentry would import eventlet into all later tests
