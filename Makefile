@@ -35,7 +35,7 @@ help:
 	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 30,000)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
-	@echo "make lint         ruff, mypy --strict, import-linter, cython-lint"
+	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint"
 	@echo "make format       ruff format"
 	@echo "make wheel        build a wheel, install it into a clean environment, run the tests of make test against it"
 	@echo "make clean        remove whatever the other targets made"
@@ -107,6 +107,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cython-lint src/redislock_fast
 

@@ -159,7 +159,8 @@ class Locker(LockerBase[Lock]):
             timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
             blocking_timeout: seconds to wait at most for missed locks. None: for ever. The last round is at
                 their end. 0 or less makes one round, which the client's retries and `socket_timeout` alone limit.
-            sleep: seconds between two rounds. Leases that age meanwhile are extended.
+            sleep: seconds between two rounds; with `all_or_nothing`, between two health checks of the waiter in the
+                queue. Leases that age meanwhile are extended.
             all_or_nothing: whether to release the rest where one lock is missed. A waiting batch holds only the locks
                 whose keys come before the one that it waits for, so that batches do not deadlock.
 

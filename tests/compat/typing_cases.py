@@ -1,4 +1,4 @@
-"""Checked by mypy alone: our Lock stands wherever redis-py's is expected, and wrong uses are type errors.
+"""Checked by mypy and pyright alone: our Lock stands wherever redis-py's is expected, and wrong uses are type errors.
 
 Rules: nothing here runs, and no test imports it. A case that mypy refuses is a bug of the types, and so is a wrong use
 that it accepts: then its `type: ignore` is unused, which is an error.

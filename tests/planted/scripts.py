@@ -92,6 +92,21 @@ FAULTS = (
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
     ),
     Fault(
+        "own token is put in the place of another's",
+        "_protocol/lua/redeem.lua",
+        "else\n    return {0}\nend",
+        "else\n    value, answer = token, {1}\nend",
+        "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied ]",
+    ),
+    Fault(
+        "holder by its own token keeps an earlier number",
+        "_protocol/lua/redeem.lua",
+        "if not is_new and noted[1] == token then",
+        "if noted[1] == token then",
+        "tests/integration/fencing/test_locks.py"
+        "::test_lock_that_is_taken_again_with_the_same_token_has_a_higher_number[threads-valkey-push]",
+    ),
+    Fault(
         "field of a waiter stays behind when the lock is handed over to it",
         "_protocol/lua/hand_over.lua",
         "redis.call('hdel', waiters, 't' .. token)",

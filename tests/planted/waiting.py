@@ -124,12 +124,8 @@ FAULTS = (
     Fault(
         "grant is dropped when the acquire is cancelled",
         "_procedures/acquisition.py",
-        (
-            "            if self._must_clean_up_waiting(waiting, owner):\n"
-            "                to_clean_up.append((self._key, waiting.token))\n"
-            "            raise\n"
-        ),
-        "            raise\n",
+        "            to_clean_up += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]\n",
+        "",
         "tests/integration/waiting/test_asyncio_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
     ),
     Fault(
@@ -165,5 +161,13 @@ FAULTS = (
             "tests/compat/test_fixed_bugs.py::"
             "test_acquire_again_while_held_raises_instead_of_waiting_for_ever[threads-ours-valkey]"
         ),
+    ),
+    Fault(
+        "release of a caller's own token looks for no waiters",
+        "_procedures/acquisition.py",
+        "                if waiting.own is not None:\n                    owner.contended = waiting.token\n",
+        "",
+        "tests/integration/waiting/test_mixed.py"
+        "::test_a_chosen_token_has_its_turn_among_others[threads-valkey-'chosen']",
     ),
 )

@@ -24,6 +24,7 @@ from redislock_fast._util.tokens import is_ours
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.simulation.model import Model
+from tests.support.helpers import PATIENCE_S
 
 KEY = b"name"
 _TOKENS = [b"rlf:%032x" % number for number in range(4)] + [b"custom"]
@@ -107,13 +108,13 @@ class _Real:
             channels = sorted(name for name in fields if name[:1] == b"c")
             answer = _without_times(True if reply == b"OK" else reply)
             steps.append((answer, word, numbers, tokens, entries, channels, [*map(_is_time, left_ms)]))
-        return [*steps, *map(self._heard, self._pubsubs)]
+        return [*steps, *map(self._heard, self._pubsubs, _CHANNELS)]
 
-    @staticmethod
-    def _heard(pubsub: Any) -> list[tuple[bytes, bool]]:
-        # The pushes of the last sequence are here: its replies came later.
+    def _heard(self, pubsub: Any, channel: bytes) -> list[tuple[bytes, bool]]:
+        """What was published on the channel so far."""
+        self._admin.publish(channel, b"end")
         heard = []
-        while (message := pubsub.get_message(timeout=0)) is not None:
+        while (message := pubsub.get_message(timeout=PATIENCE_S))["data"] != b"end":
             heard.append(_without_arrival(message["data"]))
         return heard
 

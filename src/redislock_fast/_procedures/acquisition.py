@@ -275,8 +275,7 @@ class AcquireBase(LeaseBase):
                 owner.attempt = waiting.attempt or owner.attempt
             return outcome  # noqa: TRY300  # after an interrupt here, the lock is cleaned up, too
         except BaseException:  # after any error, the lock is not held
-            if self._must_clean_up_waiting(waiting, owner):
-                to_clean_up.append((self._key, waiting.token))
+            to_clean_up += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]
             raise
         finally:
             waiter = heard = None  # else an error would keep this frame, and this frame the error
@@ -298,15 +297,18 @@ class AcquireBase(LeaseBase):
         return noted or acquired
 
     @staticmethod
-    def _must_clean_up_waiting(waiting: Waiting, owner: Owner) -> bool:
-        """Whether a waiting that an error has ended must be cleaned up: the lock may have been granted to it.
+    def _left_by_waiting(waiting: Waiting, owner: Owner) -> list[bytes]:
+        """The tokens under which a waiting that an error has ended may have got the lock.
 
-        A waiter with a caller's own token gets no hand-over, and other callers may use that token too. So it is cleaned
-        up only where an attempt of its own has taken the lock.
+        A caller's own token is among them only where an attempt of the waiting has taken the lock with it, since other
+        callers may use that token too.
         """
-        attempt = waiting.attempt
-        if not waiting.queues and not (attempt is not None and attempt.result):
-            return False
-        if owner.token == waiting.token:
+        attempt, own = waiting.attempt, waiting.own
+        if own is not None and attempt is not None and attempt.result and owner.token == own:
             owner.token = None
-        return waiting.queues or (attempt is not None and attempt.took)
+        left = [waiting.token] if waiting.queues else []
+        if own is not None and attempt is not None and attempt.token == own and attempt.took:
+            left.append(own)
+        if owner.token in left:
+            owner.token = None
+        return left

@@ -12,6 +12,7 @@ A batch has one token for all its locks. Rules of its acquire:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
@@ -19,10 +20,12 @@ from typing import Any, TypeAlias
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
 from redislock_fast._util import fork
-from redislock_fast._util.times import added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
+from redislock_fast._util.times import Limit, added_ms, clock, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._util.tokens import new_token
 
 __all__ = ["BatchBase", "BatchLease", "Group", "Indexes", "Name", "Plan", "acquiring"]
@@ -91,18 +94,23 @@ class Group:
 
 
 class BatchLease:
-    """The locks that a batch holds: its token, and groups of locks. To be used by one thread or task at a time."""
+    """The locks that a batch holds: its token, and groups of locks. To be used by one thread or task at a time.
+
+    Attributes:
+        waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.token = new_token()
         self.groups: list[Group] = []
+        self.waiting: Waiting | None = None
         self._generation = fork.generation
 
     def live_groups(self) -> list[Group]:
         """The groups; none in a forked child, which holds nothing of its parent's locks."""
         if self._generation != fork.generation:
-            self.groups = []
+            self.groups, self.waiting = [], None
         return self.groups
 
     def keys_of(self, indexes: Indexes) -> list[bytes]:
@@ -111,9 +119,11 @@ class BatchLease:
         return keys if type(indexes) is range else list(map(keys.__getitem__, indexes))
 
     def entries(self) -> list[tuple[bytes, bytes]]:
-        """The keys and the token of all held locks, for a cleanup."""
+        """The keys and the token of all held locks, and a ticket, for a cleanup."""
         keys = self.plan.keys
-        return [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
+        held = [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
+        waiting = self.waiting
+        return held if waiting is None or not waiting.queues else [(waiting.key, waiting.token), *held]
 
     def doubt(self) -> None:
         """Note that all held locks are being released with unknown outcome."""
@@ -310,9 +320,9 @@ class _Acquisition:
                 if self._time_is_up():
                     yield from self._give_back(set(order))
                     return missed
-                yield self._pause()
+                granted = yield from self._queueing(order[held])
                 missed = yield from self._refresh()
-                if not missed:
+                if not missed and not granted:
                     missed = yield from self._round([order[held]])
             held += 1
         yield from self._regroup()
@@ -323,14 +333,36 @@ class _Acquisition:
     def _time_is_up(self) -> bool:
         return self._deadline is not None and clock() + self._round_s >= self._deadline
 
-    def _pause(self) -> Sleep:
-        """The pause before the next round: no held lock expires meanwhile, and the last round ends by the deadline."""
-        pause_s = self._plan.sleep
+    def _queueing(self, index: int) -> Steps:
+        """Wait for a lock in its queue, by a ticket, for as long as a pause may be. Returns whether it is held then."""
+        lease, ttl_ms = self._lease, self._plan.ttl_ms
+        limit = Limit(self._longest_pause_s())
+        waiting = Waiting(self._plan.keys[index], new_token(), ttl_ms, self._plan.sleep, limit, lease.token)
+        lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
+        lease.waiting = waiting
+        outcome = yield from waiting.steps()
+        lease.waiting = None
+        if type(outcome) is Grant:
+            group.expires_at = None if ttl_ms is None else outcome.since + ttl_ms / 1000
+            return True
+        lease.groups.remove(group)
+        if outcome is POLL:
+            yield self._pause()
+        return False
+
+    def _longest_pause_s(self) -> float | None:
+        """How long a pause may be: no held lock expires meanwhile, and the last round ends by the deadline."""
+        pause_s = math.inf
         if self._plan.ttl_ms is not None and self._lease.groups:
-            pause_s = min(pause_s, self._plan.ttl_ms / 4000)
+            pause_s = self._plan.ttl_ms / 4000
         if self._deadline is not None:
             pause_s = min(pause_s, max(self._deadline - self._round_s - clock(), 0.0))
-        return Sleep(pause_s)
+        return None if pause_s == math.inf else pause_s
+
+    def _pause(self) -> Sleep:
+        """The pause before the next round of a batch that polls."""
+        longest_s = self._longest_pause_s()
+        return Sleep(self._plan.sleep if longest_s is None else min(self._plan.sleep, longest_s))
 
     def _limit_s(self) -> float | None:
         """How many seconds an operation may take; None for no limit."""

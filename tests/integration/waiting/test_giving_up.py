@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, in_fork, on_signal, signal_main, signals_handled_by, start, wait_until
-from tests.support.interrupts import interrupt_when
+from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
 from tests.support.times import clock
 from tests.support.waiting import (
@@ -457,3 +458,37 @@ def test_forked_child_is_handed_the_lock(
     holder.release()
     assert answer.result(PATIENCE_S) == "True"
     assert client.keys() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own token", "batch"])
+def test_interrupt_before_any_line_of_waiting_by_a_ticket_leaves_nothing(
+    kind: str, server: Server, client: redis.Redis, connect: Connect
+) -> None:
+    holder = redislock_fast.Lock(client, "b", timeout=60, thread_local=False)
+    own = redislock_fast.Lock(connect(server.port), "b", timeout=60, sleep=0.02, thread_local=False)
+    locker = redislock_fast.Locker(own.redis)
+    files = ("_procedures/waiting.py", "_procedures/acquisition.py", "_transport/threads/driver.py")
+    held: list[Any] = []
+
+    def acquire() -> None:
+        if kind == "batch":
+            held.append(locker.acquire_many(["a", "b", "c"], 60, None, sleep=0.02, all_or_nothing=True))
+        elif own.acquire(token="mine"):
+            held.append(own)
+
+    with own:  # connects
+        pass
+    for number in range(1, 2000):
+        assert holder.acquire()
+        releaser = threading.Timer(0.005, holder.release)
+        releaser.start()
+        line = interrupted_at(number, acquire, *files)
+        releaser.join()
+        if not line:
+            break
+        if own.local.token is not None:  # the interrupt came behind the outcome
+            own.release()
+        wait_until(lambda: not client.keys(), f"nothing is left of what was interrupted at {line}")
+    held[-1].release()
+    assert number > 100
