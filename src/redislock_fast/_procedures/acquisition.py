@@ -244,9 +244,10 @@ class AcquireBase(LeaseBase):
         That is the caller's own token, and one that a user's hooks compare with the lock's value.
         """
         kind = self._attempt_kind if own_token is None else self._own_kind
+        observed = is_observed(self._redis)
         if own_token is None and is_ours(token):
-            return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind)
-        return Waiting(self._key, new_token(), self._ttl_ms, sleep_s, limit, token, kind)
+            return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind, observed)
+        return Waiting(self._key, new_token(), self._ttl_ms, sleep_s, limit, token, kind, observed)
 
     def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
@@ -258,7 +259,7 @@ class AcquireBase(LeaseBase):
         try:
             waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
             try:
-                timeout_s = None if waiter is None else waiting.join(waiter, is_observed(self._redis))
+                timeout_s = None if waiter is None else waiting.join(waiter)
                 if timeout_s is not None:
                     heard = yield Listen(waiter, timeout_s)
                     outcome = waiting.granted(waiter, heard)

@@ -69,6 +69,7 @@ class Waiting:
         own: the caller's own token; None where it has none. Another owner may have the same one, and the queue could
             not tell the two apart. So the waiter queues by a ticket, its `token`, and then puts `own` in its place.
         kind: the operation that takes the lock where it is not handed over.
+        observed: whether a tracer is to see the requests.
 
     Attributes:
         attempt: the last operation that tried to take the lock where it was not handed over.
@@ -83,6 +84,7 @@ class Waiting:
         "_kept_ms",
         "_kind",
         "_limit",
+        "_observed",
         "attempt",
         "key",
         "own",
@@ -100,10 +102,12 @@ class Waiting:
         limit: Limit,
         own: bytes | None = None,
         kind: type[Acquire] = Acquire,
+        observed: bool = False,
     ) -> None:
         self.token = token
         self.attempt: Acquire | None = None
         self._kind = kind
+        self._observed = observed
         self.own = own
         self.queues = True
         self.key = key
@@ -111,12 +115,8 @@ class Waiting:
         self._limit = limit
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
-    def join(self, waiter: Waiter, observed: bool = False) -> float | None:
+    def join(self, waiter: Waiter) -> float | None:
         """Send the request to join the queue, without waiting for the reply: that saves a wake-up.
-
-        Args:
-            waiter: waits for the lock.
-            observed: whether a tracer must see the request, with its reply.
 
         Returns:
             How long to listen, in seconds; None where the request cannot be sent so.
@@ -125,7 +125,7 @@ class Waiting:
         if not self.queues or channel is None:
             return None
         waiter.interval_s = self._interval_s
-        if observed:
+        if self._observed:  # a tracer sees the request with its reply
             return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
