@@ -20,6 +20,7 @@ from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -120,6 +121,9 @@ class Lock(UncontendedBase, redis.lock.Lock):
     def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
         tell_in_background([LeaseLoss(lease, reason)])  # the callback may wait for the lock that this thread holds
 
+    def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Any:
+        return drive(self._transport, steps, to_clean_up, self._redis)
+
     # ---- acquire ----
 
     def acquire(
@@ -169,22 +173,22 @@ class Lock(UncontendedBase, redis.lock.Lock):
             return self._acquire_uncontended(owner, blocking)
         to_clean_up: CleanupEntries = []
         steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, to_clean_up)
-        return bool(drive(self._transport, steps, to_clean_up))
+        return bool(self._drive(steps, to_clean_up))
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
-        return bool(drive(self._transport, self._attempting_for_caller(token)))
+        return bool(self._drive(self._attempting_for_caller(token)))
 
     # ---- query ----
 
     def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(drive(self._transport, self._checking_locked()))
+        return bool(self._drive(self._checking_locked()))
 
     def owned(self) -> bool:
         """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
         held = self._held()
-        return bool(drive(self._transport, self._checking_owned(held, held.token)))
+        return bool(self._drive(self._checking_owned(held, held.token)))
 
     # ---- release, extend, reacquire ----
 
@@ -208,11 +212,11 @@ class Lock(UncontendedBase, redis.lock.Lock):
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)
         else:
-            drive(self._transport, self._releasing(owner))
+            self._drive(self._releasing(owner))
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        drive(self._transport, self._releasing_for_caller(expected_token))
+        self._drive(self._releasing_for_caller(expected_token))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -235,12 +239,12 @@ class Lock(UncontendedBase, redis.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
-        extended: Literal[True] = drive(self._transport, steps)
+        extended: Literal[True] = self._drive(steps)
         return extended
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        extended: Literal[True] = drive(self._transport, self._extending_once(None, additional_time, replace_ttl))
+        extended: Literal[True] = self._drive(self._extending_once(None, additional_time, replace_ttl))
         return extended
 
     def reacquire(self) -> Literal[True]:
@@ -257,12 +261,12 @@ class Lock(UncontendedBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        reacquired: Literal[True] = drive(self._transport, self._reacquiring(self._held_with_ttl("reacquire")))
+        reacquired: Literal[True] = self._drive(self._reacquiring(self._held_with_ttl("reacquire")))
         return reacquired
 
     def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
-        reacquired: Literal[True] = drive(self._transport, self._reacquiring_once(None))
+        reacquired: Literal[True] = self._drive(self._reacquiring_once(None))
         return reacquired
 
     # ---- shorthands ----

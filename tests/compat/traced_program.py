@@ -1,7 +1,7 @@
 """A program with the tracer of a vendor: prints what it has recorded of a lock of redis-py's and of one of ours.
 
-Its arguments: "sentry_sdk" or "ddtrace", the port of the server, "threads" or "asyncio". A vendor's tracer cannot be
-taken out again, so this is a program of its own.
+Its arguments: "sentry_sdk", "ddtrace" or "redis.observability" (redis-py's own metrics), the port of the server,
+"threads" or "asyncio". None of them can be taken out again as it was, so this is a program of its own.
 """
 
 from __future__ import annotations
@@ -69,10 +69,43 @@ def datadog() -> Callable[[Callable[[], None]], list[Record]]:
     return record
 
 
+def redis_pys_metrics() -> Callable[[Callable[[], None]], list[Record]]:
+    """Start them, as `sentry` does."""
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import Histogram, MeterProvider
+    from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+    from redis.observability.config import MetricGroup, OTelConfig
+    from redis.observability.providers import get_observability_instance
+
+    reader = InMemoryMetricReader(preferred_temporality={Histogram: AggregationTemporality.DELTA})
+    metrics.set_meter_provider(MeterProvider([reader]))
+    get_observability_instance().init(OTelConfig(metric_groups=[MetricGroup.COMMAND]))
+
+    def record(work: Callable[[], None]) -> list[Record]:
+        reader.get_metrics_data()
+        work()
+        recorded: Any = reader.get_metrics_data()
+        points = [
+            dict(point.attributes)
+            for resource in recorded.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "db.client.operation.duration"
+            for point in metric.data.data_points
+            for _ in range(point.count)
+        ]
+        return [(point.pop("db.operation.name"), point) for point in points]
+
+    return record
+
+
+VENDORS = {"sentry_sdk": sentry, "ddtrace": datadog, "redis.observability": redis_pys_metrics}
+
+
 def main() -> None:
     """Print the records of both locks, as JSON."""
     vendor, port, kind = sys.argv[1:]
-    record = sentry() if vendor == "sentry_sdk" else datadog()
+    record = VENDORS[vendor]()
     import redislock_fast
     import redislock_fast.asyncio
 

@@ -23,7 +23,6 @@ from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, new_token
-from redislock_fast._util.tracing import is_observed
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -70,6 +69,7 @@ class Waiting:
         own: the caller's own token; None where it has none. Another owner may have the same one, and the queue could
             not tell the two apart. So the waiter queues by a ticket, its `token`, and then puts `own` in its place.
         kind: the operation that takes the lock where it is not handed over.
+        observed: whether a tracer is to see the requests.
 
     Attributes:
         attempt: the last operation that tried to take the lock where it was not handed over.
@@ -84,6 +84,7 @@ class Waiting:
         "_kept_ms",
         "_kind",
         "_limit",
+        "_observed",
         "attempt",
         "key",
         "own",
@@ -101,10 +102,12 @@ class Waiting:
         limit: Limit,
         own: bytes | None = None,
         kind: type[Acquire] = Acquire,
+        observed: bool = False,
     ) -> None:
         self.token = token
         self.attempt: Acquire | None = None
         self._kind = kind
+        self._observed = observed
         self.own = own
         self.queues = True
         self.key = key
@@ -122,7 +125,7 @@ class Waiting:
         if not self.queues or channel is None:
             return None
         waiter.interval_s = self._interval_s
-        if is_observed():  # a tracer sees the request with its reply
+        if self._observed:  # a tracer sees the request with its reply
             return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)

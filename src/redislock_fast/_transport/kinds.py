@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
+from redislock_fast._util.tracing import has_method_of_its_own
+
 __all__ = ["Kind", "is_mock", "kind_of", "sends_by_itself"]
 
 logger = logging.getLogger(__name__)
@@ -60,11 +62,8 @@ def is_mock(client: Any) -> bool:
 
 
 def sends_by_itself(client: Any) -> bool:
-    """Whether this very client must send: it has a method of its own, or connections that are none of redis-py's.
-
-    A tracer of one client gives it such a method.
-    """
-    if "execute_command" in vars(client):
+    """Whether this very client must send: it has a method of its own, or connections that are none of redis-py's."""
+    if has_method_of_its_own(client):
         _tell(f"{client!r}", "has methods of its own")
         return True
     if not hasattr(client, "connection_pool"):  # of a cluster

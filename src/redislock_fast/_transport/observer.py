@@ -19,6 +19,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.client import read_reply
 from redislock_fast._util.times import clock
+from redislock_fast._util.tracing import traced, tracer_of
 
 __all__ = ["execute_observed", "execute_observed_async"]
 
@@ -80,8 +81,8 @@ class _AsyncClient(_StandIn, redis.asyncio.Redis):  # type: ignore[misc]
         return self
 
 
-def execute_observed(transport: Any, operation: Operation, limit_s: float | None) -> None:
-    """`ThreadServerTransport.execute`, observed as a command of redis-py."""
+def execute_observed(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
+    """`ThreadServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
     if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
         transport.execute(operation, limit_s)
         return
@@ -90,17 +91,18 @@ def execute_observed(transport: Any, operation: Operation, limit_s: float | None
         transport.execute(operation, limit_s)
         return operation.result
 
-    client = _Client(transport.pool_of(operation.key), execute)
+    stand_in = _Client(transport.pool_of(operation.key), execute)
+    send = _sender(stand_in, client)
     capabilities = _capabilities_of(transport)
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
-        answer = client.execute_command(*_words_of(request))  # type: ignore[no-untyped-call]
-        finished = client.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+        answer = send(*_words_of(request))
+        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
 
 
-async def execute_observed_async(transport: Any, operation: Operation, limit_s: float | None) -> None:
-    """`LoopServerTransport.execute`, observed as a command of redis-py."""
+async def execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
+    """`LoopServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
     if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
         await transport.execute(operation, limit_s)
         return
@@ -109,13 +111,21 @@ async def execute_observed_async(transport: Any, operation: Operation, limit_s: 
         await transport.execute(operation, limit_s)
         return operation.result
 
-    client = _AsyncClient(transport.pool_of(operation.key), execute)
+    stand_in = _AsyncClient(transport.pool_of(operation.key), execute)
+    send = _sender(stand_in, client)
     capabilities = _capabilities_of(transport)
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
-        answer = await client.execute_command(*_words_of(request))  # type: ignore[no-untyped-call]
-        finished = client.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+        answer = await send(*_words_of(request))
+        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+
+
+def _sender(stand_in: Any, client: Any) -> Callable[..., Any]:
+    """`execute_command` of the stand-in, with the tracer of the client around it where that has one of its own."""
+    tracer = tracer_of(client)
+    send: Callable[..., Any] = stand_in.execute_command
+    return send if tracer is None else traced(tracer, send)
 
 
 def _capabilities_of(transport: Any) -> Capabilities:

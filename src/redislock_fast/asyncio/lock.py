@@ -25,6 +25,7 @@ from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.uncontended import UncontendedBase
@@ -112,6 +113,9 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
     # The task that calls a method owns the lock, whichever task awaits the result: `shield`, `gather` and `wait_for`
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.
 
+    def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Coroutine[Any, Any, Any]:
+        return drive(self._transport, steps, to_clean_up, self._redis)
+
     # ---- acquire ----
 
     @coroutine_method
@@ -153,23 +157,23 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         to_clean_up: CleanupEntries = []
         task = None if self._options is None else current_task()
         steps = self._acquiring(owner, None, blocking, blocking_timeout, token, to_clean_up, task)
-        return named(drive(self._transport, steps, to_clean_up), "Lock.acquire")
+        return named(self._drive(steps, to_clean_up), "Lock.acquire")
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
-        return bool(await drive(self._transport, self._attempting_for_caller(token)))
+        return bool(await self._drive(self._attempting_for_caller(token)))
 
     # ---- query ----
 
     async def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(await drive(self._transport, self._checking_locked()))
+        return bool(await self._drive(self._checking_locked()))
 
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
         held = self._held()
-        return named(drive(self._transport, self._checking_owned(held, held.token)), "Lock.owned")
+        return named(self._drive(self._checking_owned(held, held.token)), "Lock.owned")
 
     # ---- release, extend, reacquire ----
 
@@ -191,11 +195,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         token = owner.token
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)
-        return named(drive(self._transport, self._releasing(owner)), "Lock.release")
+        return named(self._drive(self._releasing(owner)), "Lock.release")
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        await drive(self._transport, self._releasing_for_caller(expected_token))
+        await self._drive(self._releasing_for_caller(expected_token))
 
     @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
@@ -219,11 +223,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
-        return named(drive(self._transport, steps), "Lock.extend")
+        return named(self._drive(steps), "Lock.extend")
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        extended: Literal[True] = await drive(self._transport, self._extending_once(None, additional_time, replace_ttl))
+        extended: Literal[True] = await self._drive(self._extending_once(None, additional_time, replace_ttl))
         return extended
 
     @coroutine_method
@@ -243,11 +247,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         steps = self._reacquiring(self._held_with_ttl("reacquire"))
-        return named(drive(self._transport, steps), "Lock.reacquire")
+        return named(self._drive(steps), "Lock.reacquire")
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
-        reacquired: Literal[True] = await drive(self._transport, self._reacquiring_once(None))
+        reacquired: Literal[True] = await self._drive(self._reacquiring_once(None))
         return reacquired
 
     # ---- shorthands ----

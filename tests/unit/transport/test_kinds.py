@@ -13,6 +13,7 @@ import redis.asyncio
 import redis.asyncio.cluster
 import redis.cluster
 from kombu.transport.redis import PrefixedStrictRedis
+from opentelemetry.instrumentation.redis import RedisInstrumentor
 
 from redislock_fast._transport import kinds
 from redislock_fast._transport.kinds import kind_of, sends_by_itself
@@ -71,6 +72,30 @@ def test_other_objects_with_redis_pys_methods_are_called(client: Any, for_asynci
 
 @pytest.mark.parametrize("client", [fakeredis.FakeRedis(), fakeredis.FakeAsyncRedis(), fakeredis.FakeStrictRedis()])
 def test_a_fake_server_has_connections_of_its_own(client: Any) -> None:
+    assert sends_by_itself(client)
+
+
+@CLIENTS
+@pytest.mark.parametrize("all_are_traced", [False, True], ids=["alone", "with all"])
+def test_client_that_is_traced_alone_has_a_server(client_class: Any, all_are_traced: bool) -> None:
+    client = client_class()
+    if all_are_traced:
+        RedisInstrumentor().instrument()
+    try:
+        RedisInstrumentor.instrument_client(client)
+        assert not sends_by_itself(client)
+        RedisInstrumentor.uninstrument_client(client)
+        assert not sends_by_itself(client)
+    finally:
+        if all_are_traced:
+            RedisInstrumentor().uninstrument()
+
+
+@CLIENTS
+def test_tracer_around_a_method_of_its_own_changes_nothing(client_class: Any) -> None:
+    client = client_class()
+    client.execute_command = lambda *_: None
+    RedisInstrumentor.instrument_client(client)
     assert sends_by_itself(client)
 
 

@@ -141,7 +141,7 @@ def transport_of(client: Any) -> AsyncTransport:
 
 
 async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
-    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None
+    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
@@ -150,6 +150,7 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
             or the running loop's own server transport, for a task that was dropped: then this may be any thread.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up where they raise.
+        client: whose own tracer observes the operations; None: only tracers of all clients do.
     """
     server = transport.of_running_loop()
     step: Any = None
@@ -164,8 +165,8 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                     node = step.waiter.node
                     answer = await node.listen(step.waiter, step.timeout_s)
                 elif type(step) is Execute:
-                    if is_observed():
-                        await execute_observed_async(server, step.operation, step.limit_s)
+                    if is_observed(client):
+                        await execute_observed_async(server, step.operation, step.limit_s, client)
                     else:
                         await server.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:

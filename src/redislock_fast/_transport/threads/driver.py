@@ -67,7 +67,7 @@ def transport_of(client: Any) -> ThreadServerTransport:
 
 
 def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None
+    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
 
@@ -76,6 +76,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
             Redlock.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up where they raise.
+        client: whose own tracer observes the operations; None: only tracers of all clients do.
     """
     generation = fork.generation
     step: Any = None
@@ -90,8 +91,8 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                 if type(step) is Listen:
                     answer = transport.hear(step.waiter.mailbox, step.timeout_s)
                 elif type(step) is Execute:
-                    if is_observed():
-                        execute_observed(transport, step.operation, step.limit_s)
+                    if is_observed(client):
+                        execute_observed(transport, step.operation, step.limit_s, client)
                     else:
                         transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:

@@ -48,9 +48,10 @@ class UncontendedBase(LockBase):
             return (
                 hooks_of(self) == self._own_hooks
                 and _Client.execute_command is OWN
+                and "execute_command" not in self._redis.__dict__
                 and providers._observability_instance._provider_manager is None  # noqa: SLF001
             )
-        except AttributeError:  # a hook that is no method, or the metrics were reset
+        except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
             return False
 
     def _is_plain_release(self) -> bool:
@@ -60,6 +61,7 @@ class UncontendedBase(LockBase):
                 self.lua_release is RELEASE
                 and self.do_release.__func__ is self._own_hooks.do_release
                 and _Client.execute_command is OWN
+                and "execute_command" not in self._redis.__dict__
                 and providers._observability_instance._provider_manager is None  # noqa: SLF001
             )
         except AttributeError:  # as above
