@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import LockError
 
 from redislock_fast.server import Server
 from tests.support.clusters import Cluster
@@ -220,6 +221,29 @@ def test_wrapper_that_sends_nothing_gives_the_replies(
     monkeypatch.undo()
     assert (calls[0], calls[1] in RELEASES) == ("SET", True)
     assert client.keys() == []
+
+
+def test_wrapper_that_changes_a_command_is_refused(
+    world: World, client: redis.Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_class = redis.Redis if world.in_threads else redis.asyncio.Redis
+    execute_command = client_class.execute_command
+
+    def with_prefix(self: Any, command: str, *words: Any, **options: Any) -> Any:
+        at = 2 if command == "EVALSHA" else 0
+        words = (*words[:at], f"prefix:{words[at]}", *words[at + 1 :])
+        return execute_command(self, command, *words, **options)
+
+    ours = world.connect(server.port)
+    held = world.lock(ours, "held", timeout=10)
+    assert held.acquire()
+    monkeypatch.setattr(client_class, "execute_command", with_prefix)
+    for name, call in (("name", world.lock(ours, "name", timeout=10).acquire), ("held", held.reacquire)):
+        with pytest.raises(LockError, match=f"^Cannot lock '{name}'.*changes its commands") as raised:
+            call()
+        assert raised.value.lock_name == name
+    monkeypatch.undo()
+    assert client.keys() == [b"held"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("redis.observability") is None, reason="redis-py 8.0 has it")

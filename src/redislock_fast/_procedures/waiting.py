@@ -72,7 +72,7 @@ class Waiting:
         observed: whether a tracer is to see the requests.
 
     Attributes:
-        attempt: the last operation that tried to take the lock where it was not handed over.
+        attempt: the last operation that tried to take the lock by itself, or that put `own` in the ticket's place.
         token: the waiter's. Where the steps end without a grant, the lock may be granted to it all the same: the caller
             must clean up, unless the outcome was TIME_UP or POLL. With a Grant, it is `own` where there is one.
         queues: whether the token was made for this waiter.

@@ -25,7 +25,6 @@ __all__ = ["AcquireOwn", "Redeem"]
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
 
-
 _LOST, _TAKEN, _HELD = range(3)  # the verdicts of redeem.lua
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis.exceptions import LockError
 
 from redislock_fast._pipe.base import Args
 from redislock_fast._protocol.capabilities import Capabilities
@@ -53,21 +54,34 @@ class _StandIn:
 
     Args:
         pool: of the client.
+        key: of the lock.
         execute: executes the operation.
     """
 
     _single_connection_client = single_connection_client = False
 
-    def __init__(self, pool: Any, execute: Callable[[], Any]) -> None:  # not redis-py's: it would open a client
+    # Not redis-py's: that would open a client.
+    def __init__(self, pool: Any, key: bytes, execute: Callable[[], Any]) -> None:
         self.connection_pool = pool
         self.connection = _Connection(pool.connection_kwargs)
+        self._key = key
         self._execute = execute
+        self._words: list[Any] = []
         self.has_executed = False
+
+    def observed_as(self, request: Args) -> list[Any]:
+        """Make this request the next one. Returns its words as redis-py has them: tracers expect text."""
+        self._words = [word.decode(errors="replace") if isinstance(word, bytes) else word for word in request]
+        return self._words
 
     def __del__(self) -> None:
         """Leave the pool alone."""
 
-    def _send_command_parse_response(self, *_: Any, **__: Any) -> Any:
+    def _send_command_parse_response(self, _connection: Any, _name: str, *words: Any, **_: Any) -> Any:
+        if list(words) != self._words:  # redis-py's lock would take another key, or another token
+            name = self._key.decode(errors="replace")
+            text = f"Cannot lock {name!r}: a function in the place of redis-py's execute_command changes its commands"
+            raise LockError(f"{text}. Override the method in a class of your own instead", lock_name=name)
         self.has_executed = True
         return self._execute()
 
@@ -91,13 +105,13 @@ def execute_observed(transport: Any, operation: Operation, limit_s: float | None
         transport.execute(operation, limit_s)
         return operation.result
 
-    stand_in = _Client(transport.pool_of(operation.key), execute)
+    stand_in = _Client(transport.pool_of(operation.key), operation.key, execute)
     send = _sender(stand_in, client)
     capabilities = _capabilities_of(transport)
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
-        answer = send(*_words_of(request))
+        answer = send(*stand_in.observed_as(request))
         finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
 
 
@@ -111,13 +125,13 @@ async def execute_observed_async(transport: Any, operation: Operation, limit_s: 
         await transport.execute(operation, limit_s)
         return operation.result
 
-    stand_in = _AsyncClient(transport.pool_of(operation.key), execute)
+    stand_in = _AsyncClient(transport.pool_of(operation.key), operation.key, execute)
     send = _sender(stand_in, client)
     capabilities = _capabilities_of(transport)
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
-        answer = await send(*_words_of(request))
+        answer = await send(*stand_in.observed_as(request))
         finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
 
 
@@ -132,8 +146,3 @@ def _capabilities_of(transport: Any) -> Capabilities:
     """Those of the connection; the plain ones where there is none yet, or the requests never leave."""
     connection = transport.connection
     return Capabilities() if connection is None else copy(connection.capabilities)
-
-
-def _words_of(request: Args) -> list[Any]:
-    """A request as redis-py has it: tracers expect text."""
-    return [word.decode(errors="replace") if isinstance(word, bytes) else word for word in request]
