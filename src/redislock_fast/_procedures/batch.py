@@ -320,8 +320,8 @@ class _Acquisition:
                 if self._time_is_up():
                     yield from self._give_back(set(order))
                     return missed
-                granted = yield from self._queueing(order[held])
-                missed = yield from self._refresh()
+                granted, missed = yield from self._queueing(order[held])
+                missed += yield from self._refresh()
                 if not missed and not granted:
                     missed = yield from self._round([order[held]])
             held += 1
@@ -334,21 +334,30 @@ class _Acquisition:
         return self._deadline is not None and clock() + self._round_s >= self._deadline
 
     def _queueing(self, index: int) -> Steps:
-        """Wait for a lock in its queue, by a ticket, for as long as a pause may be. Returns whether it is held then."""
-        lease, ttl_ms = self._lease, self._plan.ttl_ms
-        limit = Limit(self._longest_pause_s())
-        waiting = Waiting(self._plan.keys[index], new_token(), ttl_ms, self._plan.sleep, limit, lease.token)
+        """Wait for a lock in its queue, by a ticket. Returns whether it is held then, and the indexes of lost locks.
+
+        The leases of the other locks are extended meanwhile. Where one of those is lost, it waits no longer.
+        """
+        lease, key, ttl_ms = self._lease, self._plan.keys[index], self._plan.ttl_ms
+        lost: list[int] = []
+
+        def refresh() -> Steps:
+            lost.extend((yield from self._refresh(group)))
+            return bool(lost)
+
+        limit = Limit(None if self._deadline is None else max(self._deadline - self._round_s - clock(), 0.0))
+        waiting = Waiting(key, new_token(), ttl_ms, self._pause().seconds, limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
         outcome = yield from waiting.steps()
         lease.waiting = None
         if type(outcome) is Grant:
             group.expires_at = None if ttl_ms is None else outcome.since + ttl_ms / 1000
-            return True
+            return True, lost
         lease.groups.remove(group)
         if outcome is POLL:
             yield self._pause()
-        return False
+        return False, lost
 
     def _longest_pause_s(self) -> float | None:
         """How long a pause may be: no held lock expires meanwhile, and the last round ends by the deadline."""
@@ -387,15 +396,20 @@ class _Acquisition:
         self._round_s = clock() - begun_at
         return missed
 
-    def _refresh(self) -> Steps:
-        """Extend leases of which less than three quarters are left. Returns the indexes of locks that were lost."""
+    def _refresh(self, but: Group | None = None) -> Steps:
+        """Extend leases of which less than three quarters are left. Returns the indexes of locks that were lost.
+
+        Args:
+            but: a lock that is waited for, and not held yet.
+        """
         ttl_ms = self._plan.ttl_ms
         lost: list[int] = []
         if ttl_ms is None:
             return lost
-        if not self._aged(self._lease.groups, ttl_ms):
+        held = [group for group in self._lease.groups if group is not but]
+        if not self._aged(held, ttl_ms):
             return lost
-        for round_ in (yield from self._lease.rounds(self._lease.groups)):
+        for round_ in (yield from self._lease.rounds(held)):
             aged = self._aged(round_, ttl_ms)
             if not aged:
                 continue

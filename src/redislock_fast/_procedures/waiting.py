@@ -11,6 +11,7 @@ The usual case needs no steps: the caller calls `join`, listens, and calls `gran
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -69,6 +70,8 @@ class Waiting:
         own: the caller's own token; None where it has none. Another owner may have the same one, and the queue could
             not tell the two apart. So the waiter queues by a ticket, its `token`, and then puts `own` in its place.
         kind: the operation that takes the lock where it is not handed over.
+        refresh: with `own`, steps that are done at each turn, at least once an interval: what else the caller holds
+            must not expire meanwhile. They return whether to stop waiting.
         observed: whether a tracer is to see the requests.
 
     Attributes:
@@ -84,6 +87,7 @@ class Waiting:
         "_kept_ms",
         "_kind",
         "_limit",
+        "_refresh",
         "_observed",
         "attempt",
         "key",
@@ -103,6 +107,7 @@ class Waiting:
         own: bytes | None = None,
         kind: type[Acquire] = Acquire,
         observed: bool = False,
+        refresh: Callable[[], Steps] | None = None,
     ) -> None:
         self.token = token
         self.attempt: Acquire | None = None
@@ -113,6 +118,7 @@ class Waiting:
         self.key = key
         self.ttl_ms = ttl_ms
         self._limit = limit
+        self._refresh = refresh
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
 
     def join(self, waiter: Waiter) -> float | None:
@@ -218,6 +224,8 @@ class Waiting:
         """Ask the server, listen, and ask again. A health check asks for the oldest waiter, too."""
         watches = True
         while True:
+            if self._refresh is not None and (yield from self._refresh()):
+                return (yield from self._leave(waiter, self.limit_s())) or TIME_UP
             wait = self._wait(waiter, b"" if oldest is None else oldest.token)
             yield Execute(wait, self.limit_s())
             if wait.denied or wait.unsettled:
@@ -377,6 +385,8 @@ class Waiting:
     def _watching(self, waiter: Waiter) -> Steps:
         """Watch the key, and try to take the lock when it changes."""
         while True:
+            if self._refresh is not None and (yield from self._refresh()):
+                return TIME_UP
             watch = Watch(self.key)
             yield Execute(watch, self.limit_s())
             if watch.denied:

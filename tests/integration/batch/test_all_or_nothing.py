@@ -23,7 +23,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.batch.conftest import MakeLocker
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
-from tests.support.waiting import FAR_S, until_queued
+from tests.support.waiting import FAR_S, queue_of, until_queued
 from tests.support.worlds import IN_THREADS, World
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -120,6 +120,29 @@ def test_it_has_its_turn_in_the_queue_of_the_lock_that_it_waits_for(
     holder.release()
     taken = batch.result(PATIENCE_S)
     assert (["a", "b", "c"], False) == (taken.acquired, answer.done())
+    taken.release()
+    assert answer.result(PATIENCE_S) is True
+    last.release()
+    assert 0 == client.dbsize()
+
+
+@pytest.mark.slow
+def test_it_keeps_its_place_while_the_leases_before_it_are_prolonged(
+    world: World, locker: Any, client: redis.Redis, server: Server
+) -> None:
+    holder, last = (world.lock(world.connect(server.port), "b", sleep=FAR_S, thread_local=False) for _ in range(2))
+    assert holder.acquire()
+    batch = world.start(lambda: take_all(locker, ["a", "b"], 2, None))
+    until_queued(client, "b", 1)
+    answer = world.start(last.acquire)
+    until_queued(client, "b", 2)
+    places = client.zrange(queue_of("b"), 0, -1)
+    client.set("time", "passes", px=2500)
+    wait_until(lambda: not client.exists("time"), "more than a lease has passed")
+    assert (places, 1) == (client.zrange(queue_of("b"), 0, -1), client.exists("a"))
+    holder.release()
+    taken = batch.result(PATIENCE_S)
+    assert (["a", "b"], False) == (taken.acquired, answer.done())
     taken.release()
     assert answer.result(PATIENCE_S) is True
     last.release()
