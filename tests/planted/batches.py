@@ -41,7 +41,7 @@ FAULTS = (
     ),
     Fault(
         "two batches wait for the same locks in other orders",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         "sorted(range(len(keys)), key=keys.__getitem__)",
         "list(range(len(keys)))",
         (
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         "locks of a round that fails are not known to the cleanup",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         (
             "            self._lease.groups += groups  "
             "# before the servers are asked, so that every error cleans them up\n"
@@ -62,14 +62,14 @@ FAULTS = (
     ),
     Fault(
         "all_or_nothing keeps some locks when its time is up",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         "                    yield from self._give_back(set(order))\n                    return missed\n",
         "                    return missed\n",
         "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
     ),
     Fault(
         "all_or_nothing holds locks behind the one that it waits for",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         "                yield from self._give_back(set(order[held + 1 :]))\n",
         "",
         (
@@ -79,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "leases end while a batch waits",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         "return [group for group in groups if group.expires_at is None or group.expires_at <= least]",
         "return []",
         (
@@ -89,21 +89,21 @@ FAULTS = (
     ),
     Fault(
         "deadline of a batch is ignored",
-        "_procedures/batch.py",
+        "_procedures/batch/acquisition.py",
         "return self._deadline is not None and clock() + self._round_s >= self._deadline",
         "return False",
         "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
     ),
     Fault(
         "forked child releases the batch of its parent",
-        "_procedures/batch.py",
+        "_procedures/batch/plan.py",
         "if self._generation != fork.generation:",
         "if False:",
         "tests/integration/batch/test_batch.py::test_a_forked_child_holds_nothing[threads]",
     ),
     Fault(
         "name that comes twice is not refused",
-        "_procedures/batch.py",
+        "_procedures/batch/plan.py",
         "if len(self.all_held if injective else set(self.keys)) != len(self.keys):",
         "if False:",
         "tests/integration/batch/test_batch.py::test_what_can_be_no_batch_is_refused_before_anything_is_sent",

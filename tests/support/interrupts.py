@@ -31,7 +31,8 @@ def interrupt_when(condition: Callable[[], object]) -> None:
 
 
 PACKAGE = Path(redislock_fast.__file__).parent
-_TRACED = ("locker.py", "_procedures/batch.py", "_protocol/pipeline.py")
+_BATCH = ("acquisition.py", "held.py", "plan.py")
+_TRACED = ("locker.py", *(f"_procedures/batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 
 def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from redislock_fast._procedures import batch
+from redislock_fast._procedures.batch import acquisition
 from redislock_fast._procedures.steps import Execute, Sleep, Split
 
 
 def test_last_round_is_begun_early_enough_to_end_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, round_s = 0.0, 0.25
-    monkeypatch.setattr(batch, "clock", lambda: now_s)
+    monkeypatch.setattr(acquisition, "clock", lambda: now_s)
     plan = batch.Plan(
         ["a"], lambda _: ([b"a"], True), timeout=None, blocking_timeout=1.375, sleep=0.5, all_or_nothing=False
     )

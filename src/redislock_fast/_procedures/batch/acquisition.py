@@ -1,0 +1,238 @@
+"""How a batch of locks is acquired, under one token for all.
+
+- Windows: a fixed number of requests at most is under way to each server at once, whatever the number of names.
+- While other locks are waited for, the leases of held locks are extended, so that the batch is returned with fresh
+  leases.
+- All or nothing: locks are waited for in the order of their keys, and only the locks before the one that is waited for
+  are held. So there is no deadlock: of all waiting batches, the one that waits for the last key waits for none of the
+  others. Servers are asked one after the other, so that mostly one of two batches with the same locks gets all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes
+from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
+from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiting import POLL, Waiting
+from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
+from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.tokens import new_token
+
+__all__ = ["acquiring"]
+
+_WINDOW = 1024
+"""How many requests may be under way to one server at once: more would not be faster."""
+
+_FRESH = 0.75
+"""The part of each lease that must be left when the batch is returned."""
+
+
+def acquiring(lease: BatchLease) -> Steps:
+    """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
+
+    If it raises, `lease` has all locks that may be held, for the caller to clean up.
+    """
+    acquisition = _Acquisition(lease)
+    return acquisition.all_or_nothing() if lease.plan.all_or_nothing else acquisition.what_is_free()
+
+
+class _Acquisition:
+    """The rounds of one acquire; `lease` is what is held so far."""
+
+    def __init__(self, lease: BatchLease) -> None:
+        self._lease = lease
+        self._plan = lease.plan
+        wait_s = self._plan.blocking_timeout
+        self._deadline = None if wait_s is None else clock() + wait_s
+        self._bounded = wait_s is not None and wait_s > 0
+        self._round_s = 0.0  # how long the last round took: the next one is to end by the deadline
+
+    # ---- the two ways ----
+
+    def what_is_free(self) -> Steps:
+        """Acquire the locks that are free, in rounds. Returns the indexes of the locks that were missed."""
+        missed = yield from self._round(range(len(self._plan.keys)))
+        missed += yield from self._refresh()
+        waited = False
+        while missed and not self._time_is_up():
+            waited = True
+            yield self._pause()
+            missed = yield from self._round(sorted(missed))
+            missed += yield from self._refresh()
+        if waited:
+            yield from self._regroup()
+        return missed
+
+    def all_or_nothing(self) -> Steps:
+        """Acquire all locks, in the order of their keys: while one is waited for, only those before it are held.
+
+        Returns the indexes of the locks that were missed; where there are any, no lock is held.
+        """
+        keys = self._plan.keys
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        place = {index: at for at, index in enumerate(order)}
+        held = 0  # how many of `order` are held
+        while True:
+            missed = yield from self._round(order[held:])
+            missed += yield from self._refresh()
+            if not missed:
+                break
+            while missed:
+                held = min(place[index] for index in missed)
+                yield from self._give_back(set(order[held + 1 :]))
+                if self._time_is_up():
+                    yield from self._give_back(set(order))
+                    return missed
+                granted, missed = yield from self._queueing(order[held])
+                missed += yield from self._refresh()
+                if not missed and not granted:
+                    missed = yield from self._round([order[held]])
+            held += 1
+        yield from self._regroup()
+        return []
+
+    # ---- their steps ----
+
+    def _time_is_up(self) -> bool:
+        return self._deadline is not None and clock() + self._round_s >= self._deadline
+
+    def _queueing(self, index: int) -> Steps:
+        """Wait for a lock in its queue, by a ticket. Returns whether it is held then, and the indexes of lost locks.
+
+        The leases of the other locks are extended meanwhile. Where one of those is lost, it waits no longer.
+        """
+        lease, key, ttl_ms = self._lease, self._plan.keys[index], self._plan.ttl_ms
+        lost: list[int] = []
+
+        def refresh() -> Steps:
+            lost.extend((yield from self._refresh(group)))
+            return bool(lost)
+
+        limit = Limit(None if self._deadline is None else max(self._deadline - self._round_s - clock(), 0.0))
+        waiting = Waiting(key, new_token(), ttl_ms, self._pause().seconds, limit, lease.token, refresh=refresh)
+        lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
+        lease.waiting = waiting
+        outcome = yield from waiting.steps()
+        lease.waiting = None
+        if type(outcome) is Grant:
+            group.expires_at = None if ttl_ms is None else outcome.since + ttl_ms / 1000
+            return True, lost
+        lease.groups.remove(group)
+        if outcome is POLL:
+            yield self._pause()
+        return False, lost
+
+    def _longest_pause_s(self) -> float | None:
+        """How long a pause may be: no held lock expires meanwhile, and the last round ends by the deadline."""
+        pause_s = math.inf
+        if self._plan.ttl_ms is not None and self._lease.groups:
+            pause_s = self._plan.ttl_ms / 4000
+        if self._deadline is not None:
+            pause_s = min(pause_s, max(self._deadline - self._round_s - clock(), 0.0))
+        return None if pause_s == math.inf else pause_s
+
+    def _pause(self) -> Sleep:
+        """The pause before the next round of a batch that polls."""
+        longest_s = self._longest_pause_s()
+        return Sleep(self._plan.sleep if longest_s is None else min(self._plan.sleep, longest_s))
+
+    def _limit_s(self) -> float | None:
+        """How many seconds an operation may take; None for no limit."""
+        return max(self._deadline - clock(), 0.0) if self._bounded and self._deadline is not None else None
+
+    def _round(self, indexes: Indexes) -> Steps:
+        """Ask once for each of these locks. Returns the indexes of the locks that others hold."""
+        missed: list[int] = []
+        ttl_ms = self._plan.ttl_ms
+        begun_at = clock()
+        for windows in (yield from self._rounds(indexes)):
+            groups = [Group(window, None) for window in windows]
+            operations = [AcquirePipeline(self._lease.keys_of(window), self._lease.token, ttl_ms) for window in windows]
+            self._lease.groups += groups  # before the servers are asked, so that every error cleans them up
+            yield all_of(operations, self._limit_s())
+            for group, operation in zip(groups, operations, strict=True):
+                if ttl_ms is not None:
+                    group.expires_at = operation.sent_at + ttl_ms / 1000
+                if operation.results.count(True) < len(operation):
+                    missed += [i for i, ours in zip(group.indexes, operation.results, strict=True) if not ours]
+                    self._lease.forget(group, operation.results)
+        self._round_s = clock() - begun_at
+        return missed
+
+    def _refresh(self, but: Group | None = None) -> Steps:
+        """Extend leases of which less than three quarters are left. Returns the indexes of locks that were lost.
+
+        Args:
+            but: a lock that is waited for, and not held yet.
+        """
+        ttl_ms = self._plan.ttl_ms
+        lost: list[int] = []
+        if ttl_ms is None:
+            return lost
+        held = [group for group in self._lease.groups if group is not but]
+        if not self._aged(held, ttl_ms):
+            return lost
+        for round_ in (yield from self._lease.rounds(held)):
+            aged = self._aged(round_, ttl_ms)
+            if not aged:
+                continue
+            parts = [
+                [Reacquire(key, self._lease.token, ttl_ms) for key in self._lease.keys_of(group.indexes)]
+                for group in aged
+            ]
+            operations = [Pipeline(of_group) for of_group in parts]
+            yield all_of(operations, self._limit_s())
+            for group, of_group, operation in zip(aged, parts, operations, strict=True):
+                lost += [i for i, held in zip(group.indexes, operation.results, strict=True) if not held]
+                group.expires_at = min(one.sent_at for one in of_group) + ttl_ms / 1000
+                self._lease.forget(group, operation.results)
+        return lost
+
+    def _aged(self, groups: list[Group], ttl_ms: int) -> list[Group]:
+        least = clock() + _FRESH * ttl_ms / 1000
+        return [group for group in groups if group.expires_at is None or group.expires_at <= least]
+
+    def _give_back(self, indexes: set[int]) -> Steps:
+        """Release the locks with these indexes that are held."""
+        given = [
+            Group(held, group.expires_at)
+            for group in self._lease.groups
+            if (held := [index for index in group.indexes if index in indexes])
+        ]
+        for round_ in (yield from self._lease.rounds(given)):
+            releases = [
+                ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at)
+                for group in round_
+            ]
+            yield all_of(releases, self._limit_s())
+        for group in list(self._lease.groups):
+            self._lease.forget(group, [index not in indexes for index in group.indexes])
+
+    def _regroup(self) -> Steps:
+        """Merge groups from many small rounds into few large ones."""
+        groups = self._lease.groups
+        if groups:
+            ends = [group.expires_at for group in groups if group.expires_at is not None]
+            held = sorted(index for group in groups for index in group.indexes)
+            rounds = yield from self._rounds(held)
+            end = min(ends) if ends else None
+            self._lease.groups = [Group(window, end) for windows in rounds for window in windows]
+
+    def _rounds(self, indexes: Indexes) -> Steps:
+        """Returns rounds of windows. A window has locks of one server; a round, at most one window of each server."""
+        if not indexes:
+            return []
+        parts: Sequence[Sequence[int]] = yield Split(self._lease.keys_of(indexes))
+        if len(parts) == 1 and len(indexes) <= _WINDOW:
+            return [[indexes]]
+        windows = [
+            [[indexes[i] for i in part[at : at + _WINDOW]] for at in range(0, len(part), _WINDOW)] for part in parts
+        ]
+        if self._plan.all_or_nothing:
+            return [[window] for of_server in windows for window in of_server]
+        return [[window for window in round_ if window] for round_ in zip_longest(*windows)]

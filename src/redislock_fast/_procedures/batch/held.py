@@ -1,0 +1,121 @@
+"""A held batch: the base of `Batch`, for threads and for asyncio. It is released, extended and reacquired as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes, Name
+from redislock_fast._procedures.steps import Steps, all_of
+from redislock_fast._protocol.commands import Extend, Reacquire
+from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
+from redislock_fast._util.times import added_ms, clock
+
+__all__ = ["BatchBase"]
+
+
+class BatchBase:
+    """The base of both `Batch` classes, which describe its attributes."""
+
+    def __init__(self, lease: BatchLease, missed: list[int]) -> None:
+        self._lease = lease
+        names = lease.plan.names
+        self._in_the_way = [names[index] for index in sorted(set(missed))]
+        self.missed: list[Name] = self._in_the_way[:]
+        self.acquired: list[Name] = names[:]
+        if missed and lease.plan.all_or_nothing:
+            self.missed, self.acquired = names[:], []
+        elif missed:
+            others = set(missed)
+            self.acquired = [name for index, name in enumerate(names) if index not in others]
+
+    def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
+        """The verdicts by name, in the order given."""
+        names = self._lease.plan.names
+        if len(verdicts) == 1:
+            indexes, results = verdicts[0]
+            if type(indexes) is range and results.count(True) == len(results):
+                return self._lease.plan.all_held.copy()
+            of_these = names if type(indexes) is range else map(names.__getitem__, indexes)
+            return dict(zip(of_these, results, strict=True))
+        pairs = [pair for indexes, results in verdicts for pair in zip(indexes, results, strict=True)]
+        return {names[index]: result for index, result in sorted(pairs)}
+
+    def _check_entry(self) -> None:
+        if self._lease.plan.all_or_nothing and self._in_the_way:
+            first: Any = self._in_the_way[0]  # may be bytes, as in the errors of a lock with such a name
+            raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
+
+    def _check_exit(self, results: dict[Name, bool]) -> None:
+        lost: list[Any] = [name for name, released in results.items() if not released]
+        if lost:
+            message = f"Cannot release {len(lost)} locks that are no longer owned, such as {lost[0]!r}"
+            raise LockNotOwnedError(message, lock_name=lost[0])
+
+    def __repr__(self) -> str:
+        """The first name, how many locks are held and for how long. Never the token. Sends nothing."""
+        names, groups = self._lease.plan.names, self._lease.live_groups()
+        held = sum(len(group.indexes) for group in groups)
+        of = f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else ", ".join(map(repr, names))
+        ends = [group.expires_at for group in groups if group.expires_at is not None]
+        left = f", {max(min(ends) - clock(), 0.0):.3f} s left" if ends else ""
+        return f"<{type(self).__name__} {of}: {held} of {len(names)} held{left}>"
+
+    # ---- steps ----
+
+    def _releasing(self) -> Steps:
+        verdicts: list[tuple[Indexes, list[bool]]] = []
+        for groups in (yield from self._lease.rounds(self._lease.live_groups())):
+            operations = [
+                ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at, group.doubtful)
+                for group in groups
+            ]
+            try:
+                yield all_of(operations)
+            finally:
+                for group, operation in zip(groups, operations, strict=True):
+                    verdicts.append((group.indexes, operation.results))
+                    group.doubtful = operation.unsettled and operation.valid
+                    self._lease.keep(group, operation.unfinished)
+        return self._result(verdicts)
+
+    def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
+        if self._lease.plan.ttl_ms is None:
+            raise LockError(f"Cannot {verb} a batch of locks with no timeout: {self!r}")
+        verdicts: list[tuple[Indexes, list[bool]]] = []
+        for groups in (yield from self._lease.rounds(self._lease.live_groups())):
+            parts = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
+            operations = [Pipeline(of_group) for of_group in parts]
+            try:
+                yield all_of(operations)
+            finally:
+                for group, of_group, operation in zip(groups, parts, operations, strict=True):
+                    verdicts.append((group.indexes, operation.results))
+                    self._note_leases(group, of_group, operation)
+        return self._result(verdicts)
+
+    def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
+        ttl_s = (self._lease.plan.ttl_ms or 0) / 1000
+        if operation.unfinished:
+            if operation.unsettled and isinstance(parts[0], Reacquire) and group.expires_at is not None:
+                group.expires_at = min(group.expires_at, parts[0].sent_at + ttl_s)
+            return
+        ends = [
+            one.expires_at if isinstance(one, Extend) else one.sent_at + ttl_s
+            for one, held in zip(parts, operation.results, strict=True)
+            if held
+        ]
+        group.expires_at = min((end for end in ends if end is not None), default=None)
+        self._lease.forget(group, operation.results)
+
+    def _extending(self, additional_time: float) -> Steps:
+        add_ms = added_ms(additional_time)
+        return self._prolonging(
+            "extend", lambda key, group: Extend(key, self._lease.token, add_ms, False, group.expires_at)
+        )
+
+    def _reacquiring(self) -> Steps:
+        ttl_ms = self._lease.plan.ttl_ms or 0
+        return self._prolonging("reacquire", lambda key, _: Reacquire(key, self._lease.token, ttl_ms))

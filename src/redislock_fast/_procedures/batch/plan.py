@@ -1,0 +1,136 @@
+"""What a batch is to acquire, and what it holds: for each server, groups of locks under one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+from redislock_fast._procedures.steps import Split, Steps
+from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._util import fork
+from redislock_fast._util.times import clock, poll_seconds, ttl_ms_of, wait_seconds
+from redislock_fast._util.tokens import new_token
+
+__all__ = ["BatchLease", "Group", "Indexes", "Name", "Plan"]
+
+Name: TypeAlias = "str | bytes"
+
+Indexes: TypeAlias = "list[int] | range"
+"""The places of locks among a batch's names. A range means all of them, and saves looking each of them up."""
+
+
+class Plan:
+    """The checked parameters of an acquire.
+
+    Args:
+        names: the names of the locks.
+        keys_of: gives the names' keys, and whether different names certainly have different keys.
+        timeout: the ttl in seconds; None or 0: the locks do not expire.
+        blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
+        sleep: how long to sleep between two rounds, in seconds.
+        all_or_nothing: whether to acquire all locks or none.
+
+    Raises:
+        TypeError: `names` is one str or bytes.
+        ValueError: a name comes twice; or an impossible time.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[Name],
+        keys_of: Callable[[Sequence[Any]], tuple[list[bytes], bool]],
+        timeout: float | None,
+        blocking_timeout: float | None,
+        sleep: float,
+        all_or_nothing: bool,
+    ) -> None:
+        if isinstance(names, (str, bytes)):
+            raise TypeError("names is an iterable of names, not a single one")
+        self.names = list(names)
+        self.keys, injective = keys_of(self.names)
+        # Hot path: one dict finds names that come twice, and is the result of every operation that succeeds for all.
+        self.all_held: dict[Name, bool] = dict.fromkeys(self.names, True)
+        if len(self.all_held if injective else set(self.keys)) != len(self.keys):
+            seen: set[bytes] = set()
+            again = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise ValueError(f"{again!r} is among the names more than once")
+        self.timeout = timeout
+        self.ttl_ms = ttl_ms_of(timeout)
+        self.sleep = poll_seconds(sleep)
+        self.blocking_timeout = None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout")
+        self.all_or_nothing = all_or_nothing
+
+
+class Group:
+    """The held locks of one server, at most a window of them.
+
+    Attributes:
+        indexes: their places among the batch's names.
+        expires_at: until when all their leases are certainly valid, in the clock's seconds; None: they do not expire.
+        doubtful: whether a release of unknown outcome was sent while they were valid.
+    """
+
+    def __init__(self, indexes: Indexes, expires_at: float | None) -> None:
+        self.indexes = indexes
+        self.expires_at = expires_at
+        self.doubtful = False
+
+
+class BatchLease:
+    """The locks that a batch holds: its token, and groups of locks. To be used by one thread or task at a time.
+
+    Attributes:
+        waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.token = new_token()
+        self.groups: list[Group] = []
+        self.waiting: Waiting | None = None
+        self._generation = fork.generation
+
+    def live_groups(self) -> list[Group]:
+        """The groups; none in a forked child, which holds nothing of its parent's locks."""
+        if self._generation != fork.generation:
+            self.groups, self.waiting = [], None
+        return self.groups
+
+    def keys_of(self, indexes: Indexes) -> list[bytes]:
+        """The locks' keys."""
+        keys = self.plan.keys
+        return keys if type(indexes) is range else list(map(keys.__getitem__, indexes))
+
+    def entries(self) -> list[tuple[bytes, bytes]]:
+        """The keys and the token of all held locks, and a ticket, for a cleanup."""
+        keys = self.plan.keys
+        held = [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
+        waiting = self.waiting
+        return held if waiting is None or not waiting.queues else [(waiting.key, waiting.token), *held]
+
+    def doubt(self) -> None:
+        """Note that all held locks are being released with unknown outcome."""
+        now = clock()
+        for group in self.live_groups():
+            group.doubtful = group.expires_at is None or now < group.expires_at
+
+    def forget(self, group: Group, results: list[bool]) -> None:
+        """Drop the locks of a group that were lost."""
+        self.keep(group, [at for at, held in enumerate(results) if held])
+
+    def keep(self, group: Group, places: list[int]) -> None:
+        """Drop all locks of a group but those at these places."""
+        if len(places) == len(group.indexes):
+            return
+        if places:
+            group.indexes = [group.indexes[at] for at in places]
+        else:
+            self.groups.remove(group)
+
+    def rounds(self, groups: list[Group]) -> Steps:
+        """Returns the groups in rounds: lists of groups of different servers, which are asked at the same time."""
+        if len(groups) < 2:
+            return [[*groups]] if groups else []
+        parts = yield Split([self.plan.keys[group.indexes[0]] for group in groups])
+        return [[groups[at] for at in round_ if at is not None] for round_ in zip_longest(*parts)]
