@@ -10,16 +10,26 @@ On leaving the block, the batch releases what it holds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.batch import BatchBase, BatchLease, Name, Plan, acquiring
+from redislock_fast._procedures.batch import (
+    BatchBase,
+    BatchLease,
+    BatchWatch,
+    Name,
+    Plan,
+    acquiring,
+    batch_options,
+)
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.threads.driver import drive
+from redislock_fast._transport.threads.renewer import renewer_of, tell
 from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._util.errors import LossReason
 from redislock_fast.lock import Lock
 
 if TYPE_CHECKING:
@@ -147,6 +157,9 @@ class Locker(LockerBase[Lock]):
         *,
         sleep: float = 0.1,
         all_or_nothing: bool = False,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Batch, Name, LossReason], object] | None = None,
     ) -> Batch:
         """Acquire the locks that are free; with `all_or_nothing`, all of them or none.
 
@@ -163,22 +176,31 @@ class Locker(LockerBase[Lock]):
                 queue. Leases that age meanwhile are extended.
             all_or_nothing: whether to release the rest where one lock is missed. A waiting batch holds only the locks
                 whose keys come before the one that it waits for, so that batches do not deadlock.
+            auto_renew: whether to renew the leases in the background until the batch is released, as `Lock` does.
+            max_hold: with `auto_renew`, after how many seconds renewal ends.
+            on_lost: called with the batch, the name and the reason for each lock that is lost before its release, once,
+                in a thread of its own. Another thread may use the batch meanwhile, so it must not call the batch.
 
         Returns:
             The batch: the names that were acquired and those that were missed.
 
         Raises:
-            TypeError: `names` is a single name.
-            ValueError: a name comes twice, or an impossible time. Nothing was sent.
+            TypeError: `names` is a single name, or `on_lost` cannot be called.
+            ValueError: a name comes twice, an impossible time, or options that do not go together, such as `auto_renew`
+                without `timeout`. Nothing was sent.
             redis.exceptions.DataError: a name that redis-py cannot encode. Nothing was sent.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
         lease = BatchLease(plan)
         try:
-            return Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
+            batch = Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
+            if options is not None:
+                lease.watch = BatchWatch(batch, lease.groups, options, renewer_of(self._transport), tell)
+            return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
         except BaseException:
             self._transport.clean_up(lease.entries())
             raise

@@ -68,6 +68,37 @@ FAULTS = (
         "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
     ),
     Fault(
+        "released batch is renewed",
+        "_procedures/batch/held.py",
+        "                watch.end(groups)\n",
+        "                pass\n",
+        "tests/integration/batch/test_watching.py::test_a_released_batch_is_renewed_no_more[threads-valkey]",
+    ),
+    Fault(
+        "loss that a batch finds out by itself is not reported",
+        "_procedures/batch/watching.py",
+        "            self._tell(*loss)\n",
+        "            pass\n",
+        "tests/integration/batch/test_watching.py::test_a_call_that_finds_a_loss_reports_it[threads-valkey-extend]",
+    ),
+    Fault(
+        "lost lock of a batch counts as released",
+        "_procedures/batch/watching.py",
+        "return result and self._locks[index].lease.loss is None",
+        "return result",
+        "tests/integration/batch/test_watching.py::test_a_lost_lock_stays_lost_though_its_key_has_the_token_again[threads-valkey]",
+    ),
+    Fault(
+        "place in the queue is lost while a batch extends its leases",
+        "_procedures/batch/acquisition.py",
+        "limit, lease.token, refresh=refresh)",
+        "Limit(0.1), lease.token, refresh=refresh)",
+        (
+            "tests/integration/batch/test_all_or_nothing.py::"
+            "test_it_keeps_its_place_while_the_leases_before_it_are_prolonged[threads-valkey]"
+        ),
+    ),
+    Fault(
         "all_or_nothing holds locks behind the one that it waits for",
         "_procedures/batch/acquisition.py",
         "                yield from self._give_back(set(order[held + 1 :]))\n",

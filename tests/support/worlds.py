@@ -261,10 +261,10 @@ class World:
         return lock if self.in_threads else Blocking(lock, self._clients)
 
     def callback(self, work: Callable[..., object]) -> Callable[..., object]:
-        """An `on_lost` for this world that does the work with the lock, which may block."""
+        """An `on_lost` for this world that does the work with the lock or batch, which may block."""
         if self.in_threads:
             return work
-        return awaitable(lambda lock, reason: work(Blocking(lock, self._clients), reason))
+        return awaitable(lambda lock, *what: work(Blocking(lock, self._clients), *what))
 
     def redlock(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
         """A Redlock on clients for this world."""

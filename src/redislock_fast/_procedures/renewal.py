@@ -239,9 +239,9 @@ def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
     return open_ones
 
 
-def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss]) -> None:
+def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss], by_release: bool = False) -> None:
     """Note a loss, unless it was noted before. It is logged where no `on_lost` tells it."""
-    if lease.lose(reason):
+    if lease.lose(reason, by_release):
         losses.append(LeaseLoss(lease, reason))
         if lease.options.on_lost is None:
             logger.warning("The lock %r was lost: %s.", lease.key, reason)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
-from redislock_fast._procedures.batch import BatchBase, BatchLease, Name, Plan, acquiring
+from redislock_fast._lease.options import Options
+from redislock_fast._procedures.batch import (
+    BatchBase,
+    BatchLease,
+    BatchWatch,
+    Name,
+    Plan,
+    acquiring,
+    batch_options,
+)
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast._transport.loop.renewer import renewer_of
 from redislock_fast._util.coroutines import runs
+from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio.lock import Lock
 
 if TYPE_CHECKING:
@@ -92,11 +103,15 @@ class Batch(BatchBase):
 
 
 @runs("Locker.acquire_many")
-async def _acquire(transport: AsyncTransport, plan: Plan) -> Batch:
+async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | None) -> Batch:
     loop = asyncio.get_running_loop()
     lease = BatchLease(plan)
     try:
-        return Batch(transport, lease, await drive(transport, acquiring(lease)))
+        batch = Batch(transport, lease, await drive(transport, acquiring(lease)))
+        if options is not None:
+            renewer = renewer_of(transport)
+            lease.watch = BatchWatch(batch, lease.groups, options, renewer, renewer.tell)
+        return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
     except GeneratorExit:
         transport.clean_up_dropped(loop, lease.entries())
         raise
@@ -108,8 +123,8 @@ async def _acquire(transport: AsyncTransport, plan: Plan) -> Batch:
 class Acquiring:
     """Gives the batch to `await`, once; `async with` also releases the batch on leaving."""
 
-    def __init__(self, transport: AsyncTransport, plan: Plan) -> None:
-        self._acquiring = _acquire(transport, plan)  # made now: if it is never awaited, Python says so
+    def __init__(self, transport: AsyncTransport, plan: Plan, options: Options | None) -> None:
+        self._acquiring = _acquire(transport, plan, options)  # made now: if it is never awaited, Python says so
         self._batch: Batch | None = None
 
     def __await__(self) -> Generator[Any, Any, Batch]:
@@ -153,11 +168,15 @@ class Locker(LockerBase[Lock]):
         *,
         sleep: float = 0.1,
         all_or_nothing: bool = False,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Batch, Name, LossReason], object] | None = None,
     ) -> Acquiring:
         """Acquire the locks that are free, or all or none: `batch = await ...`, or `async with ... as batch`.
 
         Takes and raises what `redislock_fast.Locker.acquire_many` does; the call itself raises for bad parameters. If
-        it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up.
+        it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up. `on_lost` is called in the
+        loop, and may be a coroutine function.
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        return Acquiring(self._transport, plan)
+        return Acquiring(self._transport, plan, batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms))

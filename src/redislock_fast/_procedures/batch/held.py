@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,7 +68,10 @@ class BatchBase:
 
     def _releasing(self) -> Steps:
         verdicts: list[tuple[Indexes, list[bool]]] = []
+        watch = self._lease.watch
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
+            if watch is not None:
+                watch.end(groups)
             operations = [
                 ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at, group.doubtful)
                 for group in groups
@@ -76,24 +80,44 @@ class BatchBase:
                 yield all_of(operations)
             finally:
                 for group, operation in zip(groups, operations, strict=True):
-                    verdicts.append((group.indexes, operation.results))
+                    verdicts.append((group.indexes, self._judged(group, operation.results)))
                     group.doubtful = operation.unsettled and operation.valid
                     self._lease.keep(group, operation.unfinished)
+            yield from self._reporting(verdicts[-len(groups) :])
         return self._result(verdicts)
 
-    def _prolonging(self, verb: str, operation_of: Callable[[bytes, Group], Extend | Reacquire]) -> Steps:
+    def _judged(self, group: Group, results: list[bool]) -> list[bool]:
+        """The verdicts for a group, in which a lost lock stays lost."""
+        watch = self._lease.watch
+        return results if watch is None else list(map(watch.held, group.indexes, results))
+
+    def _reporting(self, verdicts: list[tuple[Indexes, list[bool]]]) -> Steps:
+        """Report the locks of each group that were found to be lost."""
+        watch = self._lease.watch
+        if watch is not None:
+            for indexes, results in verdicts:
+                yield from watch.losing([index for index, held in zip(indexes, results, strict=True) if not held])
+
+    def _prolonging(
+        self, verb: str, new_ttl_ms: int | None, operation_of: Callable[[bytes, Group], Extend | Reacquire]
+    ) -> Steps:
         if self._lease.plan.ttl_ms is None:
             raise LockError(f"Cannot {verb} a batch of locks with no timeout: {self!r}")
         verdicts: list[tuple[Indexes, list[bool]]] = []
+        watch = self._lease.watch
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
-            parts = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
-            operations = [Pipeline(of_group) for of_group in parts]
-            try:
-                yield all_of(operations)
-            finally:
-                for group, of_group, operation in zip(groups, parts, operations, strict=True):
-                    verdicts.append((group.indexes, operation.results))
-                    self._note_leases(group, of_group, operation)
+            with contextlib.nullcontext() if watch is None else watch.prolonged(groups, new_ttl_ms):
+                parts = [[operation_of(key, group) for key in self._lease.keys_of(group.indexes)] for group in groups]
+                operations = [Pipeline(of_group) for of_group in parts]
+                try:
+                    yield all_of(operations)
+                finally:
+                    for group, of_group, operation in zip(groups, parts, operations, strict=True):
+                        verdicts.append((group.indexes, self._judged(group, operation.results)))
+                        self._note_leases(group, of_group, operation)
+                        if watch is not None:
+                            watch.note_request(group)
+            yield from self._reporting(verdicts[-len(groups) :])
         return self._result(verdicts)
 
     def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
@@ -113,9 +137,9 @@ class BatchBase:
     def _extending(self, additional_time: float) -> Steps:
         add_ms = added_ms(additional_time)
         return self._prolonging(
-            "extend", lambda key, group: Extend(key, self._lease.token, add_ms, False, group.expires_at)
+            "extend", None, lambda key, group: Extend(key, self._lease.token, add_ms, False, group.expires_at)
         )
 
     def _reacquiring(self) -> Steps:
         ttl_ms = self._lease.plan.ttl_ms or 0
-        return self._prolonging("reacquire", lambda key, _: Reacquire(key, self._lease.token, ttl_ms))
+        return self._prolonging("reacquire", ttl_ms, lambda key, _: Reacquire(key, self._lease.token, ttl_ms))

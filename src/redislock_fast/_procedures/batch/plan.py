@@ -82,6 +82,7 @@ class BatchLease:
 
     Attributes:
         waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
+        watch: a `BatchWatch`: the leases of the locks; None where the batch is held without options.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -89,12 +90,15 @@ class BatchLease:
         self.token = new_token()
         self.groups: list[Group] = []
         self.waiting: Waiting | None = None
+        self.watch: Any = None
         self._generation = fork.generation
 
     def live_groups(self) -> list[Group]:
         """The groups; none in a forked child, which holds nothing of its parent's locks."""
         if self._generation != fork.generation:
-            self.groups, self.waiting = [], None
+            self.groups, self.waiting, self.watch = [], None, None
+        if self.watch is not None:
+            self.watch.note_renewals(self.groups)
         return self.groups
 
     def keys_of(self, indexes: Indexes) -> list[bytes]:
