@@ -9,8 +9,11 @@ The steps are plain classes, since named tuples would take ten times as long to 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from redis.exceptions import LockError, RedisError
 
 from redislock_fast._protocol.operation import Operation
 
@@ -34,6 +37,7 @@ __all__ = [
     "Step",
     "Steps",
     "all_of",
+    "name_lock",
 ]
 
 ENTERED: Final = "entered"
@@ -147,6 +151,17 @@ class AskAll:
 
 Step: TypeAlias = "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | CallHook | Ask | AskAll"
 Steps: TypeAlias = Generator[Step, Any, Any]
+
+
+def name_lock(step: Step, error: BaseException) -> None:
+    """Add the name of the step's lock to an error of the client's, as a note, which tracebacks show.
+
+    The text stays redis-py's, for those who compare it. Before Python 3.11, errors have no notes.
+    """
+    if isinstance(error, RedisError) and not isinstance(error, LockError) and sys.version_info >= (3, 11):
+        key = step.key if isinstance(step, Enter) else getattr(getattr(step, "operation", None), "key", None)
+        if key is not None:
+            error.add_note(f"of the lock {key.decode(errors='backslashreplace')!r}")
 
 
 def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Execute | ExecuteAll:

@@ -7,6 +7,7 @@ servers, cut connections, flushed scripts.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from redis.retry import Retry
 
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.support.async_helpers import async_few
 from tests.support.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, pause, start, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import connections
@@ -422,3 +424,19 @@ def test_connection_errors_pass_through_exit(
     with pytest.raises(redis.ConnectionError) as caught, lock:
         server.kill()
     assert not isinstance(caught.value, LockError)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes from Python 3.11 on")
+@pytest.mark.parametrize(("name", "text"), [("name", "'name'"), (b"n\xff", r"'n\\xff'")])
+def test_errors_of_the_client_name_the_lock_in_a_note(
+    world: World, server: Server, client: redis.Redis, mortal_server: Server, name: str | bytes, text: str
+) -> None:
+    client.lpush(name, "no lock")
+    refused = world.lock(world.connect(server.port), name, timeout=60)
+    retry = few() if world.in_threads else async_few()
+    unreachable = world.lock(world.connect(mortal_server.port, retry=retry), name, timeout=60)
+    mortal_server.kill()
+    for lock, error in ((refused, redis.ResponseError), (unreachable, redis.ConnectionError)):
+        with pytest.raises(error) as raised:
+            lock.acquire()
+        assert raised.value.__notes__ == [f"of the lock {text}"]

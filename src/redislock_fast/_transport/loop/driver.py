@@ -27,6 +27,7 @@ from redislock_fast._procedures.steps import (
     Sleep,
     Split,
     Steps,
+    name_lock,
 )
 from redislock_fast._transport.base import Encoding, Registry
 from redislock_fast._transport.client import ClientEncoding
@@ -188,6 +189,7 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                 elif type(step) is AskAll:
                     await server.ask(*step.rounds)
             except BaseException as error:
+                name_lock(step, error)
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)

@@ -18,6 +18,7 @@ from redislock_fast._procedures.steps import (
     Sleep,
     Split,
     Steps,
+    name_lock,
 )
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
@@ -112,6 +113,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                 elif type(step) is AskAll:
                     transport.ask(*step.rounds)
             except BaseException as error:
+                name_lock(step, error)
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)
