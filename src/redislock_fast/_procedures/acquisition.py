@@ -104,7 +104,7 @@ class AcquireBase(LeaseBase):
                 return False
             self._note_failure(call, not contended)
             if self._wait == "push":
-                waiting = self._waiting(call.token, call.own_token, sleep_s, limit)
+                waiting = self._waiting(call.token, call.own_token, sleep_s, limit, is_observed(self._redis))
                 outcome = yield from self._queueing(waiting, owner, to_clean_up)
                 call.attempt = waiting.attempt or call.attempt
                 if waiting.own is None:
@@ -238,13 +238,12 @@ class AcquireBase(LeaseBase):
 
     # ---- waiting by push ----
 
-    def _waiting(self, token: bytes, own_token: Any, sleep_s: float, limit: Limit) -> Waiting:
+    def _waiting(self, token: bytes, own_token: Any, sleep_s: float, limit: Limit, observed: bool = False) -> Waiting:
         """Make the `Waiting` with this token, or with a ticket where the token must not be in the queue.
 
         That is the caller's own token, and one that a user's hooks compare with the lock's value.
         """
         kind = self._attempt_kind if own_token is None else self._own_kind
-        observed = is_observed(self._redis)
         if own_token is None and is_ours(token):
             return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind, observed)
         return Waiting(self._key, new_token(), self._ttl_ms, sleep_s, limit, token, kind, observed)
