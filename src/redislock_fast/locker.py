@@ -202,5 +202,5 @@ class Locker(LockerBase[Lock]):
                 lease.watch = BatchWatch(batch, lease.groups, options, renewer_of(self._transport), tell)
             return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
         except BaseException:
-            self._transport.clean_up(lease.entries())
+            self._transport.clean_up(lease.given_up())
             raise

@@ -31,7 +31,7 @@ def interrupt_when(condition: Callable[[], object]) -> None:
 
 
 PACKAGE = Path(redislock_fast.__file__).parent
-_BATCH = ("acquisition.py", "held.py", "plan.py")
+_BATCH = ("acquisition.py", "held.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_procedures/batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 

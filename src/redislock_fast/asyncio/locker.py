@@ -116,7 +116,7 @@ async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | Non
         transport.clean_up_dropped(loop, lease.entries())
         raise
     except BaseException:
-        transport.clean_up(lease.entries())
+        transport.clean_up(lease.given_up())
         raise
 
 

@@ -79,19 +79,26 @@ def test_interrupted_release_that_is_repeated_is_a_success(
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is set")
-@pytest.mark.parametrize("all_or_nothing", [False, True])
-def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect: Connect, all_or_nothing: bool) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"all_or_nothing": True}, {"auto_renew": True}], ids=["what is free", "all or nothing", "renewed"]
+)
+def test_acquire_interrupted_at_any_line_leaves_nothing(
+    valkey: Server, connect: Connect, settings: dict[str, Any]
+) -> None:
     client, admin = connect(valkey.port), connect(valkey.port)
     locker = redislock_fast.Locker(client)
     locker.acquire_many(["warm-up"]).release()
     leaks: list[str] = []
     number = 0
+    held: list[redislock_fast.Batch] = []
+
+    def acquire() -> None:
+        held.append(locker.acquire_many(list("abc"), 60, None, sleep=0.005, **settings))
+
     while True:
         number += 1
         admin.set("b", "other", px=3)
-        place = interrupted_at(
-            number, lambda: locker.acquire_many(list("abc"), 60, None, sleep=0.005, all_or_nothing=all_or_nothing)
-        )
+        place = interrupted_at(number, acquire)
         if not place:
             break
         wait_until(lambda: is_idle(client), "what is known of is undone")
@@ -99,8 +106,9 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(valkey: Server, connect:
         if left or " raises " in place:
             leaks.append(f"{place}: {left}")
         admin.flushall()
+    held.pop().release()
     assert number > 50
-    assert leaks == []
+    assert (leaks, held) == ([], [])
 
 
 # Cleanup

@@ -113,6 +113,12 @@ class BatchLease:
         waiting = self.waiting
         return held if waiting is None or not waiting.queues else [(waiting.key, waiting.token), *held]
 
+    def given_up(self) -> list[tuple[bytes, bytes]]:
+        """`entries` of a batch that its caller does not get. Nothing is renewed any more."""
+        if self.watch is not None:
+            self.watch.end(self.groups)
+        return self.entries()
+
     def doubt(self) -> None:
         """Note that all held locks are being released with unknown outcome."""
         now = clock()
