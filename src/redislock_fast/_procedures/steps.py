@@ -160,8 +160,9 @@ def name_lock(step: Step, error: BaseException) -> None:
     """
     if isinstance(error, RedisError) and not isinstance(error, LockError) and sys.version_info >= (3, 11):
         key = step.key if isinstance(step, Enter) else getattr(getattr(step, "operation", None), "key", None)
-        if key is not None:
-            error.add_note(f"of the lock {key.decode(errors='backslashreplace')!r}")
+        note = None if key is None else f"of the lock {key.decode(errors='backslashreplace')!r}"
+        if note is not None and note not in getattr(error, "__notes__", ()):  # a client may raise one error again
+            error.add_note(note)
 
 
 def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Execute | ExecuteAll:
