@@ -207,7 +207,7 @@ def test_acquire_of_unknown_outcome_raises_the_clients_error_and_is_cleaned_up(w
             return self._break(await answer)
 
     lock = world.lock(clients.make(Breaking))
-    with pytest.raises(ConnectionError, match="^no reply"):
+    with pytest.raises(ConnectionError, match=r"^no reply"):
         lock.acquire()
     wait_until(lambda: clients.keys() == set() and _is_idle(world), "it is cleaned up")
 
