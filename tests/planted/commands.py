@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         "fenced acquire takes an equal token of another holder for its own",
         "_protocol/fenced.py",
-        "verdict == _TAKEN or (verdict == _HELD and self.unsettled)",
-        "verdict in (_TAKEN, _HELD)",
+        "verdict == TAKEN or (verdict == HELD and self.unsettled)",
+        "verdict in (TAKEN, HELD)",
         (
             "tests/unit/protocol/test_fenced.py::"
             "test_acquire_finds_its_own_token_after_a_lost_reply_only[never sent-unmarked]"

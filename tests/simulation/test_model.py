@@ -111,7 +111,7 @@ class _Real:
         return [*steps, *map(self._heard, self._pubsubs, _CHANNELS)]
 
     def _heard(self, pubsub: Any, channel: bytes) -> list[tuple[bytes, bool]]:
-        """What was published on the channel so far."""
+        """The messages that were published on the channel so far."""
         self._admin.publish(channel, b"end")
         heard = []
         while (message := pubsub.get_message(timeout=PATIENCE_S))["data"] != b"end":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Options", "parameters_of", "refuse_unknown", "spelled_out"]
+__all__ = ["Options", "check_on_lost", "parameters_of", "refuse_unknown", "spelled_out"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -80,6 +80,16 @@ def spelled_out(method: _Method) -> _Method:
     return method
 
 
+def check_on_lost(on_lost: object) -> None:
+    """Check that `on_lost` is None or can be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if not (on_lost is None or callable(on_lost)):
+        raise TypeError(f"on_lost is not callable: {on_lost!r}")
+
+
 def _is_given(option: object) -> bool:
     return option is not None
 
@@ -115,8 +125,7 @@ class Options:
     ) -> None:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
-        if not (on_lost is None or callable(on_lost)):
-            raise TypeError(f"on_lost is not callable: {on_lost!r}")
+        check_on_lost(on_lost)
         if operator.index(wait_replicas) < 0:
             raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
         if bool(wait_replicas) != (wait_timeout is not None):

@@ -32,6 +32,7 @@ __all__ = [
     "RenewalBatch",
     "Schedule",
     "Verdict",
+    "asking_why",
     "attempting",
     "due_at",
     "late_entries",
@@ -278,7 +279,7 @@ def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     for lease, reacquire in asked:
         lease.contended = reacquire.contended
     if gone:
-        yield from _asking_why(gone, losses)
+        yield from asking_why(gone, losses)
 
 
 def _requests(leases: list[Lease], now: float) -> list[tuple[Lease, Reacquire]]:
@@ -341,14 +342,15 @@ def limit_s(leases: list[Lease], now: float) -> float:
     return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
-def _asking_why(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
+def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:
+    """Find out why locks on one server are not held any more. Adds each to `losses`, once."""
     reads = [ReadHolder(lease.key) for lease in leases]
     operation = Pipeline(reads)
     with unheeded():
         yield Execute(operation, limit_s(leases, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
     for lease, read in zip(leases, reads, strict=True):
-        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses)
+        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses, by_release)
 
 
 def reason_of(read: ReadHolder) -> LossReason:

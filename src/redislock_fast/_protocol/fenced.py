@@ -16,13 +16,10 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Refused, TokenOperation
-from redislock_fast._protocol.own_token import AcquireOwn, Redeem
+from redislock_fast._protocol.own_token import HELD, TAKEN, AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
 __all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence", "RedeemFenced"]
-
-_TAKEN = 1
-_HELD = 2
 
 
 def _request(operation: TokenOperation, ttl_ms: bytes | int) -> Args:
@@ -38,8 +35,8 @@ def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
         raise Refused(str(reply))
     answer: Any = reply
     kinds = list(map(type, reply)) if type(reply) is list else []
-    numbers = [int] if kinds and answer[0] in (_TAKEN, _HELD) else []
-    if kinds in ([int, bytes, *numbers], [int, type(None), *numbers]) and 0 <= answer[0] <= _HELD:
+    numbers = [int] if kinds and answer[0] in (TAKEN, HELD) else []
+    if kinds in ([int, bytes, *numbers], [int, type(None), *numbers]) and 0 <= answer[0] <= HELD:
         return list(answer)
     raise Malformed(reply)
 
@@ -66,8 +63,8 @@ class AcquireFenced(Acquire):
         verdict, self.holder = answer[:2]
         # Found with our token, the lock is ours by an attempt of unknown outcome; else another holder has the same
         # token.
-        self.result = verdict == _TAKEN or (verdict == _HELD and self.unsettled)
-        if verdict in (_TAKEN, _HELD):
+        self.result = verdict == TAKEN or (verdict == HELD and self.unsettled)
+        if verdict in (TAKEN, HELD):
             self.fence = answer[2]
         return True
 
@@ -95,7 +92,7 @@ class RedeemFenced(Redeem, AcquireFenced):
         """Whether the script returns this."""
         if not isinstance(reply, list) or len(reply) != 2:
             return reply == [0]
-        return reply[0] in (_TAKEN, _HELD) and type(reply[1]) is int
+        return reply[0] in (TAKEN, HELD) and type(reply[1]) is int
 
     def _note(self, answer: list[int]) -> None:
         """Note the number."""
@@ -120,7 +117,7 @@ class Fence(TokenOperation):
         answer = _answer(self, reply)
         if answer is None:
             return False
-        self.result = answer[0] == _HELD
+        self.result = answer[0] == HELD
         if self.result:
             self.fence = answer[2]
         return True

@@ -20,12 +20,13 @@ from redislock_fast._protocol.operation import Refused
 from redislock_fast._protocol.scripts import REDEEM
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
-__all__ = ["AcquireOwn", "Redeem"]
+__all__ = ["HELD", "TAKEN", "AcquireOwn", "Redeem"]
 
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
 
-_LOST, _TAKEN, _HELD = range(3)  # the verdicts of redeem.lua
+LOST, TAKEN, HELD = range(3)
+"""The verdicts of redeem.lua and acquire_fenced.lua: another's or free; taken by the request; held with the token."""
 
 
 class AcquireOwn(Acquire):
@@ -129,15 +130,15 @@ class Redeem(AcquireOwn):
         if not self._is_answer(reply):
             raise Malformed(reply)
         answer: Any = reply
-        self._took = answer[0] == _TAKEN
-        self.result = answer[0] != _LOST
+        self._took = answer[0] == TAKEN
+        self.result = answer[0] != LOST
         self._note(answer)
         return True
 
     @staticmethod
     def _is_answer(reply: Reply) -> bool:
         """Whether the script returns this."""
-        return reply in ([_LOST], [_TAKEN], [_HELD])
+        return reply in ([LOST], [TAKEN], [HELD])
 
     def _note(self, answer: list[int]) -> None:
         """Note what the answer tells beside the verdict."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 class Told:
-    """Notes what `on_lost` is told."""
+    """Notes the calls of `on_lost`."""
 
     def __init__(self, world: World) -> None:
         self.losses: list[tuple[Any, LossReason]] = []
@@ -41,7 +41,7 @@ class Told:
 
 @pytest.fixture
 def told(world: World) -> Told:
-    """What the batch of the test is told."""
+    """The losses that the batch of the test reports."""
     return Told(world)
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -98,8 +97,12 @@ class _Acquisition:
 
     # ---- their steps ----
 
+    def _left_s(self) -> float | None:
+        """How many seconds are left until the last round must begin; None: there is no deadline."""
+        return None if self._deadline is None else max(self._deadline - self._round_s - clock(), 0.0)
+
     def _time_is_up(self) -> bool:
-        return self._deadline is not None and clock() + self._round_s >= self._deadline
+        return self._left_s() == 0.0
 
     def _queueing(self, index: int) -> Steps:
         """Wait for a lock in its queue, by a ticket. Returns whether it is held then, and the indexes of lost locks.
@@ -113,8 +116,8 @@ class _Acquisition:
             lost.extend((yield from self._refresh(group)))
             return bool(lost)
 
-        limit = Limit(None if self._deadline is None else max(self._deadline - self._round_s - clock(), 0.0))
-        waiting = Waiting(key, new_token(), ttl_ms, self._pause().seconds, limit, lease.token, refresh=refresh)
+        limit, interval_s = Limit(self._left_s()), self._pause().seconds
+        waiting = Waiting(key, new_token(), ttl_ms, interval_s, limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
         outcome = yield from waiting.steps()
@@ -127,19 +130,12 @@ class _Acquisition:
             yield self._pause()
         return False, lost
 
-    def _longest_pause_s(self) -> float | None:
-        """How long a pause may be: no held lock expires meanwhile, and the last round ends by the deadline."""
-        pause_s = math.inf
-        if self._plan.ttl_ms is not None and self._lease.groups:
-            pause_s = self._plan.ttl_ms / 4000
-        if self._deadline is not None:
-            pause_s = min(pause_s, max(self._deadline - self._round_s - clock(), 0.0))
-        return None if pause_s == math.inf else pause_s
-
     def _pause(self) -> Sleep:
-        """The pause before the next round of a batch that polls."""
-        longest_s = self._longest_pause_s()
-        return Sleep(self._plan.sleep if longest_s is None else min(self._plan.sleep, longest_s))
+        """The pause before the next round: no held lock expires meanwhile, and the last round ends by the deadline."""
+        pause_s, left_s = self._plan.sleep, self._left_s()
+        if self._plan.ttl_ms is not None and self._lease.groups:
+            pause_s = min(pause_s, self._plan.ttl_ms / 4000)
+        return Sleep(pause_s if left_s is None else min(pause_s, left_s))
 
     def _limit_s(self) -> float | None:
         """How many seconds an operation may take; None for no limit."""

@@ -1,4 +1,4 @@
-"""What a batch is to acquire, and what it holds: for each server, groups of locks under one token."""
+"""The plan of a batch, which are its checked parameters, and its lease: the held locks, in groups for each server."""
 
 from __future__ import annotations
 

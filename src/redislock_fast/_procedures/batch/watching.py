@@ -13,12 +13,10 @@ from functools import partial
 from typing import Any
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.options import Options
+from redislock_fast._lease.options import Options, check_on_lost
 from redislock_fast._procedures.batch.plan import BatchLease, Group, Name
-from redislock_fast._procedures.renewal import LeaseLoss, lose, reason_of, unheeded
-from redislock_fast._procedures.steps import Steps, all_of
-from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._procedures.renewal import LeaseLoss, asking_why, lose
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
@@ -38,8 +36,7 @@ def batch_options(
     """
     if not auto_renew and max_hold is None and on_lost is None:
         return None
-    if not (on_lost is None or callable(on_lost)):
-        raise TypeError(f"on_lost is not callable: {on_lost!r}")
+    check_on_lost(on_lost)
     told = None if on_lost is None else partial(_tell, on_lost)
     options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=told)
     options.check(ttl_ms, thread_local=True, for_tasks=False)
@@ -139,17 +136,15 @@ class BatchWatch:
     def losing(self, indexes: Sequence[int]) -> Steps:
         """Find out why locks on one server were lost, and report each loss once."""
         leases = [lease for index in indexes if (lease := self._locks[index].lease).loss is None]
-        if not leases:
-            return
+        losses: list[LeaseLoss] = []
+        unclear: list[Lease] = []
         for lease in leases:
             self._renewer.let_go(lease)
-        reads = [ReadHolder(lease.key) for lease in leases]
-        operation = Pipeline(reads)
-        with unheeded():
-            yield all_of([operation])
-        now, losses = clock(), list[LeaseLoss]()
-        for lease, read in zip(leases, reads, strict=True):
-            reason = LossReason.SERVER_GONE if operation.unfinished else reason_of(read)
-            lose(lease, LossReason.EXPIRED if now >= lease.deadline else reason, losses, by_release=True)
+            if clock() >= lease.deadline:
+                lose(lease, LossReason.EXPIRED, losses, by_release=True)
+            else:
+                unclear.append(lease)
+        if unclear:
+            yield from asking_why(unclear, losses, by_release=True)
         for loss in losses:
             self._tell(*loss)
