@@ -55,7 +55,7 @@ def connections(client: redis.Redis) -> set[str]:
 
 def client_of(server: Server) -> redis.asyncio.Redis:
     # An address: in a child that was forked while another thread looked up a name, glibc's getaddrinfo hangs.
-    return redis.asyncio.Redis("127.0.0.1", server.port, client_name="locks")
+    return redis.asyncio.Redis(host="127.0.0.1", port=server.port, client_name="locks")
 
 
 async def use(lock: Lock) -> None:
