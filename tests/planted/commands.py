@@ -180,7 +180,7 @@ FAULTS = (
     Fault(
         "forked child draws the tokens of its parent",
         "_util/tokens.py",
-        "fork.on_fork(_stock.clear)\n",
+        "        self._stock.clear()\n",
         "",
         "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[ours-valkey]",
     ),

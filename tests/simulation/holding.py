@@ -20,7 +20,7 @@ from typing import Any
 from redislock_fast._lease import lease as lease_module
 from redislock_fast._lease import owner
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import key_queue, lock, renewal, settings, waiters, waiting
+from redislock_fast._procedures import key_queue, lock, renewal, waiters, waiting
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
@@ -110,6 +110,7 @@ class Simulation:
         self.kind = kind or dice.choice(_KINDS)
         self.calm = self.kind == "calm"
         self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
+        world.new_token = self.new_token
         self.model = world.model
         self.ttl_ms = dice.choice((100, 400, 2000, 10_000))
         self.max_hold_s = self.ttl_ms / 1000 * (1 + 3 * dice.random())
@@ -184,7 +185,7 @@ class Simulation:
         self._fences.setdefault(key, [])
 
     def new_token(self) -> bytes:
-        """In place of `_util.tokens.new_token`."""
+        """In place of `TokenSource.new_token`."""
         self._tokens += 1
         return b"rlf:%032x" % self._tokens
 
@@ -406,11 +407,10 @@ class Simulation:
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
-        """Put the world's clock, tokens and chance in place of the real ones."""
+        """Put the world's clock and chance in place of the real ones."""
         procedures = (lock, lease_procedure, renewal, key_queue, waiters, waiting)
         timed = (*procedures, lease_module, owner, times, loop_renewer, uncontended)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places += [(module, "new_token", self.new_token) for module in (settings, uncontended, waiting)]
         places.append((renewal, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:

@@ -193,6 +193,15 @@ class Transport:
         """Whether an attempt would probably fail."""
         return self._process.is_contended(key, is_patient)
 
+    def new_token(self, key: bytes | None = None) -> bytes:
+        """A new token."""
+        return self._process.new_token(key)
+
+    @property
+    def tokens(self) -> Process:
+        """What makes the tokens of its connection."""
+        return self._process
+
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
         self._process.note_hand_over(key, handed_over)

@@ -416,6 +416,10 @@ class Process:
             self.connection is not None and self.connection.registry is waiter.registry and not self.connection.broken
         )
 
+    def new_token(self, _: bytes | None = None) -> bytes:
+        """A new token."""
+        return self.world.new_token()
+
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt would probably fail."""
         return (

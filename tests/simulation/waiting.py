@@ -69,6 +69,7 @@ class Simulation:
         has = dice.choice(tuple(SERVERS.values()))
         cluster = "LMPOP" in has and dice.random() < 0.15
         self.world = world = World(dice, model(has, cluster=cluster), tells)
+        world.new_token = self.new_token
         self.model = world.model
         self.ttl_ms = dice.choice((None, 10_000) if self.calm else (None, None, 40, 150, 1000, 10_000))
         self.interval_s = dice.choice((0.05, 0.1) if self.calm else (0.01, 0.03, 0.1))
@@ -167,7 +168,7 @@ class Simulation:
                 del self._places[token]
 
     def new_token(self) -> bytes:
-        """In place of `_util.tokens.new_token`."""
+        """In place of `TokenSource.new_token`."""
         self._tokens += 1
         token = b"rlf:%032x" % self._tokens
         running = self.world.running
@@ -290,18 +291,16 @@ class Simulation:
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
-        """Put the world's clock and tokens in place of the real ones."""
-        simulated = {"clock": self.world.clock, "new_token": self.new_token}
-        places: list[tuple[Any, str]] = [(module, "clock") for module in (waiting, key_queue, waiters, times)]
-        places.append((waiting, "new_token"))
-        real = [getattr(module, name) for module, name in places]
-        for module, name in places:
-            setattr(module, name, simulated[name])
+        """Put the world's clock in place of the real one."""
+        modules: list[Any] = [waiting, key_queue, waiters, times]
+        real = [module.clock for module in modules]
+        for module in modules:
+            module.clock = self.world.clock
         try:
             yield
         finally:
-            for (module, name), value in zip(places, real, strict=True):
-                setattr(module, name, value)
+            for module, clock in zip(modules, real, strict=True):
+                module.clock = clock
 
     def _is_over(self) -> bool:
         return all(waiter.task.done or waiter.process.dead for waiter in self.waiters)

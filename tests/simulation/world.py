@@ -18,6 +18,7 @@ from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
+from redislock_fast._util.tokens import TokenSource
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model
 
@@ -49,7 +50,7 @@ def in_words(value: object) -> str:
         return "(" + " ".join(map(in_words, value)) + ")"
     if isinstance(value, bytes):
         text = _NAMES.get(value) or value.decode()
-        return text.replace("rlf:" + "0" * 24, "rlf:").replace("0" * 24, "")
+        return text.replace("rlf:" + "0" * 24, "rlf:").replace("0" * 24, "").replace("rlf:" + "0" * 8, "rlf:")
     return str(value)
 
 
@@ -71,6 +72,7 @@ class World:
             the first: that may be executed after the release, too late for a cleanup. And callers' own tokens whose
             connection broke before the reply: another owner may have the same one, so nothing is cleaned up.
         changed: whether a process has gone on since the last check.
+        new_token: draws a token, in place of `TokenSource.new_token`.
     """
 
     def __init__(self, dice: random.Random, model: Model, tells: bool) -> None:
@@ -88,6 +90,7 @@ class World:
         self.running: Task | None = None
         self.doubtful: set[bytes] = set()
         self.numbers = 0
+        self.new_token: Callable[[], bytes] = TokenSource().new_token
         self.processes: list[Process] = []
         self.server_is_down = False
         self.late_us = 0  # how long the server may still read from a connection that its client has given up
@@ -209,10 +212,10 @@ class ClientConnection:
         self.ending = ending(world.serve(process, CLIENT_INFO, self.session))
         self.registry: WaiterRegistry | None = None
         if self.capabilities.push:
-            self.registry = WaiterRegistry(self.capabilities)
             world.numbers += 1
-            self.registry._listener = b"%032x" % world.numbers
-            self.registry._channel = self.registry._channel and b"rlf:" + self.registry._listener
+            tokens = TokenSource()
+            tokens.identifier = b"%011x" % world.numbers
+            self.registry = WaiterRegistry(self.capabilities, tokens)
         self.cleaning_up: list[Args] = []
         self._calls: deque[Call | OnReply | None] = deque()
         self._under_way: deque[tuple[bool, Any]] = deque()

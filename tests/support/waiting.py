@@ -49,6 +49,13 @@ def queue_of(name: str | bytes) -> bytes:
     return queue_keys(name.encode() if isinstance(name, str) else name)[0]
 
 
+def identifier_of(client: Any, name: str | bytes = "name") -> bytes:
+    """The identifier of a connection in a lock's value, which this package has made."""
+    value: bytes = client.get(name)
+    assert (b"rlf:", 36) == (value[:4], len(value.removesuffix(b"+")))
+    return value[4:15]
+
+
 def queued(client: Any, name: str | bytes) -> int:
     """The length of a lock's queue."""
     length: int = client.zcard(queue_of(name))

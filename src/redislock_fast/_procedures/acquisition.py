@@ -27,7 +27,7 @@ from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
-from redislock_fast._util.tokens import is_held_with, is_ours, new_token
+from redislock_fast._util.tokens import is_held_with, is_ours
 from redislock_fast._util.tracing import is_observed
 
 __all__ = ["AcquireBase", "CleanupEntries"]
@@ -246,7 +246,8 @@ class AcquireBase(LeaseBase):
         kind = self._attempt_kind if own_token is None else self._own_kind
         if own_token is None and is_ours(token):
             return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind, observed)
-        return Waiting(self._key, new_token(), self._ttl_ms, sleep_s, limit, token, kind, observed)
+        ticket = self._transport.new_token(self._key)
+        return Waiting(self._key, ticket, self._ttl_ms, sleep_s, limit, token, kind, observed)
 
     def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.

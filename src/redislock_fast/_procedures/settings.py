@@ -23,7 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork
 from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
-from redislock_fast._util.tokens import MARKER, new_token, without_flag
+from redislock_fast._util.tokens import MARKER, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -295,7 +295,7 @@ class LockSettings:
     def _next_token(self, token: Any) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
-            fresh = new_token()
+            fresh: bytes = self._transport.new_token(self._key)
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
         return self._encoded(token)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +32,7 @@ from redislock_fast._procedures.key_queue import CHECK, KeyQueue
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.queue import AGAIN, FOREIGN, MOST_KEYS, LeaveQueue, Subscriptions, join_answer
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES
+from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES, TokenSource
 
 __all__ = ["BROKEN", "RECKON", "Grant", "Node", "Waiter", "WaiterRegistry"]
 
@@ -90,6 +89,9 @@ class Node(Protocol):
 
     def is_current(self, waiter: Waiter) -> bool:
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
+
+    def new_token(self, key: bytes) -> bytes:
+        """A new token for a request about this lock."""
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request on one of its connections; see `_pipe.base.Pipe.post`."""
@@ -317,14 +319,20 @@ class Waiter:
 class WaiterRegistry(Subscriptions):
     """The waiters of one connection; gives them the server's messages.
 
-    Attributes:
+    Args:
         capabilities: the capabilities of the connection's server.
+        tokens: makes the tokens of requests that leave on the connection.
+
+    Attributes:
+        capabilities: the same.
+        new_token: that of `tokens`.
         has_left: whether the text of the script for leaving the queue has been sent.
     """
 
-    def __init__(self, capabilities: Capabilities) -> None:
-        super().__init__(capabilities, os.urandom(16).hex().encode())
+    def __init__(self, capabilities: Capabilities, tokens: TokenSource) -> None:
+        super().__init__(capabilities, tokens.identifier)
         self.capabilities = capabilities
+        self.new_token = tokens.new_token
         self.has_left = False
         self._mutex = threading.RLock()
         self._key_queues: dict[bytes, KeyQueue[Waiter]] = {}

@@ -23,7 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import is_held_with, new_token
+from redislock_fast._util.tokens import is_held_with
 
 __all__ = ["POLL", "TIME_UP", "Waiting"]
 
@@ -165,7 +165,7 @@ class Waiting:
                 outcome = yield from self._joining(waiter, heard)
                 outcome = yield from self._falling_back(waiter, outcome)
                 if self.own is not None and self.queues and type(outcome) is Grant:
-                    outcome = yield from self._redeeming(self.own)
+                    outcome = yield from self._redeeming(waiter, self.own)
                 if outcome is not BROKEN:
                     return outcome
             except GeneratorExit:  # the task was dropped: this may run in any thread, so nothing may be sent
@@ -197,7 +197,7 @@ class Waiting:
         if waiter.asked_at and outcome in (BROKEN, TIME_UP):
             waiter.withdraw()
         if outcome is BROKEN and queues:
-            self.token = new_token()
+            self.token = waiter.node.new_token(self.key)
         return outcome
 
     # ---- in the queue ----
@@ -259,9 +259,9 @@ class Waiting:
     def _refused(self, waiter: Waiter, wait: JoinQueue) -> Steps:
         """Go on where the server does not execute the request, or may execute it yet. Returns the outcome."""
         if wait.denied == MOVING:
-            return (yield from self._trying())
+            return (yield from self._trying(waiter))
         if wait.unsettled:  # it is cleaned up
-            self.token = new_token()
+            self.token = waiter.node.new_token(self.key)
             return BROKEN
         if wait.denied == "NOPERM":
             waiter.registry.forbid(self.key)
@@ -313,13 +313,13 @@ class Waiting:
         listen_s = waiter.listen_s(self._limit.deadline)
         return listen_s if self.own is None else min(listen_s, self._interval_s)
 
-    def _redeeming(self, own: bytes) -> Steps:
+    def _redeeming(self, waiter: Waiter, own: bytes) -> Steps:
         """Put the caller's own token in the place of the ticket. Returns a Grant; BROKEN where the lock is lost."""
         kind = RedeemFenced if issubclass(self._kind, AcquireFenced) else Redeem
         self.attempt = redeem = kind(self.key, own, self.ttl_ms, self.token)
         yield Execute(redeem, self.limit_s())
         if not redeem.result:
-            self.token = new_token()
+            self.token = waiter.node.new_token(self.key)
             return BROKEN
         self.token, self.queues = own, False
         return Grant(own, redeem.sent_at)
@@ -362,12 +362,12 @@ class Waiting:
 
     # ---- without a queue ----
 
-    def _trying(self) -> Steps:
+    def _trying(self, waiter: Waiter) -> Steps:
         """Try once, and pause: the lock's slot is moving, and no queue can be joined until it has arrived.
 
         The token is a new one, because the old one may still have a place in the queue.
         """
-        token = self.own or new_token()
+        token = self.own or waiter.node.new_token(self.key)
         self.attempt = attempt = self._kind(self.key, token, self.ttl_ms)
         if self.own is None:
             self.token = token
@@ -398,7 +398,7 @@ class Waiting:
                 if attempt.result:
                     return Grant(self.token, attempt.sent_at)
                 if attempt.unsettled and self.queues:  # it is cleaned up
-                    self.token = new_token()
+                    self.token = waiter.node.new_token(self.key)
                 continue
             if self.queues and is_held_with(watch.value, self.token):  # granted to a place that could not be left
                 grant = yield from self._found(waiter, watch.value)

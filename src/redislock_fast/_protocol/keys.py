@@ -62,9 +62,9 @@ def guard_key(key: bytes) -> bytes:
     return _base_of(key) + b":guard"
 
 
-def channel_beside(key: bytes, listener: bytes) -> bytes:
-    """A listener's channel in the lock's slot. Locks of one slot share it, which bounds the number of channels."""
-    return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), listener)
+def channel_beside(key: bytes, identifier: bytes) -> bytes:
+    """A connection's channel in the lock's slot. Locks of one slot share it, which bounds the number of channels."""
+    return b"{%d}:rlf:%b" % (_numbers.of(slot_of(key)), identifier)
 
 
 def _base_of(key: bytes) -> bytes:

@@ -16,7 +16,7 @@ from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.keys import channel_beside, queue_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, is_ours
 
 __all__ = [
     "AGAIN",
@@ -307,9 +307,10 @@ class Subscriptions:
 
     Args:
         capabilities: what the server of the connection understands.
-        listener: names the connection; no other connection to any server has the same.
+        identifier: names the connection; no other connection to any server has the same.
 
     Attributes:
+        identifier: the same; a token that its tokens' source makes has it, too.
         publish: the command by which other connections send messages to this one.
         subscribe: the command by which this connection listens.
         is_tried: whether a request of the queue is under way, for which a server may close the connection instead of
@@ -322,26 +323,26 @@ class Subscriptions:
     is_proven = False
     is_lost = False
 
-    def __init__(self, capabilities: Capabilities, listener: bytes) -> None:
+    def __init__(self, capabilities: Capabilities, identifier: bytes) -> None:
         self.publish = b"spublish" if capabilities.sharded else b"publish"
         self.subscribe = b"SSUBSCRIBE" if capabilities.sharded else b"SUBSCRIBE"
-        self._listener = listener
-        self._channel = None if capabilities.sharded else b"rlf:" + listener
+        self.identifier = identifier
+        self._channel = None if capabilities.sharded else MARKER + identifier
         self._subscribed: dict[bytes, bool] = {}  # by channel: whether that was allowed
         self._forbidden: set[bytes] = set()  # keys of locks whose queues this connection may not use
 
     def channel_for(self, key: bytes) -> bytes:
         """The channel of this connection's messages about this lock, once it has subscribed."""
-        return self._channel or channel_beside(key, self._listener)
+        return self._channel or channel_beside(key, self.identifier)
 
     def channel_of(self, key: bytes) -> bytes | None:
         """`channel_for`; None where the connection may not listen there, or not use the queue."""
-        channel = self._channel or channel_beside(key, self._listener)
+        channel = self._channel or channel_beside(key, self.identifier)
         return channel if self._subscribed.get(channel) and key not in self._forbidden else None
 
     def has_tried(self, key: bytes) -> bool:
         """Whether the connection has tried to subscribe to the lock's channel."""
-        return (self._channel or channel_beside(key, self._listener)) in self._subscribed
+        return (self._channel or channel_beside(key, self.identifier)) in self._subscribed
 
     def note_subscription(self, channel: bytes, allowed: bool) -> None:
         """Note that the connection has tried to subscribe."""

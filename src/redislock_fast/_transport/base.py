@@ -28,6 +28,7 @@ from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import TokenSource
 
 __all__ = ["MOST_LOSSES", "Encoding", "Registry", "ServerTransport"]
 
@@ -114,10 +115,17 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     Args:
         owner: the connection pool of the server. Only a weak reference is kept, so that the transport ends with its
             clients.
+
+    Attributes:
+        connection: the connection; None where there is none yet.
+        tokens: makes tokens with the identifier of the connection, or of the next one.
     """
 
     is_observable = True
     """Whether tracers do not see the requests otherwise."""
+
+    connects = True
+    """Whether the requests leave on a connection of its own."""
 
     def __init__(self, owner: Any) -> None:
         Encoding.__init__(self, owner)
@@ -128,6 +136,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
         timeout_s = settings.get("socket_timeout")
         self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.connection: ConnectionType | None = None
+        self.tokens = TokenSource(self.connects)
         self._losses = 0  # connections in a row that were lost by a request of the queue
         self._plain_until = 0.0  # in the clock's seconds
         self.health = ServerHealth()
@@ -150,6 +159,15 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
 
     def _is_owner_gone(self) -> bool:
         return self._owner() is None
+
+    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:  # noqa: ARG002  # one server
+        """A new token, with the identifier of the connection on which a request for this lock would leave.
+
+        Args:
+            key: the lock; None for several locks, which may have several servers.
+            listens: as for `TokenSource.new_token`.
+        """
+        return self.tokens.new_token(listens)
 
     # ---- whether other callers wait ----
 
@@ -183,6 +201,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     def _give_up(self, connection: ConnectionType) -> None:
         if self.connection is connection:
             self.connection = None
+            self.tokens = self.tokens.successor()
             if connection.ending is not None:
                 self._endings.add(connection.ending)
 

@@ -59,6 +59,7 @@ class ClientPolicy(ClientEncoding):
     """The part of a server transport that differs where the client sends the requests."""
 
     is_observable = False
+    connects = False
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own

@@ -198,6 +198,8 @@ def error_of(trouble: Exception) -> Exception:
 class ClusterRules(ServerTransport[ConnectionType]):
     """The methods in which the transport of a cluster differs from that of one server."""
 
+    connects = False
+
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
         return {"retry": getattr(owner, "retry", None)}  # redis-py 5 has none for clusters
@@ -214,6 +216,11 @@ class ClusterRules(ServerTransport[ConnectionType]):
         """The connection pool of the node that has the key's slot; an empty one as long as there is no connection."""
         node = self._node_of(key)
         return SimpleNamespace(connection_kwargs={}) if node is None else node.pool_of(key)
+
+    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
+        """A new token, with the identifier of the connection to the node that has the key's slot."""
+        node = None if key is None else self._node_of(key)
+        return self.tokens.new_token(listens) if node is None else node.new_token(key, listens)
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""

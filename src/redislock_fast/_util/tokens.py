@@ -1,10 +1,16 @@
 """Tokens: the right to release a lock.
 
-A token is 128 random bits from the operating system (Redis's page on distributed locks asks for a value that is unique
-and cannot be guessed), behind a marker by which a waiter tells our holder from another client's. A token never appears
-in a repr, a log or an exception.
+A token is a marker, by which a waiter tells our holder from another client's, an identifier, a kind, and 80 random bits
+from the operating system (Redis's page on distributed locks asks for a value that is unique and cannot be guessed):
 
-Thread safety: any thread uses `_stock`, by `list.pop` and `list.extend` alone, atomic with and without the GIL.
+    rlf: | 11 hexadecimal digits: identifier | 1: kind | 20: random
+
+The identifier names the connection on which the request for the lock leaves: its first 8 digits, the stem, are those of
+all connections of one process to one server, one after the other. It is no secret; a token never appears in a repr, a
+log or an exception.
+
+Thread safety: any thread uses `TokenSource._stock`, by `list.pop` and `list.extend` alone, atomic with and without the
+GIL. `TokenSource.identifier` changes in a forked child alone, right after the fork.
 """
 
 from __future__ import annotations
@@ -13,33 +19,122 @@ import os
 
 from redislock_fast._util import fork
 
-__all__ = ["CONTENDED_FLAG", "MARKER", "TOKEN_BYTES", "is_held_with", "is_ours", "new_token", "without_flag"]
+__all__ = [
+    "CONTENDED_FLAG",
+    "IDENTIFIER_BYTES",
+    "MARKER",
+    "TOKEN_BYTES",
+    "TokenSource",
+    "identifier_of",
+    "is_held_with",
+    "is_of_connection",
+    "is_ours",
+    "listens",
+    "new_token",
+    "stem_of",
+    "without_flag",
+]
 
 MARKER = b"rlf:"
 
 CONTENDED_FLAG = b"+"
 """The contended flag: follows a token that was made here in the lock's value while a waiter is in the queue."""
 
-_BYTES = 16
+IDENTIFIER_BYTES = 11
 
-TOKEN_BYTES = len(MARKER) + 2 * _BYTES
+_STEM_BYTES = 8
+_NUMBERS = 16 ** (IDENTIFIER_BYTES - _STEM_BYTES)
+
+_RANDOM_BYTES = 10
+_DIGITS = 2 * _RANDOM_BYTES
+
+_KIND = slice(len(MARKER) + IDENTIFIER_BYTES, len(MARKER) + IDENTIFIER_BYTES + 1)
+_PLAIN, _LISTENS = b"0", b"1"
+
+TOKEN_BYTES = _KIND.stop + _DIGITS
 
 _BLOCK = 256  # tokens drawn at once: a system call for each would cost as much as encoding a request
 
-_stock: list[bytes] = []
-fork.on_fork(_stock.clear)
+
+class TokenSource:
+    """Makes the tokens of one connection.
+
+    Args:
+        is_of_connection: whether the identifier names a connection, or is to name the next one. Else its first digit
+            is 0.
+
+    Attributes:
+        identifier: 11 hexadecimal digits; no other source in any process has the same.
+    """
+
+    __slots__ = ("__weakref__", "_is_of_connection", "_stock", "identifier")
+
+    def __init__(self, is_of_connection: bool = True) -> None:
+        self._is_of_connection = is_of_connection
+        self._stock: list[bytes] = []
+        self.forget()
+        fork.forget_in_child(self)
+
+    def new_token(self, listens: bool = False) -> bytes:
+        """A new token.
+
+        Args:
+            listens: whether its holder hears the messages of waiters that want the lock.
+        """
+        try:
+            token = self._stock.pop()
+        except IndexError:
+            token = self._draw()
+        return token[: _KIND.start] + _LISTENS + token[_KIND.stop :] if listens else token
+
+    def _draw(self) -> bytes:
+        digits = os.urandom(_RANDOM_BYTES * _BLOCK).hex().encode()
+        begin = MARKER + self.identifier + _PLAIN
+        fresh = [begin + digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
+        token = fresh.pop()
+        self._stock.extend(fresh)
+        return token
+
+    def successor(self) -> TokenSource:
+        """The source of the next connection to the same server."""
+        source = TokenSource(self._is_of_connection)
+        number = (int(self.identifier[_STEM_BYTES:], 16) + 1) % _NUMBERS
+        source.identifier = stem_of(self.identifier) + b"%03x" % number
+        return source
+
+    def forget(self) -> None:
+        """In a forked child: leave tokens and identifier to the parent."""
+        first = 1 + os.urandom(1)[0] % 15 if self._is_of_connection else 0
+        self.identifier = b"%x" % first + os.urandom(IDENTIFIER_BYTES).hex().encode()[: IDENTIFIER_BYTES - 1]
+        self._stock.clear()
+
+
+_of_process = TokenSource(is_of_connection=False)
 
 
 def new_token() -> bytes:
-    """A new token: `MARKER` and 32 hexadecimal digits."""
-    try:
-        return _stock.pop()
-    except IndexError:
-        digits = os.urandom(_BYTES * _BLOCK).hex().encode()
-        fresh = [MARKER + digits[at : at + 2 * _BYTES] for at in range(0, len(digits), 2 * _BYTES)]
-        token = fresh.pop()
-        _stock.extend(fresh)
-        return token
+    """A new token that names no connection."""
+    return _of_process.new_token()
+
+
+def identifier_of(token: bytes) -> bytes:
+    """The identifier in a token that `is_ours`, or in a lock's value that begins with one."""
+    return token[len(MARKER) : _KIND.start]
+
+
+def stem_of(identifier: bytes) -> bytes:
+    """What the identifiers of all connections of one process to one server have in common."""
+    return identifier[:_STEM_BYTES]
+
+
+def is_of_connection(identifier: bytes) -> bool:
+    """Whether an identifier names a connection."""
+    return not identifier.startswith(b"0")
+
+
+def listens(token: bytes) -> bool:
+    """Whether the holder of a token that `is_ours` hears the messages of waiters that want the lock."""
+    return token[_KIND] == _LISTENS
 
 
 def is_ours(token: bytes) -> bool:

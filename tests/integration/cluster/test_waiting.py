@@ -15,7 +15,7 @@ import redis.asyncio
 
 from tests.support.clusters import Cluster, Place, connect
 from tests.support.helpers import PATIENCE_S
-from tests.support.waiting import FAR_S, LATE, Callers, Contender, queued, serve, until_queued
+from tests.support.waiting import FAR_S, LATE, Callers, Contender, identifier_of, queued, serve, until_queued
 
 
 def has_messages(cluster: Cluster) -> bool:
@@ -113,3 +113,26 @@ def test_a_lock_is_handed_over_after_its_slot_has_moved_and_come_back(
         cluster.settle()
         cluster.move(place.slot, *way)
         hand_over(holder, waiter, cluster, cluster_client)
+
+
+def test_token_has_the_identifier_of_the_channel_in_its_slot(
+    callers: Callers, cluster_client: redis.RedisCluster, cluster: Cluster, place: Place
+) -> None:
+    if not has_messages(cluster):
+        pytest.skip("it has no sharded messages")
+    client = connect(callers, cluster)
+    holder, waiter = (callers.contender(client, place.name, **late(cluster)) for _ in range(2))
+    assert holder.call("acquire")
+    holder.release()
+    assert holder.call("acquire")  # by a connection that was there before
+    identifier = identifier_of(cluster_client, place.name)
+    answer = queue_up(waiter, cluster, cluster_client)
+    channels = [
+        channel.rpartition(b":rlf:")[2]
+        for admin in map(cluster.admins.__getitem__, cluster.primaries())
+        for channel in admin.execute_command("PUBSUB SHARDCHANNELS", "*:rlf:*")
+    ]
+    assert identifier in channels  # of other tests, too
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    assert identifier == identifier_of(cluster_client, place.name)

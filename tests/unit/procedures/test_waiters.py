@@ -19,7 +19,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
+from redislock_fast._util.tokens import CONTENDED_FLAG, TokenSource, new_token
 
 KEY = b"name"
 INTERVAL_S = 0.1
@@ -33,6 +33,9 @@ class ServerTransport:
     def is_current(self, _: Waiter) -> bool:
         return True
 
+    def new_token(self, _: bytes) -> bytes:
+        return new_token()
+
     def post(self, *_: Any) -> None:
         """Send nothing."""
 
@@ -43,7 +46,7 @@ class ServerTransport:
 @pytest.fixture
 def registry() -> WaiterRegistry:
     """One in which waiters hear of the lock."""
-    registry = WaiterRegistry(ServerTransport.capabilities)
+    registry = WaiterRegistry(ServerTransport.capabilities, TokenSource())
     registry.note_subscription(registry.channel_for(KEY), allowed=True)
     return registry
 

@@ -21,7 +21,7 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import AcquirePipeline, ReleasePipeline
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Subscribe, Watch
 from redislock_fast._protocol.replicas import Replicate
-from redislock_fast._util.tokens import new_token
+from redislock_fast._util.tokens import TokenSource, new_token
 from tests.simulation.model import SERVERS
 from tests.unit.procedures.test_waiters import KEY, take
 from tests.unit.protocol.test_commands import capabilities_of
@@ -142,7 +142,7 @@ def test_vote_of_a_malformed_reply_is_none() -> None:
 
 @pytest.fixture
 def registry() -> WaiterRegistry:
-    registry = WaiterRegistry(Capabilities())
+    registry = WaiterRegistry(Capabilities(), TokenSource())
     registry.note_subscription(registry.channel_for(KEY), allowed=True)
     return registry
 

@@ -2,9 +2,73 @@
 
 from __future__ import annotations
 
-from redislock_fast._util.tokens import new_token
+import math
+
+import pytest
+
+from redislock_fast._util.tokens import (
+    CONTENDED_FLAG,
+    TOKEN_BYTES,
+    TokenSource,
+    identifier_of,
+    is_of_connection,
+    is_ours,
+    listens,
+    new_token,
+    stem_of,
+)
+
+ALPHABET = set(b"0123456789abcdef")
 
 
 def test_tokens_are_never_drawn_twice() -> None:
-    tokens = [new_token() for _ in range(2000)]
+    source = TokenSource()
+    tokens = [draw() for _ in range(2000) for draw in (new_token, source.new_token)]
     assert len(tokens) == len(set(tokens))
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_token_tells_its_connection_and_whether_its_holder_listens(hears: bool) -> None:
+    source = TokenSource()
+    token = source.new_token(hears)
+    assert (TOKEN_BYTES, True) == (len(token), is_ours(token))
+    assert (source.identifier, hears) == (identifier_of(token), listens(token))
+    value = token + CONTENDED_FLAG
+    assert (source.identifier, hears) == (identifier_of(value), listens(value))
+
+
+@pytest.mark.parametrize("of_connection", [False, True])
+def test_identifier_tells_whether_it_is_of_a_connection(of_connection: bool) -> None:
+    identifiers = [TokenSource(of_connection).identifier for _ in range(500)]
+    assert 500 == len(set(identifiers))
+    assert {(11, of_connection)} == {(len(one), is_of_connection(one)) for one in identifiers}
+    assert all(set(one) <= ALPHABET for one in identifiers)
+
+
+def test_connections_one_after_the_other_have_identifiers_with_one_stem() -> None:
+    sources = [TokenSource()]
+    for _ in range(4095):
+        sources.append(sources[-1].successor())
+    identifiers = [source.identifier for source in sources]
+    assert 4096 == len(set(identifiers))
+    assert 1 == len(set(map(stem_of, identifiers)))
+    assert sources[0].identifier == sources[-1].successor().identifier
+
+
+def test_token_without_a_connection_names_none() -> None:
+    assert not is_of_connection(identifier_of(new_token()))
+
+
+def test_tokens_of_one_source_differ_in_80_bits() -> None:
+    source = TokenSource()
+    columns = [len(set(column)) for column in zip(*(source.new_token() for _ in range(3000)), strict=True)]
+    assert 80.0 == sum(math.log2(values) for values in columns)
+
+
+def test_a_forked_child_has_another_identifier_and_other_tokens() -> None:
+    source = TokenSource()
+    source.new_token()
+    identifier, stock = source.identifier, list(source._stock)
+    source.forget()  # as after a fork
+    assert identifier != source.identifier
+    assert not {source.new_token() for _ in stock} & set(stock)

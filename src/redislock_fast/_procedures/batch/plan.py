@@ -10,7 +10,6 @@ from redislock_fast._procedures.steps import Split, Steps
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock, poll_seconds, ttl_ms_of, wait_seconds
-from redislock_fast._util.tokens import new_token
 
 __all__ = ["BatchLease", "Group", "Indexes", "Name", "Plan"]
 
@@ -80,14 +79,18 @@ class Group:
 class BatchLease:
     """The locks that a batch holds: its token, and groups of locks. To be used by one thread or task at a time.
 
+    Args:
+        plan: what to acquire.
+        token: the token, a new one.
+
     Attributes:
         waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
         watch: a `BatchWatch`: the leases of the locks; None where the batch is held without options.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, token: bytes) -> None:
         self.plan = plan
-        self.token = new_token()
+        self.token = token
         self.groups: list[Group] = []
         self.waiting: Waiting | None = None
         self.watch: Any = None

@@ -18,6 +18,7 @@ from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
+from redislock_fast._util.tokens import TokenSource
 
 __all__ = ["AsyncConnection", "open_connection"]
 
@@ -40,6 +41,7 @@ class AsyncConnection:
     def __init__(
         self,
         pipe: Pipe,
+        tokens: TokenSource,
         capabilities: Capabilities,
         ending: Args | None,
         end: LoopEnd,
@@ -55,7 +57,7 @@ class AsyncConnection:
         self.callers: set[Callable[[object], None]] = set()
         pipe.closed.add_done_callback(partial(_tell_all, self.callers))
         if capabilities.push:
-            self.registry = registry = WaiterRegistry(capabilities)
+            self.registry = registry = WaiterRegistry(capabilities, tokens)
             pipe.on_push = registry.hear
             pipe.closed.add_done_callback(lambda _: registry.tell_all(BROKEN))
 
@@ -73,13 +75,14 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
         tell(BROKEN)
 
 
-async def open_connection(pool: Any, end: LoopEnd, greets: bool) -> AsyncConnection:
+async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: bool) -> AsyncConnection:
     """Connect to a pool's server within the pool's own limits, and find out its capabilities.
 
     Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
         pool: any of redis-py's asyncio connection pools.
+        tokens: has the identifier of the connection.
         end: closes the connection.
         greets: as for `threads.connect.open_connection`.
 
@@ -119,6 +122,6 @@ async def open_connection(pool: Any, end: LoopEnd, greets: bool) -> AsyncConnect
         pipe.close()
         raise
     try:
-        return AsyncConnection(pipe, *read_greeting(replies), end, timeout_s)
+        return AsyncConnection(pipe, tokens, *read_greeting(replies), end, timeout_s)
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

@@ -74,6 +74,10 @@ class AsyncTransport(Encoding):
             server = self._servers[loop] = self._kind(owner)
         return server
 
+    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
+        """A new token; see `ServerTransport.new_token`."""
+        return self.of_running_loop().new_token(key, listens)
+
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
         return self.of_running_loop().is_contended(key, is_patient)

@@ -353,10 +353,10 @@ class LoopServerTransport(LoopCleanup):
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no frame may keep a connection.
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
-                self.connection = await open_connection(self._live_owner(), self._end, greets=True)
+                self.connection = await open_connection(self._live_owner(), self.tokens, self._end, greets=True)
                 break
         else:
-            self.connection = await open_connection(self._live_owner(), self._end, greets=False)
+            self.connection = await open_connection(self._live_owner(), self.tokens, self._end, greets=False)
             self._note_plain()
         self._post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more

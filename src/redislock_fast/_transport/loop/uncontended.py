@@ -17,7 +17,6 @@ from redislock_fast._protocol.commands import HANDED_OVER, Acquire, acquire_requ
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import new_token
 from redislock_fast._util.tracing import OWN_ASYNC, providers
 
 if TYPE_CHECKING:
@@ -69,11 +68,12 @@ class UncontendedBase(LockBase):
     @runs("Lock.acquire")
     async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
-        token, ttl_ms = new_token(), self._ttl_ms
-        attempt: Acquire | None = None
-        to_clean_up: CleanupEntries = []
         server = self._transport.of_running_loop()
         connection = server.connection  # no pending cleanup concerns a new token
+        token = server.new_token(self._key) if connection is None else server.tokens.new_token()
+        ttl_ms = self._ttl_ms
+        attempt: Acquire | None = None
+        to_clean_up: CleanupEntries = []
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):

@@ -21,6 +21,7 @@ from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import TokenSource
 
 __all__ = ["Connection", "GreetingBroken", "connecting_error", "open_connection"]
 
@@ -45,14 +46,16 @@ class Connection:
 
     __slots__ = ("_connection", "capabilities", "ending", "pipe", "registry")
 
-    def __init__(self, connection: Any, pipe: Pipe, capabilities: Capabilities, ending: Args | None) -> None:
+    def __init__(
+        self, connection: Any, pipe: Pipe, tokens: TokenSource, capabilities: Capabilities, ending: Args | None
+    ) -> None:
         self._connection = connection
         self.pipe = pipe
         self.capabilities = capabilities
         self.ending = ending
         self.registry = None
         if capabilities.push:
-            self.registry = WaiterRegistry(capabilities)
+            self.registry = WaiterRegistry(capabilities, tokens)
             pipe.on_push = self.registry.hear
 
     def close(self) -> None:
@@ -72,11 +75,12 @@ def connecting_error(trouble: ConnectionBroken | NoReply, greets: bool) -> Conne
     return GreetingBroken(text) if greets else ConnectionError(text)
 
 
-def open_connection(pool: redis.ConnectionPool, ends_at: float | None, greets: bool) -> Connection:
+def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: float | None, greets: bool) -> Connection:
     """Connect to a pool's server and find out its capabilities. Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
 
     Args:
         pool: any of redis-py's connection pools.
+        tokens: has the identifier of the connection.
         ends_at: when to give up, in the clock's seconds; None: the pool's own limits alone count.
         greets: whether the capabilities are asked for. Else the plain ones are assumed, and `PING` alone is sent.
 
@@ -126,7 +130,7 @@ def open_connection(pool: redis.ConnectionPool, ends_at: float | None, greets: b
     except BaseException:
         pipe.close()
         raise
-    return Connection(connection, pipe, *read_greeting(replies))
+    return Connection(connection, pipe, tokens, *read_greeting(replies))
 
 
 def _is_plain(sock: object) -> bool:

@@ -286,8 +286,8 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
     def _open(self, ends_at: float | None) -> Connection:
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
-                return open_connection(self._live_owner(), ends_at, greets=True)
-        connection = open_connection(self._live_owner(), ends_at, greets=False)
+                return open_connection(self._live_owner(), self.tokens, ends_at, greets=True)
+        connection = open_connection(self._live_owner(), self.tokens, ends_at, greets=False)
         self._note_plain()
         return connection
 

@@ -18,7 +18,6 @@ from redislock_fast._protocol.commands import HANDED_OVER, Acquire, Release, acq
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import new_token
 from redislock_fast._util.tracing import OWN, providers
 
 if TYPE_CHECKING:
@@ -70,10 +69,11 @@ class UncontendedBase(LockBase):
     def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
         transport = self._transport
-        token, ttl_ms = new_token(), self._ttl_ms
+        connection = transport.connection  # no pending cleanup concerns a new token
+        token = transport.new_token(self._key) if connection is None else transport.tokens.new_token()
+        ttl_ms = self._ttl_ms
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
-        connection = transport.connection  # no pending cleanup concerns a new token
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
