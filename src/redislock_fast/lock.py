@@ -162,8 +162,13 @@ class Lock(UncontendedBase, redis.lock.Lock):
         if self._generation != fork.generation:
             self._own_nothing()
         owner = self._owners
+        if self._linger_ms is not None and token is self._options is None:
+            cached = self._cached or self._cached_key()
+            if self._take_at_once(cached, owner):
+                return True
         if (
             self._options is None
+            and self._linger_ms is None
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -208,6 +213,10 @@ class Lock(UncontendedBase, redis.lock.Lock):
         if self._generation != fork.generation:
             self._own_nothing()
         owner = self._owners
+        cached = owner.cached if self._linger_ms is not None and self._options is None else None
+        if cached is not None:
+            self._release_here(owner, cached)
+            return
         token = owner.token
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)

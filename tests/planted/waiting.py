@@ -145,8 +145,8 @@ FAULTS = (
     Fault(
         "token that is being cleaned up is used again",
         "_procedures/acquisition.py",
-        "            call.token = self._next_token(None)  # a token that is being cleaned up is not used again\n",
-        "            pass\n",
+        "            call.token = self._next_token(None, call.linger_ms is not None)\n        if call.limit.wait_s",
+        "            pass\n        if call.limit.wait_s",
         (
             "tests/integration/lock/test_sharing.py::"
             "test_attempt_that_is_being_undone_does_not_wait_under_its_token[threads-valkey]"

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import hiredis
 
 from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.queue import WANTED
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
-from redislock_fast._util.tokens import is_held_with, is_ours
+from redislock_fast._util.tokens import identifier_of, is_held_with, is_ours, listens
 from tests.simulation.keyspace import Connection, Entry, Keys
 
 SERVERS: dict[str, frozenset[str]] = {
@@ -442,13 +443,20 @@ class Model(Keys):
                 return [1, value]
             if look_for:
                 self._pass_over_sleepers(queue, waiters, token)
-        verdict = 0
-        if not is_ours(value.removesuffix(b"+")):
-            verdict = 2
-        elif value[-1:] != b"+":
-            value += b"+"
-            self._write(lock, replace(self.entries[lock], value=value))
+        verdict, value = self._flag(value, lock, publish, channel, look_for)
         return [verdict, value, self._pttl((b"PTTL", lock)), arrival, is_there]
+
+    def _flag(self, value: bytes, lock: bytes, publish: bytes, channel: bytes, look_for: bytes) -> tuple[int, bytes]:
+        holder = value.removesuffix(b"+")
+        if not is_ours(holder):
+            return 2, value
+        flagged = holder + b"+"
+        if value != flagged:
+            self._write(lock, replace(self.entries[lock], value=flagged))
+        if listens(holder) and (look_for or value != flagged) and "PUBLISH" not in self._client.denied:
+            identifier = identifier_of(holder)
+            self._publish(publish, channel[: -len(identifier)] + identifier, WANTED + lock)
+        return 0, flagged
 
     def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
         if not is_held_with(value, token):

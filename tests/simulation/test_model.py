@@ -27,8 +27,8 @@ from tests.simulation.model import Model
 from tests.support.helpers import PATIENCE_S
 
 KEY = b"name"
-_TOKENS = [b"rlf:%032x" % number for number in range(4)] + [b"custom"]
-_CHANNELS = [b"first", b"second", b"nobody hears it"]
+_TOKENS = [b"rlf:%011x%d%020x" % (number % 2, number // 2, number) for number in range(4)] + [b"custom"]
+_CHANNELS = [b"rlf:%011x" % number for number in range(3)]  # no connection hears the last one
 _PLAIN = Capabilities()
 _SCRIPTS = (WAIT, PASS_ON, LEAVE, RELEASE, REACQUIRE, REDEEM, EXTEND, ACQUIRE_FENCED)
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Options", "check_on_lost", "parameters_of", "refuse_unknown", "spelled_out"]
+__all__ = ["NEEDS_TIMEOUT", "Options", "check_on_lost", "parameters_of", "refuse_unknown", "spelled_out"]
+
+NEEDS_TIMEOUT = "linger needs a timeout: a key that lingers in a process that dies must expire"
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         wait_timeout: float | None
         breaker: Breaker | None
         metrics: Metrics | None
+        linger: float | None
 
 
 def refuse_unknown(lock_class: type, options: Iterable[str], init: Any) -> None:
@@ -102,6 +105,7 @@ class Options:
     Attributes:
         max_hold_s: after how many seconds at most the lock ends; None: it is renewed as long as it is held.
         wait_ms: how many milliseconds to wait for the replicas.
+        linger_ms: for how many milliseconds a released key lingers; None: it is released at once.
 
     Raises:
         TypeError: for an unknown parameter, or one of the wrong kind.
@@ -122,6 +126,7 @@ class Options:
         wait_timeout: float | None = None,
         breaker: Breaker | None = None,
         metrics: Metrics | None = None,
+        linger: float | None = None,
     ) -> None:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
@@ -146,6 +151,7 @@ class Options:
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics
+        self.linger_ms = positive_ms(linger, "linger") if linger else None
 
     @property
     def watches(self) -> bool:
@@ -161,6 +167,11 @@ class Options:
     def are_used(self) -> bool:
         """Whether any of them makes a difference."""
         return self.watches or self.reentrant or any(map(_is_given, (self.adaptive, self.breaker, self.metrics)))
+
+    @property
+    def is_linger_only(self) -> bool:
+        """Whether `linger` is the only option."""
+        return self.linger_ms is not None and not (self.are_used or self.fencing or self.wait_replicas)
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """Check that a lock can be held with these options.
@@ -179,6 +190,8 @@ class Options:
             raise ValueError("auto_renew needs a timeout: a lock that does not expire is not renewed")
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
             raise ValueError("max_hold is shorter than the timeout")
+        if self.linger_ms is not None and ttl_ms is None:
+            raise ValueError(NEEDS_TIMEOUT)
         if self.wait_replicas and ttl_ms is None:
             raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must expire")
         if ttl_ms is not None and self.wait_ms >= ttl_ms:

@@ -21,6 +21,7 @@ from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.lease import Lease
     from redislock_fast._lease.majority_lease import MajorityLease
     from redislock_fast._protocol.majority import MajorityRound
@@ -56,6 +57,7 @@ class Owner:
         quorum: the lease of a Redlock that is held under the token.
         round: a Redlock's last operation.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
+        cached: the cached key of a lock with `linger`, whose local lock the owner has.
         forgotten_by: the dict from which a task's owner was removed; an acquire that then succeeds calls `hold`.
     """
 
@@ -76,6 +78,7 @@ class Owner:
     quorum: MajorityLease | None = None
     round: MajorityRound | None = None
     limit: Limit | None = None
+    cached: CachedKey | None = None
     forgotten_by: dict[Any, Any] | None = None
 
     def expires_at(self, token: bytes) -> float | None:
@@ -139,6 +142,19 @@ class Owner:
             self.expiry = lease
         self.booked = self.expiry
 
+    @property
+    def is_prolonging(self) -> bool:
+        """Whether a request that sets the ttl of the held lock may be executed yet."""
+        book, lease = self.prolongings, self.lease
+        return (book is not None and len(book.under_way) > 0) or (
+            lease is not None and (lease.renewing or lease.troubled or lease.busy > 0)
+        )
+
+    def take_cached(self) -> CachedKey | None:
+        """Take `cached` out, for one caller alone where several share the owner."""
+        cached, self.cached = self.cached, None
+        return cached
+
     def note_release(self, operation: commands.Release) -> None:
         """Note that a release has failed, and may have been executed."""
         if operation.may_be_done:
@@ -170,6 +186,10 @@ class ThreadOwner(Owner, threading.local):
 class SharedOwner(Owner, SimpleNamespace):
     """The one owner of all threads or tasks that share the lock object."""
 
+    def take_cached(self) -> CachedKey | None:
+        cached: CachedKey | None = vars(self).pop("cached", None)
+        return cached
+
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 
 
@@ -190,6 +210,7 @@ class PendingOwner(Owner):
         owner.contended = self.contended
         owner.fence = self.fence
         owner.lease = self.lease
+        owner.cached = self.cached
         owner.hold(self.token)
 
 

@@ -27,10 +27,13 @@ from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
-from redislock_fast._util.tokens import is_held_with, is_ours
+from redislock_fast._util.tokens import is_held_with, is_ours, listens, without_flag
 from redislock_fast._util.tracing import is_observed
 
 __all__ = ["AcquireBase", "CleanupEntries"]
+
+_ASKING_S = 0.005
+"""For how long an attempt that must not wait gives another process the time to give up a key that lingers there."""
 
 CleanupEntries = list[tuple[bytes, bytes]]
 """Keys and tokens that must be cleaned up when an acquire raises: the steps fill it, and the driver cleans up."""
@@ -46,15 +49,25 @@ class _Call:
         waits: whether to wait after the first attempt.
         sleep_s: how long to pause between two attempts or two health checks, in seconds.
         limit: the deadline.
+        linger_ms: for how long the key may outlive the lease, in milliseconds.
 
     Attributes:
         before: the token that was held before.
         attempt: the last attempt.
     """
 
-    __slots__ = ("attempt", "before", "limit", "own_token", "owner", "sleep_s", "token", "waits")
+    __slots__ = ("attempt", "before", "limit", "linger_ms", "own_token", "owner", "sleep_s", "token", "waits")
 
-    def __init__(self, owner: Owner, token: bytes, own_token: Any, waits: bool, sleep_s: float, limit: Limit) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        token: bytes,
+        own_token: Any,
+        waits: bool,
+        sleep_s: float,
+        limit: Limit,
+        linger_ms: int | None = None,
+    ) -> None:
         self.owner = owner
         self.before = owner.token
         self.own_token = own_token
@@ -62,6 +75,7 @@ class _Call:
         self.waits = waits
         self.sleep_s = sleep_s
         self.limit = limit
+        self.linger_ms = linger_ms
         self.attempt: Acquire | None = None
 
 
@@ -84,15 +98,18 @@ class AcquireBase(LeaseBase):
         token: Any,
         to_clean_up: CleanupEntries,
         begun: Acquire | None = None,
+        linger_ms: int | None = None,
     ) -> Steps:
         """Acquire before the deadline. Returns whether the lock is held.
 
         `to_clean_up` gets what must be cleaned up where this raises. `begun` is the first attempt, where its request
-        has been sent already. The other parameters are those of `acquire`.
+        has been sent already. With `linger_ms`, the key gets a ttl that is so much longer, and the owner notes when the
+        key expires. The other parameters are those of `acquire`.
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
-        call = _Call(owner, begun.token if begun else self._next_token(token), token, waits, sleep_s, limit)
+        first = begun.token if begun else self._next_token(token, linger_ms is not None)
+        call = _Call(owner, first, token, waits, sleep_s, limit, linger_ms)
         call.attempt = begun
         try:
             if begun is None and self._is_overridden("do_acquire"):
@@ -101,10 +118,12 @@ class AcquireBase(LeaseBase):
             if not contended and (yield from self._attempting(call)):
                 return True
             if not waits:
-                return False
+                return (yield from self._asking_once(call, to_clean_up))
             self._note_failure(call, not contended)
             if self._wait == "push":
-                waiting = self._waiting(call.token, call.own_token, sleep_s, limit, is_observed(self._redis))
+                waiting = self._waiting(
+                    call.token, call.own_token, sleep_s, limit, is_observed(self._redis), call.linger_ms
+                )
                 outcome = yield from self._queueing(waiting, owner, to_clean_up)
                 call.attempt = waiting.attempt or call.attempt
                 if waiting.own is None:
@@ -132,10 +151,14 @@ class AcquireBase(LeaseBase):
         contended: bool = self._transport.is_contended(self._key, is_patient)
         return contended
 
-    def _new_attempt(self, token: bytes, own: bool, owner: Owner) -> Acquire:
+    def _key_ttl_ms(self, linger_ms: int | None) -> int | None:
+        """The key's ttl on the server, in milliseconds."""
+        return self._ttl_ms if linger_ms is None or self._ttl_ms is None else self._ttl_ms + linger_ms
+
+    def _new_attempt(self, token: bytes, own: bool, owner: Owner, linger_ms: int | None = None) -> Acquire:
         """Make the next attempt and note it for hooks and fences; `own`: its token is the caller's own."""
         kind = self._own_kind if own else self._attempt_kind
-        owner.attempt = attempt = kind(self._key, token, self._ttl_ms)
+        owner.attempt = attempt = kind(self._key, token, self._key_ttl_ms(linger_ms))
         return attempt
 
     @staticmethod
@@ -150,7 +173,7 @@ class AcquireBase(LeaseBase):
         if attempt is not None and attempt.begun is not None:
             owner.attempt = attempt
         else:
-            attempt = call.attempt = self._new_attempt(call.token, call.own_token is not None, owner)
+            attempt = call.attempt = self._new_attempt(call.token, call.own_token is not None, owner, call.linger_ms)
         yield Execute(attempt, call.limit.left_s())
         if attempt.result:
             self._note(attempt, owner)
@@ -178,7 +201,8 @@ class AcquireBase(LeaseBase):
         call.limit.refused = call.limit.refused or was_asked
         attempt = call.attempt
         if call.own_token is None and attempt is not None and attempt.unsettled:
-            call.token = self._next_token(None)  # a token that is being cleaned up is not used again
+            # A token that is being cleaned up is not used again.
+            call.token = self._next_token(None, call.linger_ms is not None)
         if call.limit.wait_s is None:
             self._refuse_to_wait_for_itself(call.owner, attempt)
 
@@ -238,14 +262,22 @@ class AcquireBase(LeaseBase):
 
     # ---- waiting by push ----
 
-    def _waiting(self, token: bytes, own_token: Any, sleep_s: float, limit: Limit, observed: bool = False) -> Waiting:
+    def _waiting(
+        self,
+        token: bytes,
+        own_token: Any,
+        sleep_s: float,
+        limit: Limit,
+        observed: bool = False,
+        linger_ms: int | None = None,
+    ) -> Waiting:
         """Make the `Waiting` with this token, or with a ticket where the token must not be in the queue.
 
         That is the caller's own token, and one that a user's hooks compare with the lock's value.
         """
         kind = self._attempt_kind if own_token is None else self._own_kind
         if own_token is None and is_ours(token):
-            return Waiting(self._key, token, self._ttl_ms, sleep_s, limit, None, kind, observed)
+            return Waiting(self._key, token, self._key_ttl_ms(linger_ms), sleep_s, limit, None, kind, observed)
         ticket = self._transport.new_token(self._key)
         return Waiting(self._key, ticket, self._ttl_ms, sleep_s, limit, token, kind, observed)
 
@@ -280,6 +312,25 @@ class AcquireBase(LeaseBase):
             raise
         finally:
             waiter = heard = None  # else an error would keep this frame, and this frame the error
+
+    def _asking_once(self, call: _Call, to_clean_up: CleanupEntries) -> Steps:
+        """Ask another process for a key that may linger there, after an attempt that must not wait has failed.
+
+        It is asked as by any waiter: the queue's script tells the holder. Returns whether the lock is held.
+        """
+        attempt = call.attempt
+        holder = None if attempt is None else attempt.holder
+        if self._wait != "push" or holder is None or not listens(without_flag(holder)):
+            return False
+        if call.own_token is None:
+            call.token = self._next_token(None, call.linger_ms is not None)
+        limit, observed = Limit(_ASKING_S), is_observed(self._redis)
+        waiting = self._waiting(call.token, call.own_token, _ASKING_S, limit, observed, call.linger_ms)
+        try:
+            outcome = yield from self._queueing(waiting, call.owner, to_clean_up)
+        except TimeoutError:  # the transport cleans up the last request
+            return False
+        return type(outcome) is Grant
 
     # ---- what a failed acquire leaves ----
 

@@ -20,7 +20,8 @@ from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
+from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._procedures.lingering import LingerBase
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder, Release
@@ -41,7 +42,7 @@ def _is_replaced(script: Any, own: Any) -> bool:
     return script is not own and script is not None
 
 
-class LockBase(AcquireBase):
+class LockBase(LingerBase):
     """A lock. The public classes describe the parameters."""
 
     # ---- acquire ----
@@ -63,7 +64,7 @@ class LockBase(AcquireBase):
         """
         if self._options is None:
             limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
+            return (yield from self._acquiring_by(limit, owner, sleep, blocking, token, to_clean_up))
         return (
             yield from self._acquiring_on_options(
                 self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task
@@ -93,7 +94,7 @@ class LockBase(AcquireBase):
         try:
             with guarded(options.breaker):
                 limit = self._limit(blocking_timeout)
-                acquired = yield from self._acquiring_until(limit, pending, sleep, blocking, token, to_clean_up)
+                acquired = yield from self._acquiring_by(limit, pending, sleep, blocking, token, to_clean_up)
                 if acquired and not (yield from self._completing(options, pending, limit)):
                     self._transport.clean_up(self._drop_failed(owner, pending, before, token))
                     acquired = False
@@ -195,6 +196,8 @@ class LockBase(AcquireBase):
         token = pending.token
         if token is None or token == before:
             return []
+        if pending.cached is not None:
+            self._give_up_cached(pending)
         lease = owner.lease
         if lease is not None and lease.token == token:
             self._forget(owner, lease)
@@ -254,6 +257,8 @@ class LockBase(AcquireBase):
 
     def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
         """Release by token. Returns whether the lock was held with it."""
+        if owner.cached is not None:
+            return self._let_linger(owner)
         if _is_replaced(self.lua_release, RELEASE):
             return (yield from self._calling_script(self.lua_release, [expected_token]))
         operation = self._release_of(self._encoded(expected_token), owner)

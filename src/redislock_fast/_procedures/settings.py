@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
+from redislock_fast._lease.options import NEEDS_TIMEOUT, Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.options import OptionSettings
 
 __all__ = [
@@ -138,6 +139,7 @@ class LockSettings:
     _transport: Any
     _wait: WaitBy = "push"
     _options: Options | None = None
+    _linger_ms: int | None = None
     _is_for_tasks = False
 
     @spelled_out
@@ -188,6 +190,9 @@ class LockSettings:
                 )
             if self._options.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
+            self._linger_ms = self._options.linger_ms
+            if self._options.is_linger_only:
+                self._options = None
         self._own_nothing()
         self.register_scripts()
 
@@ -232,6 +237,8 @@ class LockSettings:
         ttl_ms = ttl_ms_of(timeout)
         if self._options is not None:
             self._options.check(ttl_ms, self.thread_local, self._is_for_tasks)
+        if self._linger_ms is not None and ttl_ms is None:
+            raise ValueError(NEEDS_TIMEOUT)
         self._ttl_ms = ttl_ms
         self._timeout = timeout
 
@@ -246,8 +253,13 @@ class LockSettings:
             raise ValueError(f"wait must be 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
         self._wait = wait
 
+    _cached: CachedKey | None = None
+    """The key in the cache of its server, for a lock with `linger` that was acquired."""
+
     def _own_nothing(self) -> None:
         self._generation = fork.generation
+        if self._cached is not None:  # of the parent
+            self._cached = None
         self._owners = self._new_owner() if self.thread_local else SharedOwner()
 
     def register_scripts(self) -> None:
@@ -292,10 +304,10 @@ class LockSettings:
             and not any(map(self._is_overridden, ("do_release", "do_extend", "do_reacquire")))
         )
 
-    def _next_token(self, token: Any) -> bytes:
-        """The token of the next acquire: the caller's own, or a new one."""
+    def _next_token(self, token: Any, listens: bool = False) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one; `listens`: the holder hears of waiters."""
         if token is None:
-            fresh: bytes = self._transport.new_token(self._key)
+            fresh: bytes = self._transport.new_token(self._key, listens)
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
         return self._encoded(token)
 

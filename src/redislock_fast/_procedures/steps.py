@@ -18,6 +18,7 @@ from redis.exceptions import LockError, RedisError
 from redislock_fast._protocol.operation import Operation
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import LocalWaiter
     from redislock_fast._procedures.waiters import Waiter
     from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._protocol.pipeline import Pipeline
@@ -26,6 +27,7 @@ __all__ = [
     "ENTERED",
     "Ask",
     "AskAll",
+    "AwaitTurn",
     "CallHook",
     "Enter",
     "Execute",
@@ -122,6 +124,16 @@ class Listen:
         self.timeout_s = timeout_s
 
 
+class AwaitTurn:
+    """Wait for the local lock of a cached key, for `timeout_s` seconds at most; None: without a limit."""
+
+    __slots__ = ("timeout_s", "waiter")
+
+    def __init__(self, waiter: LocalWaiter, timeout_s: float | None) -> None:
+        self.waiter = waiter
+        self.timeout_s = timeout_s
+
+
 class CallHook:
     """Call a hook that a user has overridden, and send back what it returns; in a task, the awaited result."""
 
@@ -149,7 +161,9 @@ class AskAll:
         self.rounds = rounds
 
 
-Step: TypeAlias = "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | CallHook | Ask | AskAll"
+Step: TypeAlias = (
+    "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | AwaitTurn | CallHook | Ask | AskAll"
+)
 Steps: TypeAlias = Generator[Step, Any, Any]
 
 

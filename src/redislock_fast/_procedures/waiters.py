@@ -30,7 +30,15 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.base import Args, ConnectionBroken, Malformed, OnReply, Reply
 from redislock_fast._procedures.key_queue import CHECK, KeyQueue
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.queue import AGAIN, FOREIGN, MOST_KEYS, LeaveQueue, Subscriptions, join_answer
+from redislock_fast._protocol.queue import (
+    AGAIN,
+    FOREIGN,
+    MOST_KEYS,
+    WANTED,
+    LeaveQueue,
+    Subscriptions,
+    join_answer,
+)
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES, TokenSource
 
@@ -326,12 +334,14 @@ class WaiterRegistry(Subscriptions):
     Attributes:
         capabilities: the same.
         new_token: that of `tokens`.
+        on_wanted: called with the key that another process wants; None where no key of this connection lingers.
         has_left: whether the text of the script for leaving the queue has been sent.
     """
 
     def __init__(self, capabilities: Capabilities, tokens: TokenSource) -> None:
         super().__init__(capabilities, tokens.identifier)
         self.capabilities = capabilities
+        self.on_wanted: Callable[[bytes], object] | None = None
         self.new_token = tokens.new_token
         self.has_left = False
         self._mutex = threading.RLock()
@@ -417,6 +427,8 @@ class WaiterRegistry(Subscriptions):
             if waiter is not None:
                 since = max(waiter.since, waiter.key_queue.since)
                 waiter.mailbox.tell(_new_grant((text[_VALUE], since, text[_ARRIVAL])))
+            elif text.startswith(WANTED) and self.on_wanted is not None:
+                self.on_wanted(text[len(WANTED) :])
         elif kind == b"invalidate":
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):

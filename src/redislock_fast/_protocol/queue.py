@@ -24,6 +24,7 @@ __all__ = [
     "MOST_KEYS",
     "MOVING",
     "UNTRIED",
+    "WANTED",
     "JoinQueue",
     "LeaveQueue",
     "Subscribe",
@@ -45,6 +46,9 @@ _QUEUED = [int, bytes, int, int, int]
 
 FOREIGN = 2
 """The verdict of wait.lua: the lock is another's, which will not hand it over."""
+
+WANTED = b"wanted "
+"""The message to a holder that another process wants its key: this, and the lock's name."""
 
 AGAIN = 3
 """The verdict of wait.lua: the request is to be sent again."""

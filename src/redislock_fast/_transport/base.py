@@ -23,6 +23,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.health import ServerHealth
+from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.reauth import take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
@@ -109,7 +110,7 @@ class _Connection(Protocol):
 ConnectionType = TypeVar("ConnectionType", bound=_Connection)
 
 
-class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
+class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
     """The transport of one server: the part of it that does not wait.
 
     Args:
@@ -130,6 +131,7 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     def __init__(self, owner: Any) -> None:
         Encoding.__init__(self, owner)
         Cleanup.__init__(self)
+        Lingering.__init__(self)
         self._owner = weakref.ref(owner)
         settings = self._settings_of(owner)
         self._retry = RetryPolicy(settings.get("retry"))

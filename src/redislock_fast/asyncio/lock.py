@@ -145,8 +145,11 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
         owner = self._mine()
+        if self._linger_ms is not None and token is self._options is None:
+            return self._acquire_lingering(owner, blocking, blocking_timeout)
         if (
             self._options is None
+            and self._linger_ms is None
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -192,6 +195,9 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         owner = self._held()
+        cached = owner.cached if self._linger_ms is not None and self._options is None else None
+        if cached is not None:
+            return self._release_lingering(owner, cached)
         token = owner.token
         if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)

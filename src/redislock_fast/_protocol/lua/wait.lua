@@ -13,6 +13,7 @@
 -- returns  {1, value}: the lock is the waiter's
 --          {0, value, ttl in milliseconds or -1, the time of arrival if the waiter is new in the queue, else 0, and 1
 --          if the waiter of ARGV[7] is in the queue}: the lock is another's, and has the contended flag
+--          A holder whose token says that it listens gets the message "wanted <name>" on its channel
 --          {2, value, ttl, ...}: as {0, ...}, but without the flag, since its holder would not hand the lock over
 --          {3}: the lock is free, but too many waiters at the head are gone: the script is to be sent again
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
@@ -108,8 +109,17 @@ end
 local verdict = 0
 if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then
     verdict = 2
-elseif holder == value then
-    value = value .. '+'
-    redis.call('append', lock, '+')
+else
+    local is_flagged = holder ~= value
+    if not is_flagged then
+        value = value .. '+'
+        redis.call('append', lock, '+')
+    end
+    -- A holder that listens is told once, and again by each health check, since messages get lost. Its channel is that
+    -- of the waiter with the identifier of its own connection, which its token begins with.
+    if string.sub(holder, 16, 16) == '1' and (ARGV[7] ~= '' or not is_flagged) then
+        local channel = string.sub(ARGV[4], 1, -12) .. string.sub(holder, 5, 15)
+        redis.pcall(ARGV[3], channel, 'wanted ' .. lock)
+    end
 end
 return {verdict, value, redis.call('pttl', lock), arrival, is_there}

@@ -18,6 +18,7 @@ from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import (
     Ask,
     AskAll,
+    AwaitTurn,
     CallHook,
     Enter,
     Execute,
@@ -40,7 +41,9 @@ from redislock_fast._util import fork
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import KeyCache, LocalWaiter
     from redislock_fast._procedures.acquisition import CleanupEntries
+    from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["AsyncTransport", "drive", "transport_of"]
 
@@ -85,6 +88,19 @@ class AsyncTransport(Encoding):
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note that this lock was released here: a waiter has it now, or there was none."""
         self.of_running_loop().note_hand_over(key, handed_over)
+
+    @property
+    def key_cache(self) -> KeyCache:
+        """The keys that linger in the running loop."""
+        return self.of_running_loop().key_cache
+
+    def registry_of(self, key: bytes) -> WaiterRegistry | None:
+        """The registry that hears when this key is wanted; see `Lingering.registry_of`."""
+        return self.of_running_loop().registry_of(key)
+
+    def local_waiter(self) -> LocalWaiter:
+        """A new waiter for the local lock of a cached key."""
+        return self.of_running_loop().local_waiter()
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""
@@ -178,6 +194,9 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                     answer = server.waiter(step.key, step.token)
                     if answer is None:
                         answer = await server.enter(step.key, step.token, step.limit_s)
+                elif type(step) is AwaitTurn:
+                    turn: Any = step.waiter
+                    await turn.wait(step.timeout_s)
                 elif type(step) is ExecuteDedicated:
                     await server.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:

@@ -37,6 +37,7 @@ from redislock_fast._transport.base import MOST_LOSSES
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
+from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
 from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
@@ -146,7 +147,7 @@ class Mailbox:
                 timer.cancel()
 
 
-class LoopServerTransport(LoopCleanup):
+class LoopServerTransport(LoopCleanup, LoopLingering):
     """All that one event loop sends to one server.
 
     Args:

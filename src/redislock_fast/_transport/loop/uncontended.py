@@ -20,6 +20,7 @@ from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tracing import OWN_ASYNC, providers
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
@@ -64,6 +65,20 @@ class UncontendedBase(LockBase):
             )
         except AttributeError:  # as above
             return False
+
+    @runs("Lock.acquire")
+    async def _acquire_lingering(self, owner: Owner, blocking: bool | None, blocking_timeout: float | None) -> bool:
+        """Acquire a lock with `linger` and no other option."""
+        if self._take_at_once(self._cached or self._cached_key(), owner):
+            return True
+        to_clean_up: CleanupEntries = []
+        steps = self._acquiring(owner, None, blocking, blocking_timeout, None, to_clean_up)
+        return bool(await drive(self._transport, steps, to_clean_up, self._redis))
+
+    @runs("Lock.release")
+    async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:
+        """Release a lock with `linger` and no other option."""
+        self._release_here(owner, cached)
 
     @runs("Lock.acquire")
     async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:

@@ -9,6 +9,7 @@ from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.steps import (
     Ask,
     AskAll,
+    AwaitTurn,
     CallHook,
     Enter,
     Execute,
@@ -67,7 +68,7 @@ def transport_of(client: Any) -> ThreadServerTransport:
     return _servers.get(id(owner)) or _servers.add(owner, kind)
 
 
-def drive(  # noqa: PLR0912  # one branch for each kind of step
+def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
     transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
@@ -98,6 +99,9 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                         transport.execute(step.operation, step.limit_s)
                 elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
+                elif type(step) is AwaitTurn:
+                    turn: Any = step.waiter
+                    turn.wait(step.timeout_s)
                 elif type(step) is ExecuteDedicated:
                     transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:

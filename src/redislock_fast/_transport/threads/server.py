@@ -36,6 +36,7 @@ from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.retries import FOREVER_S, is_settled_by
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
+from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
@@ -51,7 +52,7 @@ class BlockingEncoding(Encoding):
         return name.encode() if isinstance(name, str) else self.encode(name)
 
 
-class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
+class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
     """All that this process sends to one server.
 
     Args:
@@ -296,6 +297,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup):
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
         self._forget_cleanup()
+        self._forget_keys()
         self.inside.clear()
         self._dedicated.clear()  # each of them has a `forget` of its own
         self.health = ServerHealth()

@@ -1,0 +1,421 @@
+"""The keys that this process keeps on a server after their locks were released, for the option `linger`.
+
+A `CachedKey` has a local lock, which one caller of this process holds while it uses the key: it asks the server for the
+key, holds the lock, or gives the key up. Other callers wait for the local lock in the order of their arrival, so one of
+them at most waits at the server. The literature calls that a cohort lock (Dice, Marathe and Shavit, "Lock Cohorting").
+A `KeyLease` is what the server has granted. Between two holders it stays with the `CachedKey`: the key lingers. The
+server tells the process when another one wants the key ("wanted"), as distributed file systems call cached locks back.
+
+Thread safety: any thread uses a `KeyCache`, without a mutex. Each step is one atomic method of a dict or deque, so a
+signal handler or finalizer may come in between.
+
+- The local lock is the one entry of `CachedKey.locked_by`. `setdefault` takes it, for one caller alone.
+- `CachedKey.lease`, `passes` and `idle_until` are changed by the caller that has the local lock. Others read them as a
+  hint, and look again when they have it.
+- Any thread sets `wanted_at`, and `is_current` to False, and then tries the local lock. A caller that frees the local
+  lock looks at both afterwards (`CachedKey.free`). So one of the two gives the key up.
+- A waiter is first added to `waiters`, and then tries the local lock. A caller that frees the local lock looks at
+  `waiters` afterwards (`CachedKey.unlock`). So no waiter is forgotten.
+- `LocalWaiter` is decided once: it gets the local lock, or it gives up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from redislock_fast._util.times import clock, drift_s
+
+__all__ = ["CachedKey", "KeyCache", "KeyLease", "LocalWaiter"]
+
+_MOST_PASSES = 16
+_LONGEST_PASSING_S = 0.005
+"""After so many hand-overs to local waiters, or so long, a key that another process wants is given up."""
+
+_LONGEST_KEPT_S = 1.0
+"""After how long a key is given up though nobody has said that it is wanted: pollers cannot say it."""
+
+_OVERDUE_S = 0.005
+"""How long after its end a lease is certainly over on the server."""
+
+_FIRST_BAN_S = 1.0
+_LONGEST_BAN_S = 60.0
+"""For how long a key that was wanted while it lingered is not kept; doubled when that happens again soon."""
+
+
+class KeyLease:
+    """A key that the server has granted to this process.
+
+    Args:
+        key: the lock's name on the wire.
+        token: the key's token.
+        expires_at: when the key expires on the server at the earliest, in the clock's seconds.
+        ttl_ms: the ttl of the lock's holder, in milliseconds.
+        linger_ms: for how much longer the key lives, in milliseconds.
+        heard_by: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
+        began_at: when the key was granted, in the clock's seconds.
+
+    Attributes:
+        keep_until: until when a release may keep the key, in the clock's seconds.
+        take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
+    """
+
+    __slots__ = (
+        "_margin_s",
+        "began_at",
+        "deadline",
+        "expires_at",
+        "heard_by",
+        "keep_until",
+        "key",
+        "take_until",
+        "token",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        expires_at: float,
+        ttl_ms: int,
+        linger_ms: int,
+        heard_by: object,
+        began_at: float,
+    ) -> None:
+        self.key = key
+        self.token = token
+        self.ttl_ms = ttl_ms
+        self.heard_by = heard_by
+        self.began_at = began_at
+        self.keep_until = -math.inf if heard_by is None else began_at + _LONGEST_KEPT_S
+        self._margin_s = drift_s((ttl_ms + linger_ms) / 1000)
+        self.set_end(expires_at)
+
+    def set_end(self, expires_at: float) -> None:
+        """Note when the key expires on the server at the earliest, in the clock's seconds."""
+        self.expires_at = expires_at
+        self.deadline = expires_at - self._margin_s
+        self.take_until = self.take_until_for(self.ttl_ms)
+
+    def take_until_for(self, ttl_ms: int) -> float:
+        """Until when a caller with this ttl may take the key.
+
+        Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
+        """
+        ttl_s = ttl_ms / 1000
+        return self.deadline - ttl_s + drift_s(ttl_s)
+
+    def let_go(self) -> None:
+        """Have the next release give the key up."""
+        self.heard_by = None
+        self.keep_until = -math.inf
+
+
+class LocalWaiter:
+    """A caller that waits for a local lock."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self) -> None:
+        self._outcome: dict[int, bool] = {}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller has the local lock."""
+        return self._outcome.get(0, False)
+
+    def give(self) -> bool:
+        """Give the caller the local lock, and wake it. Returns False where it has given up."""
+        if not self._outcome.setdefault(0, True):
+            return False
+        self.wake()
+        return True
+
+    def give_up(self) -> bool:
+        """Stop waiting. Returns False where the caller has got the local lock."""
+        return not self._outcome.setdefault(0, False)
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let the caller look whether it has the local lock. From any thread; never waits."""
+
+
+class CachedKey:
+    """One key, for the callers of this process.
+
+    Args:
+        key: the lock's name on the wire.
+        cache: has it.
+
+    Attributes:
+        locked_by: the local lock: empty, or with one entry. Its value tells the holder: the expiry that its owner has
+            noted (a tuple), or any other object while the key is asked for or given up.
+        waiters: the callers that wait for the local lock, in order.
+        lease: what the server has granted; None where it has not, or where it was given up.
+        wanted_at: when another process was first heard to want the key, in the clock's seconds; None: not yet.
+        passes: how often a local waiter has got the key since then.
+        idle_until: when a key that lingers is given up, in the clock's seconds.
+        keeps_from: until when the key is not kept, in the clock's seconds.
+        is_current: whether the cache still has this object for the key.
+    """
+
+    __slots__ = (
+        "_ban_s",
+        "_cache",
+        "idle_until",
+        "is_current",
+        "keeps_from",
+        "key",
+        "lease",
+        "locked_by",
+        "passes",
+        "waiters",
+        "wanted_at",
+    )
+
+    def __init__(self, key: bytes, cache: KeyCache) -> None:
+        self.key = key
+        self._cache = cache
+        self.locked_by: dict[int, object] = {}
+        self.waiters: deque[LocalWaiter] = deque()
+        self.lease: KeyLease | None = None
+        self.wanted_at: float | None = None
+        self.passes = 0
+        self.idle_until = 0.0
+        self.keeps_from = 0.0
+        self._ban_s = 0.0
+        self.is_current = True
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the cache is watched."""
+        return self._cache.is_watched
+
+    # ---- the local lock ----
+
+    def try_lock(self, holder: object = None) -> bool:
+        """Take the local lock if it is free.
+
+        Args:
+            holder: names the caller; no other caller has the same. None: a new object.
+        """
+        if holder is None:
+            holder = object()
+        return self.locked_by.setdefault(0, holder) is holder
+
+    def unlock(self) -> None:
+        """Give the local lock to the first waiter; without waiters, free it. The caller has it."""
+        while True:
+            try:
+                first = self.waiters.popleft()
+            except IndexError:
+                self.locked_by.pop(0, None)
+                if not (self.waiters and self.try_lock()):
+                    return
+            else:
+                self.locked_by[0] = first
+                if first.give():
+                    return
+
+    def join(self, waiter: LocalWaiter) -> None:
+        """Add a waiter for the local lock. It may get it at once."""
+        self.waiters.append(waiter)
+        if self.try_lock():
+            self.unlock()
+        elif not self._cache.is_watched:  # its holder may forget it
+            self._cache.watch()
+
+    def leave(self, waiter: LocalWaiter) -> bool:
+        """Remove a waiter. Returns False where it has got the local lock."""
+        if not waiter.give_up():
+            return False
+        with contextlib.suppress(ValueError):
+            self.waiters.remove(waiter)
+        return True
+
+    def tidy(self, holder: object) -> None:
+        """Finish what this holder of the local lock has begun to free: give it to a waiter, or give the key up."""
+        if self.locked_by.get(0) is holder:
+            self.locked_by.pop(0, None)
+        if self.try_lock():
+            self.free()
+
+    def free(self) -> None:
+        """`unlock`, and give the key up where it must not be kept."""
+        self.unlock()
+        while self.must_go and self.lease is not None and self.try_lock():
+            self.drop()
+            self.unlock()
+
+    # ---- what the holder of the local lock does ----
+
+    @property
+    def must_go(self) -> bool:
+        """Whether the key must not be kept."""
+        return self.wanted_at is not None or not self.is_current
+
+    def _may_pass(self, now: float) -> bool:
+        """Whether the next local waiter may have the key, or it may linger."""
+        lease = self.lease
+        return (
+            lease is not None
+            and now < lease.keep_until
+            and self.is_current
+            and (self.wanted_at is None or (self.passes < _MOST_PASSES and now < self.wanted_at + _LONGEST_PASSING_S))
+        )
+
+    def release(self, now: float, linger_s: float) -> None:
+        """Pass the key on to a local waiter, let it linger for `linger_s` seconds, or give it up.
+
+        Frees the local lock.
+        """
+        cache = self._cache
+        if not self._may_pass(now) or not (self.waiters or (now >= self.keeps_from and not self.must_go)):
+            self.drop()
+        elif self.waiters:
+            self.passes += self.wanted_at is not None
+        self.idle_until = now + linger_s
+        self.free()
+        if not cache.is_watched:
+            cache.watch()
+
+    def drop(self) -> None:
+        """Give the key up, in the background."""
+        lease, self.lease = self.lease, None
+        is_wanted = self.wanted_at is not None
+        self.wanted_at = None
+        self.passes = 0
+        if lease is not None:
+            self._cache.give_up([lease], is_wanted)
+
+    def ban(self, now: float) -> None:
+        """Do not keep the key for some time: it was wanted while it lingered, so that keeping it does not pay."""
+        repeats = now < self.keeps_from + self._ban_s
+        self._ban_s = min(2 * self._ban_s, _LONGEST_BAN_S) if repeats else _FIRST_BAN_S
+        self.keeps_from = now + self._ban_s
+
+    # ---- a local lock that was forgotten ----
+
+    def overdue_at(self) -> float:
+        """When the local lock counts as forgotten by its holder, in the clock's seconds; `math.inf`: not yet."""
+        lease = self.lease
+        is_held = type(self.locked_by.get(0)) is tuple
+        return lease.expires_at + _OVERDUE_S if is_held and lease is not None else math.inf
+
+    def replace(self) -> None:
+        """Have the cache make another object for the key. The waiters begin again with that."""
+        self.is_current = False
+        self._cache.forget_key(self)
+        if self.lease is not None and self.try_lock():
+            self.drop()
+            self.unlock()
+        for waiter in list(self.waiters):
+            waiter.wake()
+
+
+class KeyCache:
+    """The keys of one server that this process keeps, or one event loop of it.
+
+    Args:
+        give_up: gives leases back to the server in the background; the bool says whether they are known to be wanted.
+        watch: has `sweep` called from now on, and `hear_wanted` with each message, until `rests` says yes.
+
+    Attributes:
+        give_up: as above.
+        is_watched: whether the keys are watched.
+        shortest_s: the shortest time for which keys linger, in seconds.
+    """
+
+    def __init__(self, give_up: Callable[[list[KeyLease], bool], None], watch: Callable[[], None]) -> None:
+        self.give_up = give_up
+        self._watch = watch
+        self._keys: dict[bytes, CachedKey] = {}
+        self.is_watched = False
+        self.shortest_s = _LONGEST_KEPT_S
+
+    def of(self, key: bytes) -> CachedKey:
+        """The cached key, which is made where there is none."""
+        cached = self._keys.get(key)
+        return self._keys.setdefault(key, CachedKey(key, self)) if cached is None else cached
+
+    def forget_key(self, cached: CachedKey) -> None:
+        """Forget a cached key, which is not current any more."""
+        if self._keys.get(cached.key) is cached:
+            self._keys.pop(cached.key, None)
+
+    def watch(self) -> None:
+        """Have the keys watched."""
+        self.is_watched = True
+        self._watch()
+
+    def hear_wanted(self, key: bytes) -> None:
+        """Note that another process wants a key. A key that lingers is given up at once."""
+        cached = self._keys.get(key)
+        if cached is None or (cached.lease is None and not cached.locked_by):
+            return
+        now = clock()
+        if cached.wanted_at is None:
+            cached.wanted_at = now
+        if cached.try_lock():
+            if cached.lease is not None:
+                cached.ban(now)
+            cached.drop()
+            cached.free()
+
+    def sweep(self, now: float) -> bool:
+        """Give up the keys that have lingered for long enough, all together.
+
+        Returns whether others linger, or have local waiters.
+        """
+        is_used = False
+        due: list[KeyLease] = []
+        for cached in list(self._keys.values()):
+            if cached.waiters:
+                is_used = True
+                if now >= cached.overdue_at():
+                    cached.replace()
+            elif cached.locked_by:
+                continue
+            elif cached.lease is not None and cached.idle_until > now:
+                is_used = True
+            elif cached.try_lock():
+                if cached.lease is not None:
+                    due.append(cached.lease)
+                    cached.lease = cached.wanted_at = None
+                    cached.passes = 0
+                if now >= cached.keeps_from:
+                    cached.replace()
+                cached.free()
+        if due:
+            self.give_up(due, False)
+        return is_used
+
+    def drop_all(self, but_heard_by: Any = None) -> None:
+        """Give up what lingers, but what this registry hears of. What is held is given up by its release."""
+        for cached in list(self._keys.values()):
+            lease = cached.lease
+            if lease is None or (but_heard_by is not None and lease.heard_by is but_heard_by):
+                continue
+            if cached.try_lock():
+                cached.drop()
+                cached.free()
+            else:
+                lease.let_go()
+
+    def forget(self) -> None:
+        """In a forked child: leave all keys to the parent."""
+        self._keys = {}
+        self.is_watched = False
+
+    def rests(self) -> bool:
+        """Whether the watching may end. Once this has returned True, the next release begins it again."""
+        self.is_watched = False  # before the second look: what lingers now relied on this watching
+        if any(cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())):
+            self.is_watched = True
+            return False
+        return True

@@ -1,0 +1,328 @@
+"""How a lock with `linger` is acquired and released: in memory, where its key lingers in this process.
+
+One caller of this process at a time has the local lock of the key (`_lease/key_cache.py`). It takes the key where that
+lingers, confirms it by one request where it has lingered for too long to outlive the whole `timeout`, or else acquires
+it as any lock (`acquisition.py`). A release passes the key on to the next local waiter, or lets it linger; it sends
+nothing and waits for nothing. The key's ttl on the server is `timeout` and `linger` together, so a key that lingers
+leaves each holder its whole `timeout`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
+from redislock_fast._lease.owner import Owner
+from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
+from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
+from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._util.times import Limit, blocks, clock, drift_s
+from redislock_fast._util.tokens import identifier_of
+
+__all__ = ["LingerBase"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Turn:
+    """The place of one acquire at the local lock of a cached key. It belongs to the thread or task that acquires.
+
+    An interrupt may come between any two lines: `end` finds out by itself whether the local lock was got.
+
+    Args:
+        cache: the keys of the server.
+    """
+
+    __slots__ = ("_has_joined", "cache", "cached", "waiter")
+
+    waiter: LocalWaiter
+
+    def __init__(self, cache: KeyCache) -> None:
+        self.cache = cache
+        self.cached: CachedKey | None = None
+        self._has_joined = False
+
+    def begin(self, cached: CachedKey, waiter: LocalWaiter) -> CachedKey:
+        """Begin at a cached key. Returns it."""
+        self.waiter = waiter
+        self._has_joined = False
+        self.cached = cached
+        return cached
+
+    def join(self) -> None:
+        """Wait for the local lock."""
+        assert self.cached is not None
+        self._has_joined = True
+        self.cached.join(self.waiter)
+
+    @property
+    def lease(self) -> KeyLease | None:
+        """What the server has granted."""
+        return None if self.cached is None else self.cached.lease
+
+    def end(self, expiry: object) -> None:
+        """Stop waiting, and free the local lock if it was got. The holder may have noted its `expiry` there."""
+        cached = self.cached
+        if cached is None:
+            return
+        holder = cached.locked_by.get(0)
+        has_lock = not cached.leave(self.waiter) if self._has_joined else holder is self.waiter or holder is expiry
+        if has_lock:
+            cached.free()
+
+
+class LingerBase(AcquireBase):
+    """A lock whose key may linger. The public classes describe the parameters."""
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a release lets the key linger in this process, as far as is known without asking the server.
+
+        False without `linger`, with a token of the caller's own, where hooks or scripts are overridden, and where the
+        server cannot tell the process that the key is wanted.
+        """
+        if self._linger_ms is None or not self._has_own_hooks():
+            return False
+        held = self._held()
+        return held.cached is not None or (held.token is None and self._transport.registry_of(self._key) is not None)
+
+    # ---- in memory ----
+
+    def _cached_key(self) -> CachedKey:
+        """The key in the cache of its server."""
+        cached: CachedKey = self._transport.key_cache.of(self._key)
+        self._cached = cached
+        return cached
+
+    def _take_at_once(self, cached: CachedKey, owner: Owner) -> bool:
+        """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
+        lease, ttl_ms = cached.lease, self._ttl_ms
+        if lease is None or ttl_ms != lease.ttl_ms or cached.waiters:
+            return False
+        now = clock()
+        token = lease.token
+        expiry = token, now + ttl_ms / 1000
+        try:
+            if now > lease.take_until or cached.locked_by.setdefault(0, expiry) is not expiry:
+                return False
+            if cached.lease is lease:
+                owner.expiry = expiry
+                owner.cached = cached
+                owner.token = token
+                return True
+        except BaseException:  # an interrupt may come before any line
+            if cached.locked_by.get(0) is expiry:
+                owner.token = owner.cached = None
+                cached.free()
+            raise
+        cached.free()  # it was given up meanwhile
+        return False
+
+    def _release_here(self, owner: Owner, cached: CachedKey) -> None:
+        """Release a lock whose key may linger, without other options. Sends nothing that it waits for.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lease has ended.
+        """
+        lease, expiry, now = cached.lease, owner.expiry, clock()
+        if (
+            lease is not None
+            and now < expiry[1]  # type: ignore[operator]  # a lock that lingers has a ttl
+            and now < lease.keep_until
+            and now >= cached.keeps_from
+            and cached.locked_by.get(0) is expiry
+            and not cached.waiters
+            and cached.wanted_at is None
+            and cached.is_watched
+            and self.thread_local
+        ):
+            try:
+                owner.cached = owner.token = None
+                cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
+                cached.locked_by.pop(0, None)
+            finally:  # an interrupt may come before any line
+                if cached.waiters or cached.must_go or cached.locked_by.get(0) is expiry:
+                    cached.tidy(expiry)
+            return
+        was_held = self._let_linger(owner)
+        owner.token = None
+        if not was_held:
+            raise self._not_owned("release")
+
+    # ---- acquire ----
+
+    def _acquiring_by(
+        self,
+        limit: Limit,
+        owner: Owner,
+        sleep: float | None,
+        blocking: bool | None,
+        token: Any,
+        to_clean_up: CleanupEntries,
+    ) -> Steps:
+        """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held."""
+        if self._linger_ms is None:
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
+        waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
+        if token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit)):
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
+        turn = _Turn(self._transport.key_cache)
+        before = owner.token
+        acquired = False
+        try:
+            if (yield from self._locking(turn, limit, waits)):
+                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up)
+            return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
+        except BaseException:
+            token, lease = owner.token, turn.lease
+            if token is not None and token != before:
+                owner.token = owner.cached = None
+                if lease is None or lease.token != token:
+                    to_clean_up.append((self._key, token))
+            acquired = False
+            raise
+        finally:
+            if not acquired:
+                turn.end(owner.expiry)
+
+    def _acquiring_in_turn(
+        self,
+        turn: _Turn,
+        owner: Owner,
+        limit: Limit,
+        sleep: float | None,
+        blocking: bool | None,
+        to_clean_up: CleanupEntries,
+    ) -> Steps:
+        """Acquire with the local lock. Returns whether the lock is held."""
+        cached = self._cached = turn.cached
+        assert cached is not None
+        turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
+        if self._take(cached, owner) or (yield from self._confirming_kept(cached, owner, limit)):
+            return True
+        acquired = yield from self._acquiring_until(
+            limit, owner, sleep, blocking, None, to_clean_up, linger_ms=self._linger_ms
+        )
+        if acquired:
+            self._note_granted(cached, owner)
+        return acquired
+
+    def _is_heard(self, limit: Limit) -> Steps:
+        """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
+        if self._transport.registry_of(self._key) is not None:
+            return True
+        waiter = yield Enter(self._key, b"", limit.left_s())
+        if waiter is None:
+            return False
+        waiter.registry.leave(waiter)
+        return waiter.channel is not None
+
+    def _locking(self, turn: _Turn, limit: Limit, waits: bool) -> Steps:
+        """Take the local lock. Returns whether that was possible in time."""
+        while True:
+            cached = turn.begin(turn.cache.of(self._key), self._transport.local_waiter())
+            if cached.try_lock(turn.waiter):
+                return True
+            if clock() >= cached.overdue_at():
+                cached.replace()
+                continue
+            if not waits or limit.is_over:
+                return False
+            turn.join()
+            while not turn.waiter.is_given and cached.is_current and not limit.is_over:
+                yield AwaitTurn(turn.waiter, limit.left_s())
+            if not cached.leave(turn.waiter):
+                return True
+
+    def _take(self, cached: CachedKey, owner: Owner) -> bool:
+        """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
+        lease = cached.lease
+        if lease is None or clock() > lease.take_until_for(self._ttl_ms or 0):
+            return False
+        self._hold(cached, lease, owner)
+        return True
+
+    def _ttl_s(self) -> float:
+        assert self._ttl_ms is not None
+        return self._ttl_ms / 1000
+
+    def _hold(self, cached: CachedKey, lease: KeyLease, owner: Owner) -> None:
+        """Note that the owner holds the lock from now on. It has the local lock."""
+        ttl_s = self._ttl_s()
+        expiry = lease.token, min(clock() + ttl_s, lease.deadline + drift_s(ttl_s))
+        cached.locked_by[0] = expiry
+        owner.expiry = expiry
+        owner.cached = cached
+        owner.contended = None
+        owner.token = lease.token
+
+    def _confirming_kept(self, cached: CachedKey, owner: Owner, limit: Limit) -> Steps:
+        """Set the ttl of a key that lingers. Returns whether the lock is held; else it lingers no more."""
+        lease = cached.lease
+        if lease is None:
+            return False
+        ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
+        confirm = Reacquire(self._key, lease.token, ttl_ms, cached.wanted_at is not None)
+        try:
+            yield Execute(confirm, limit.left_s())
+        except BaseException:
+            cached.drop()
+            raise
+        if confirm.result:
+            expires_at = confirm.sent_at + ttl_ms / 1000
+            cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
+            self._hold(cached, cached.lease, owner)
+            return True
+        cached.lease = None
+        if clock() < lease.expires_at:
+            logger.warning("The lock %r was lost while its key lingered.", self._key)
+        return False
+
+    def _new_lease(self, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
+        return KeyLease(self._key, token, expires_at, self._ttl_ms or 0, self._linger_ms or 0, heard_by, began_at)
+
+    def _note_granted(self, cached: CachedKey, owner: Owner) -> None:
+        """Note the key that the server has granted to the owner, which has the local lock."""
+        token, expires_at = owner.expiry
+        assert token is not None
+        assert expires_at is not None
+        registry = self._transport.registry_of(self._key)
+        is_heard = registry is not None and registry.identifier == identifier_of(token)
+        cached.lease = self._new_lease(token, expires_at, registry if is_heard else None, clock())
+        if owner.contended == token and cached.wanted_at is None:  # granted by the queue, in which others may wait
+            cached.wanted_at = clock()
+        self._hold(cached, cached.lease, owner)
+
+    # ---- release ----
+
+    def _give_up_cached(self, owner: Owner) -> None:
+        """Give up the key of a lock that is not to be held after all."""
+        cached = owner.take_cached()
+        if cached is not None:
+            cached.drop()
+            cached.free()
+
+    def _let_linger(self, owner: Owner) -> bool:
+        """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held."""
+        cached = owner.take_cached()
+        if cached is None:
+            return False  # another caller that shares the owner releases it
+        holder, expiry = cached.locked_by.get(0), owner.expiry
+        try:
+            lease, end = cached.lease, expiry[1]
+            if lease is None or end is None or expiry[0] != lease.token:
+                return False
+            now = clock()
+            if expiry is not holder and expiry != holder:  # prolonged, or cut
+                lease.set_end(end)
+            if owner.is_prolonging:  # a request under way may cut the lease yet
+                lease.let_go()
+            if now >= end:
+                return False
+            cached.release(now, (self._linger_ms or 0) / 1000)
+            return True  # with the local lock freed
+        finally:
+            if cached.locked_by.get(0) is holder:  # lost, or interrupted
+                cached.drop()
+                cached.free()

@@ -1,0 +1,172 @@
+"""The keys that linger: how they are given back to their server, the part that threads and event loops share.
+
+A key is given back by a release that is posted on the connection on which it was granted. No caller waits for the
+reply. Where that connection is gone, or the server does not execute the release, the key is cleaned up like the
+remains of a failed acquire (`cleanup.py`): in the background, until the server has confirmed it.
+
+Thread safety: any thread adds to `_unconfirmed` and removes from it, by atomic methods of dict alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redislock_fast._lease.key_cache import KeyCache, KeyLease, LocalWaiter
+from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
+from redislock_fast._protocol.commands import Release, release_request
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._util.times import clock
+
+if TYPE_CHECKING:
+    from redislock_fast._procedures.waiters import WaiterRegistry
+
+__all__ = ["LONGEST_TICK_S", "Lingering"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_TICK_S = 0.5
+_SHORTEST_TICK_S = 0.005
+
+
+class Lingering:
+    """The part of a server transport that keeps keys for locks with `linger`.
+
+    Attributes:
+        key_cache: the keys of this server that linger.
+    """
+
+    connection: Any
+
+    def __init__(self) -> None:
+        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys))
+        self._unconfirmed: dict[int, list[KeyLease]] = {}  # leases whose release has no reply yet
+
+    @abstractmethod
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, in the background; see `Cleanup`."""
+
+    @abstractmethod
+    def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
+        """Send requests in one piece, without waiting for the replies."""
+
+    @abstractmethod
+    def _watch_keys(self) -> None:
+        """Have the connection read, and `KeyCache.sweep` called, until `KeyCache.rests` says yes."""
+
+    @abstractmethod
+    def local_waiter(self) -> LocalWaiter:
+        """A new waiter for the local lock of a cached key."""
+
+    def registry_of(self, key: bytes) -> WaiterRegistry | None:  # here, all keys have one server
+        """The registry of the connection that hears when this key is wanted; None where there is none yet."""
+        connection = self.connection
+        registry: WaiterRegistry | None = None if connection is None else connection.registry
+        if registry is None or connection.pipe.broken or registry.channel_of(key) is None:
+            return None
+        registry.on_wanted = self.key_cache.hear_wanted
+        return registry
+
+    @property
+    def tick_s(self) -> float:
+        """How long to wait between two looks at the keys that linger, in seconds."""
+        return min(max(self.key_cache.shortest_s / 2, _SHORTEST_TICK_S), LONGEST_TICK_S)
+
+    # ---- giving back ----
+
+    def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
+        """Release the keys, without waiting for the replies."""
+        connection = self.connection
+        if connection is None or any(lease.heard_by is not connection.registry for lease in leases):
+            self.clean_up([(lease.key, lease.token) for lease in leases])
+            return
+        capabilities = connection.capabilities
+        asked = [release_request(capabilities, lease.key, lease.token, is_wanted) for lease in leases]
+        requests = [request for request, _ in asked]
+        self._post_releases(
+            connection, leases, requests, partial(self._take_first, connection, leases, asked, is_wanted)
+        )
+
+    def _post_releases(
+        self,
+        connection: Any,
+        leases: list[KeyLease],
+        requests: Any,
+        on_replies: Callable[[list[Reply]], object],
+    ) -> None:
+        self._unconfirmed[id(leases)] = leases
+        try:
+            self._post_many(connection, requests, on_replies)
+        except ConnectionBroken:
+            self._clean_up_unconfirmed(leases)
+
+    def _take_first(
+        self,
+        connection: Any,
+        leases: list[KeyLease],
+        asked: list[tuple[Args, Reply]],
+        is_wanted: bool,
+        replies: list[Reply],
+    ) -> None:
+        """Take the replies to the first requests. Mostly all of them say that the key was released."""
+        if all(reply == settling for (_, settling), reply in zip(asked, replies, strict=True)):
+            self._unconfirmed.pop(id(leases), None)
+            return
+        releases = [Release(lease.key, lease.token, lease.expires_at, contended=is_wanted) for lease in leases]
+        pipeline = Pipeline(releases)
+        if pipeline.request(connection.capabilities, clock()) == [request for request, _ in asked]:
+            self._take_replies(connection, pipeline, leases, replies)
+        else:  # the capabilities have fallen since
+            self._clean_up_unconfirmed(leases)
+
+    def _take_replies(self, connection: Any, pipeline: Pipeline, leases: list[KeyLease], replies: list[Reply]) -> None:
+        try:
+            finished = pipeline.feed(replies, connection.capabilities)
+        except (NotExecuted, Redirected, Refused):
+            self._clean_up_unconfirmed(leases)
+            return
+        if not finished:
+            requests = pipeline.request(connection.capabilities, clock())
+            self._post_releases(connection, leases, requests, partial(self._take_replies, connection, pipeline, leases))
+            return
+        self._unconfirmed.pop(id(leases), None)
+        now = clock()
+        for lease, was_held in zip(leases, pipeline.results, strict=True):
+            if not was_held and now < lease.expires_at:
+                logger.warning("The lock %r was lost while its key lingered.", lease.key)
+
+    def _clean_up_unconfirmed(self, leases: list[KeyLease]) -> None:
+        if self._unconfirmed.pop(id(leases), None) is not None:
+            self.clean_up([(lease.key, lease.token) for lease in leases])
+
+    def clean_up_unconfirmed(self) -> None:
+        """Clean up the keys whose release has got no reply: their connection is broken."""
+        for leases in list(self._unconfirmed.values()):
+            self._clean_up_unconfirmed(leases)
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether a release of keys that lingered has got no reply yet."""
+        return len(self._unconfirmed) > 0
+
+    def _forget_keys(self) -> None:
+        """In a forked child: leave all keys to the parent."""
+        self._unconfirmed.clear()
+        self.key_cache.forget()
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method of an object as long as that lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        live = reference()
+        if live is not None:
+            live(*args)
+
+    return call

@@ -1,0 +1,116 @@
+"""The keys that linger, for an event loop: the loop reads the connection, and a timer gives up what has lingered.
+
+Thread safety: everything belongs to the loop's thread. Where the garbage collector closes a dropped task in another
+thread, the loop gives the keys back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from redislock_fast._lease.key_cache import KeyLease, LocalWaiter
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._transport.lingering import Lingering
+from redislock_fast._util.times import clock
+
+__all__ = ["LoopLingering"]
+
+
+class _TaskWaiter(LocalWaiter):
+    """A task that waits for a local lock."""
+
+    __slots__ = ("_loop", "_woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._woken: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
+            self._wake()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        woken = self._woken
+        if woken is not None and not woken.done():
+            woken.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Wait until it is woken, for so many seconds at most."""
+        if self.is_given:
+            return
+        woken = self._woken = self._loop.create_future()
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._wake)
+        try:
+            await woken
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+class LoopLingering(Lingering):
+    """The part of a `LoopServerTransport` that keeps keys for locks with `linger`."""
+
+    _loop: asyncio.AbstractEventLoop
+    _listening_on: Any = None
+
+    def local_waiter(self) -> LocalWaiter:
+        return _TaskWaiter(self._loop)
+
+    def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
+        replies: list[Reply] = []
+
+        def note(reply: Reply) -> None:
+            replies.append(reply)
+            if len(replies) == len(requests):
+                on_replies(replies)
+
+        for request in requests:
+            connection.pipe.post(request, note)
+
+    def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
+            super()._give_back(leases, is_wanted)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(super()._give_back, leases, is_wanted)
+
+    def _watch_keys(self) -> None:
+        self._loop.call_later(self.tick_s, _sweep, weakref.ref(self))
+
+    def watch_keys(self) -> None:
+        """Give up what has lingered for long enough, and look again later if anything lingers."""
+        cache, connection = self.key_cache, self.connection
+        if connection is not self._listening_on:
+            self._listening_on = connection
+            cache.drop_all(None if connection is None else connection.registry)
+            if connection is not None:
+                connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(self)))
+        if cache.sweep(clock()) or self.has_unconfirmed or not cache.rests():
+            self._watch_keys()
+
+    def give_back_keys(self) -> None:
+        """Give up what lingers."""
+        self.key_cache.drop_all()
+
+    def note_keys_broken(self) -> None:
+        """Clean up what lingers or was given back: the connection is broken."""
+        self.clean_up_unconfirmed()
+        self.key_cache.drop_all()
+
+
+def _sweep(transport_ref: weakref.ref[LoopLingering]) -> None:
+    transport = transport_ref()
+    if transport is not None:
+        transport.watch_keys()
+
+
+def _note_broken(transport_ref: weakref.ref[LoopLingering], _: object) -> None:
+    transport = transport_ref()
+    if transport is not None:
+        transport.note_keys_broken()

@@ -1,0 +1,164 @@
+"""The keys that linger, for threads: a thread of its own listens while there are any, and ends a second later.
+
+While a key lingers, each thread of the program may be busy elsewhere for as long as it likes. So this thread waits for
+messages on the connection as a waiter does, and reads the socket where no caller does. The one that reads hears that a
+key is wanted, and gives it up, before any caller goes on.
+
+Thread safety: `_release` of the base class may run in any thread. `_watcher` is assigned as a whole; two threads at
+once, after a race, do no harm.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from redislock_fast._lease.key_cache import LocalWaiter
+from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
+from redislock_fast._procedures.waiters import BROKEN
+from redislock_fast._transport.lingering import LONGEST_TICK_S, Lingering
+from redislock_fast._util import fork
+from redislock_fast._util.times import clock
+
+__all__ = ["ThreadLingering"]
+
+logger = logging.getLogger(__name__)
+
+_REST_S = 1.0
+"""How long the thread lives on while nothing lingers: longer than a thread takes to start."""
+
+_BUSY_S = 0.002
+_LONGEST_PARK_S = 0.02
+"""A caller beside a thread that reads for it takes twice as long. So while callers use the connection, and read all
+that comes, the thread stays away from it; and it looks so often whether they do."""
+
+_EXIT_LIMIT_S = 1.0
+"""How long a program waits at its end until what lingers is given back, in seconds."""
+
+
+class _ThreadWaiter(LocalWaiter):
+    """A thread that waits for a local lock. A lock of the system wakes it, which each thread may release."""
+
+    __slots__ = ("_asleep",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is awake already
+            self._asleep.release()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until it is woken, for so many seconds at most."""
+        self._asleep.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+
+
+class ThreadLingering(Lingering):
+    """The part of a `ThreadServerTransport` that keeps keys for locks with `linger`."""
+
+    inside: set[int]
+    _listening_on: Any = None
+    _mailbox: Any = None
+    _used_at = 0.0
+    _sweeps_at = 0.0
+
+    @abstractmethod
+    def hear(self, mailbox: Any, timeout_s: float) -> object:
+        """Wait for the next message in a mailbox; see `ThreadServerTransport`."""
+
+    @abstractmethod
+    def _is_owner_gone(self) -> bool:
+        """Whether the client is gone; see `Cleanup`."""
+
+    def local_waiter(self) -> LocalWaiter:
+        return _ThreadWaiter()
+
+    def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
+        thread = get_ident()
+        was_inside = thread in self.inside
+        try:
+            self.inside.add(thread)
+            connection.pipe.post_many(requests, on_replies)
+        finally:
+            if not was_inside:
+                self.inside.discard(thread)
+
+    def _watch_keys(self) -> None:
+        self._used_at = clock()
+        watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="redislock_fast-linger", daemon=True)
+        try:
+            watcher.start()
+        except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
+            self.key_cache.is_watched = False
+            self.key_cache.drop_all()
+            return
+        _watched.add(self)
+
+    def watch_keys(self) -> bool:
+        """Listen for a while, and give up what has lingered for long enough. Returns False where nothing lingers."""
+        cache, now = self.key_cache, clock()
+        if now >= self._sweeps_at:
+            self._sweeps_at = now + self.tick_s
+            if self._is_owner_gone():
+                cache.drop_all()
+            if cache.sweep(now) or self.has_unconfirmed:
+                self._used_at = now
+            elif (now >= self._used_at + _REST_S or self._is_owner_gone()) and cache.rests():
+                return False
+        connection = self.connection
+        if connection is not self._listening_on:
+            self._listening_on = connection
+            self._mailbox = None if connection is None else connection.pipe.mailbox()
+            cache.drop_all(None if connection is None else connection.registry)
+        if self._mailbox is not None and connection.pipe.silence_s < _BUSY_S:
+            time.sleep(_BUSY_S)
+        elif self._mailbox is None or self._hear_keys() is BROKEN:
+            self._mailbox = None
+            self.clean_up_unconfirmed()
+            cache.drop_all()
+            time.sleep(min(self.tick_s, LONGEST_TICK_S))
+        return True
+
+    def _hear_keys(self) -> object:
+        try:
+            return self.hear(self._mailbox, min(self.tick_s, _LONGEST_PARK_S))
+        except Exception:  # a bug of ours must not end the watching
+            logger.exception("The connection of keys that linger failed.")
+            return BROKEN
+
+    def give_back_keys(self, limit_s: float) -> None:
+        """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
+        self.key_cache.drop_all()
+        connection = self.connection
+        if connection is not None and self.has_unconfirmed:
+            with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
+                connection.pipe.call((b"PING",), limit_s)
+
+
+_watched: weakref.WeakSet[ThreadLingering] = weakref.WeakSet()
+fork.on_fork(_watched.clear)
+
+
+@atexit.register
+def _give_back_at_exit() -> None:
+    deadline = clock() + _EXIT_LIMIT_S
+    for transport in list(_watched):
+        transport.give_back_keys(max(deadline - clock(), 0.0))
+
+
+def _watch(transport_ref: weakref.ref[ThreadLingering]) -> None:
+    while True:
+        transport = transport_ref()
+        if transport is None or not transport.watch_keys():
+            return
+        del transport

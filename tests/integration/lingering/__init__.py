@@ -1,0 +1,1 @@
+"""Locks whose keys linger in the process that has released them."""
