@@ -162,13 +162,10 @@ class Lock(UncontendedBase, redis.lock.Lock):
         if self._generation != fork.generation:
             self._own_nothing()
         owner = self._owners
-        if self._linger_ms is not None and token is self._options is None:
-            cached = self._cached or self._cached_key()
-            if self._take_at_once(cached, owner):
-                return True
+        if self._linger_ms is not None and sleep is blocking_timeout is token is self._options is None:
+            return self._acquire_lingering(owner, blocking)
         if (
             self._options is None
-            and self._linger_ms is None
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0

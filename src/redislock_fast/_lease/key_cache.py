@@ -238,10 +238,8 @@ class CachedKey:
             self.waiters.remove(waiter)
         return True
 
-    def tidy(self, holder: object) -> None:
-        """Finish what this holder of the local lock has begun to free: give it to a waiter, or give the key up."""
-        if self.locked_by.get(0) is holder:
-            self.locked_by.pop(0, None)
+    def tidy(self) -> None:
+        """Look after a local lock that was freed whether a waiter wants it, or the key must be given up."""
         if self.try_lock():
             self.free()
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["NEEDS_TIMEOUT", "Options", "check_on_lost", "parameters_of", "refuse_unknown", "spelled_out"]
-
-NEEDS_TIMEOUT = "linger needs a timeout: a key that lingers in a process that dies must expire"
+__all__ = ["Options", "check_on_lost", "linger_ms_of", "parameters_of", "refuse_unknown", "spelled_out"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -93,6 +91,24 @@ def check_on_lost(on_lost: object) -> None:
         raise TypeError(f"on_lost is not callable: {on_lost!r}")
 
 
+def linger_ms_of(linger: float | None, ttl_ms: int | None) -> int | None:
+    """For how many milliseconds a released key lingers; None for None and 0: it is released at once.
+
+    Args:
+        linger: the same in seconds.
+        ttl_ms: of the lock, in milliseconds; None: it does not expire.
+
+    Raises:
+        TypeError: for a value that is not a number.
+        ValueError: for a number that is negative or not finite, or a lock that does not expire.
+    """
+    if linger is None or linger == 0:
+        return None
+    if ttl_ms is None:
+        raise ValueError("linger needs a timeout: a key that lingers in a process that dies must expire")
+    return positive_ms(linger, "linger")
+
+
 def _is_given(option: object) -> bool:
     return option is not None
 
@@ -105,7 +121,7 @@ class Options:
     Attributes:
         max_hold_s: after how many seconds at most the lock ends; None: it is renewed as long as it is held.
         wait_ms: how many milliseconds to wait for the replicas.
-        linger_ms: for how many milliseconds a released key lingers; None: it is released at once.
+        linger: as given; `linger_ms_of` checks it.
 
     Raises:
         TypeError: for an unknown parameter, or one of the wrong kind.
@@ -151,7 +167,7 @@ class Options:
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics
-        self.linger_ms = positive_ms(linger, "linger") if linger else None
+        self.linger = linger
 
     @property
     def watches(self) -> bool:
@@ -167,11 +183,6 @@ class Options:
     def are_used(self) -> bool:
         """Whether any of them makes a difference."""
         return self.watches or self.reentrant or any(map(_is_given, (self.adaptive, self.breaker, self.metrics)))
-
-    @property
-    def is_linger_only(self) -> bool:
-        """Whether `linger` is the only option."""
-        return self.linger_ms is not None and not (self.are_used or self.fencing or self.wait_replicas)
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """Check that a lock can be held with these options.
@@ -190,8 +201,7 @@ class Options:
             raise ValueError("auto_renew needs a timeout: a lock that does not expire is not renewed")
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
             raise ValueError("max_hold is shorter than the timeout")
-        if self.linger_ms is not None and ttl_ms is None:
-            raise ValueError(NEEDS_TIMEOUT)
+        linger_ms_of(self.linger, ttl_ms)
         if self.wait_replicas and ttl_ms is None:
             raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must expire")
         if ttl_ms is not None and self.wait_ms >= ttl_ms:

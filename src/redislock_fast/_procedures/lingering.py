@@ -10,22 +10,25 @@ leaves each holder its whole `timeout`.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
+from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
-from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._util.times import Limit, blocks, clock, drift_s
 from redislock_fast._util.tokens import identifier_of
 
-__all__ = ["LingerBase"]
+if TYPE_CHECKING:
+    from redislock_fast._procedures.waiters import WaiterRegistry
+
+__all__ = ["LingerBase", "Turn"]
 
 logger = logging.getLogger(__name__)
 
 
-class _Turn:
+class Turn:
     """The place of one acquire at the local lock of a cached key. It belongs to the thread or task that acquires.
 
     An interrupt may come between any two lines: `end` finds out by itself whether the local lock was got.
@@ -36,19 +39,19 @@ class _Turn:
 
     __slots__ = ("_has_joined", "cache", "cached", "waiter")
 
-    waiter: LocalWaiter
+    waiter: Any  # a `LocalWaiter`, or another object that names the acquire at the local lock
 
     def __init__(self, cache: KeyCache) -> None:
         self.cache = cache
         self.cached: CachedKey | None = None
         self._has_joined = False
 
-    def begin(self, cached: CachedKey, waiter: LocalWaiter) -> CachedKey:
-        """Begin at a cached key. Returns it."""
+    def begin(self, cached: CachedKey, waiter: Any) -> Any:
+        """Begin at a cached key. Returns the waiter."""
         self.waiter = waiter
         self._has_joined = False
         self.cached = cached
-        return cached
+        return waiter
 
     def join(self) -> None:
         """Wait for the local lock."""
@@ -132,18 +135,21 @@ class LingerBase(AcquireBase):
             and now < lease.keep_until
             and now >= cached.keeps_from
             and cached.locked_by.get(0) is expiry
-            and not cached.waiters
             and cached.wanted_at is None
+            and cached.is_current
             and cached.is_watched
             and self.thread_local
         ):
             try:
                 owner.cached = owner.token = None
                 cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
-                cached.locked_by.pop(0, None)
+                if not cached.waiters:
+                    cached.locked_by.pop(0, None)
             finally:  # an interrupt may come before any line
-                if cached.waiters or cached.must_go or cached.locked_by.get(0) is expiry:
-                    cached.tidy(expiry)
+                if cached.locked_by.get(0) is expiry:
+                    cached.free()
+                elif cached.waiters or cached.must_go:
+                    cached.tidy()
             return
         was_held = self._let_linger(owner)
         owner.token = None
@@ -160,19 +166,23 @@ class LingerBase(AcquireBase):
         blocking: bool | None,
         token: Any,
         to_clean_up: CleanupEntries,
+        begun: tuple[Turn, Acquire | None] | None = None,
     ) -> Steps:
-        """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held."""
+        """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held.
+
+        `begun` is the turn of a caller that has the local lock, and the first attempt where its request has been sent.
+        """
         if self._linger_ms is None:
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
-        if token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit)):
+        if begun is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
-        turn = _Turn(self._transport.key_cache)
+        turn, attempt = begun or (Turn(self._transport.key_cache), None)
         before = owner.token
         acquired = False
         try:
-            if (yield from self._locking(turn, limit, waits)):
-                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up)
+            if begun is not None or (yield from self._locking(turn, limit, waits)):
+                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, attempt)
             return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
         except BaseException:
             token, lease = owner.token, turn.lease
@@ -188,12 +198,13 @@ class LingerBase(AcquireBase):
 
     def _acquiring_in_turn(
         self,
-        turn: _Turn,
+        turn: Turn,
         owner: Owner,
         limit: Limit,
         sleep: float | None,
         blocking: bool | None,
         to_clean_up: CleanupEntries,
+        attempt: Acquire | None,
     ) -> Steps:
         """Acquire with the local lock. Returns whether the lock is held."""
         cached = self._cached = turn.cached
@@ -202,10 +213,15 @@ class LingerBase(AcquireBase):
         if self._take(cached, owner) or (yield from self._confirming_kept(cached, owner, limit)):
             return True
         acquired = yield from self._acquiring_until(
-            limit, owner, sleep, blocking, None, to_clean_up, linger_ms=self._linger_ms
+            limit, owner, sleep, blocking, None, to_clean_up, attempt, self._linger_ms
         )
         if acquired:
-            self._note_granted(cached, owner)
+            token, expires_at = owner.expiry
+            assert token is not None
+            assert expires_at is not None
+            if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
+                cached.wanted_at = clock()
+            self._note_granted(cached, owner, token, expires_at, self._transport.registry_of(self._key))
         return acquired
 
     def _is_heard(self, limit: Limit) -> Steps:
@@ -218,10 +234,11 @@ class LingerBase(AcquireBase):
         waiter.registry.leave(waiter)
         return waiter.channel is not None
 
-    def _locking(self, turn: _Turn, limit: Limit, waits: bool) -> Steps:
+    def _locking(self, turn: Turn, limit: Limit, waits: bool) -> Steps:
         """Take the local lock. Returns whether that was possible in time."""
         while True:
-            cached = turn.begin(turn.cache.of(self._key), self._transport.local_waiter())
+            cached: CachedKey = turn.cache.of(self._key)
+            turn.begin(cached, self._transport.local_waiter())
             if cached.try_lock(turn.waiter):
                 return True
             if clock() >= cached.overdue_at():
@@ -282,17 +299,21 @@ class LingerBase(AcquireBase):
     def _new_lease(self, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
         return KeyLease(self._key, token, expires_at, self._ttl_ms or 0, self._linger_ms or 0, heard_by, began_at)
 
-    def _note_granted(self, cached: CachedKey, owner: Owner) -> None:
-        """Note the key that the server has granted to the owner, which has the local lock."""
-        token, expires_at = owner.expiry
-        assert token is not None
-        assert expires_at is not None
-        registry = self._transport.registry_of(self._key)
-        is_heard = registry is not None and registry.identifier == identifier_of(token)
-        cached.lease = self._new_lease(token, expires_at, registry if is_heard else None, clock())
-        if owner.contended == token and cached.wanted_at is None:  # granted by the queue, in which others may wait
-            cached.wanted_at = clock()
-        self._hold(cached, cached.lease, owner)
+    def _note_granted(
+        self, cached: CachedKey, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
+    ) -> None:
+        """Note the key that the server has granted to the owner, which has the local lock.
+
+        Args:
+            cached: the key in the cache.
+            owner: the holder.
+            token: the key's.
+            expires_at: when the key expires on the server at the earliest, in the clock's seconds.
+            registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
+        """
+        heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
+        cached.lease = lease = self._new_lease(token, expires_at, heard_by, clock())
+        self._hold(cached, lease, owner)
 
     # ---- release ----
 

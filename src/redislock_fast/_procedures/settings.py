@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 
 from redis.backoff import AbstractBackoff
 
-from redislock_fast._lease.options import NEEDS_TIMEOUT, Options, refuse_unknown, spelled_out
+from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
@@ -50,6 +50,8 @@ __all__ = [
 _acting: ContextVar[tuple[weakref.ref[LockSettings], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
+
+_LINGER = {"linger"}
 
 NOT_ENTERED = "Unable to acquire lock within the time specified"
 UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
@@ -181,20 +183,26 @@ class LockSettings:
         if wait != "push":  # else the class's attribute serves
             self.wait = wait
         if options or adaptive is not None:
-            refuse_unknown(type(self), options, LockSettings.__init__)
-            self._options = Options(adaptive=adaptive, **options)
-            self._options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
-            if self._options.wait_replicas and not transport.sends_wait:
-                raise ValueError(
-                    f"the lock {name!r} cannot wait for replicas: its client sends commands in its own way"
-                )
-            if self._options.fencing:
-                self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
-            self._linger_ms = self._options.linger_ms
-            if self._options.is_linger_only:
-                self._options = None
+            if adaptive is None and options.keys() == _LINGER:  # making `Options` takes 3 us
+                self._linger_ms = linger_ms_of(options["linger"], self._ttl_ms)
+            else:
+                self._set_options(options, adaptive)
         self._own_nothing()
         self.register_scripts()
+
+    def _set_options(self, options: Any, adaptive: Any) -> None:
+        """Check and set the options of the lock."""
+        refuse_unknown(type(self), options, LockSettings.__init__)
+        checked = Options(adaptive=adaptive, **options)
+        checked.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+        if checked.wait_replicas and not self._transport.sends_wait:
+            raise ValueError(
+                f"the lock {self._name!r} cannot wait for replicas: its client sends commands in its own way"
+            )
+        if checked.fencing:
+            self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
+        self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
+        self._options = checked
 
     # ---- settings, which may be changed at any time as redis-py's may ----
 
@@ -237,8 +245,8 @@ class LockSettings:
         ttl_ms = ttl_ms_of(timeout)
         if self._options is not None:
             self._options.check(ttl_ms, self.thread_local, self._is_for_tasks)
-        if self._linger_ms is not None and ttl_ms is None:
-            raise ValueError(NEEDS_TIMEOUT)
+        if self._linger_ms is not None:
+            linger_ms_of(self._linger_ms / 1000, ttl_ms)
         self._ttl_ms = ttl_ms
         self._timeout = timeout
 

@@ -145,11 +145,10 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
         owner = self._mine()
-        if self._linger_ms is not None and token is self._options is None:
-            return self._acquire_lingering(owner, blocking, blocking_timeout)
+        if self._linger_ms is not None and blocking_timeout is token is self._options is None:
+            return self._acquire_lingering(owner, blocking)
         if (
             self._options is None
-            and self._linger_ms is None
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import redis.asyncio
 
+from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
@@ -67,13 +68,76 @@ class UncontendedBase(LockBase):
             return False
 
     @runs("Lock.acquire")
-    async def _acquire_lingering(self, owner: Owner, blocking: bool | None, blocking_timeout: float | None) -> bool:
-        """Acquire a lock with `linger` and no other option."""
-        if self._take_at_once(self._cached or self._cached_key(), owner):
+    async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
+        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
+        cached = self._cached or self._cached_key()
+        if self._take_at_once(cached, owner):
             return True
+        begun: tuple[Turn, Acquire | None] | None = None
+        if (
+            self.blocking_timeout is None
+            and self._wait == "push"
+            and self.sleep >= 0
+            and blocking in (None, True, False)
+            and self._is_plain_acquire()
+        ):
+            if not cached.locked_by:
+                begun = await self._begin_fetching(cached, owner)
+            elif self.blocking if blocking is None else blocking:
+                begun = await self._begin_waiting(cached, owner)
+            if begun is not None and owner.cached is cached:
+                return True
         to_clean_up: CleanupEntries = []
-        steps = self._acquiring(owner, None, blocking, blocking_timeout, None, to_clean_up)
+        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, begun)
         return bool(await drive(self._transport, steps, to_clean_up, self._redis))
+
+    async def _begin_waiting(self, cached: CachedKey, owner: Owner) -> tuple[Turn, None] | None:
+        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
+        server = self._transport.of_running_loop()
+        turn = Turn(server.key_cache)
+        waiter = turn.begin(cached, server.local_waiter())
+        try:
+            turn.join()
+            await waiter.wait(None)
+            if not cached.leave(waiter):
+                self._take(cached, owner)
+                return turn, None
+        except BaseException:
+            if owner.cached is cached:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            turn.end(owner.expiry)
+            raise
+        return None
+
+    async def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn, Acquire] | None:
+        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
+        server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
+        connection, registry = server.connection, server.registry_of(self._key)
+        if connection is None or registry is None or registry.is_contended(self._key, True):
+            return None
+        token = registry.new_token(listens=True)
+        turn = Turn(server.key_cache)
+        turn.begin(cached, token)
+        attempt = Acquire(self._key, token, ttl_ms)
+        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+        begun: Begun | None = None
+        sent_at = clock()
+        try:
+            if cached.lease is None and cached.try_lock(token):
+                reply = await connection.pipe.call(request, connection.timeout_s)
+                if reply == ours:
+                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                    return turn, attempt
+                begun = (connection, reply, None)
+        except BaseException as interruption:
+            if owner.token == token:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            begun = (connection, None, interruption)
+        if begun is None:
+            turn.end(None)
+            return None
+        attempt.begin(request, connection.capabilities, sent_at, begun)
+        return turn, attempt
 
     @runs("Lock.release")
     async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:

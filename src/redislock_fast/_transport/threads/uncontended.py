@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from redislock_fast._pipe.base import NOT_ASKED
+from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
@@ -21,6 +22,7 @@ from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tracing import OWN, providers
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
@@ -105,6 +107,76 @@ class UncontendedBase(LockBase):
         del connection  # an error keeps this frame, which must keep neither it nor a connection
         steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
         return bool(drive(self._transport, steps, to_clean_up))
+
+    def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
+        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
+        cached = self._cached or self._cached_key()
+        if self._take_at_once(cached, owner):
+            return True
+        begun: tuple[Turn, Acquire | None] | None = None
+        if (
+            self.blocking_timeout is None
+            and self._wait == "push"
+            and self.sleep >= 0
+            and blocking in (None, True, False)
+            and self._is_plain_acquire()
+        ):
+            if not cached.locked_by:
+                begun = self._begin_fetching(cached, owner)
+            elif self.blocking if blocking is None else blocking:
+                begun = self._begin_waiting(cached, owner)
+            if begun is not None and owner.cached is cached:
+                return True
+        to_clean_up: CleanupEntries = []
+        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, begun)
+        return bool(drive(self._transport, steps, to_clean_up, self._redis))
+
+    def _begin_waiting(self, cached: CachedKey, owner: Owner) -> tuple[Turn, None] | None:
+        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
+        turn = Turn(self._transport.key_cache)
+        waiter = turn.begin(cached, self._transport.local_waiter())
+        try:
+            turn.join()
+            waiter.wait(None)
+            if not cached.leave(waiter):
+                self._take(cached, owner)
+                return turn, None
+        except BaseException:
+            if owner.cached is cached:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            turn.end(owner.expiry)
+            raise
+        return None
+
+    def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn, Acquire] | None:
+        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
+        transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
+        connection, registry = transport.connection, transport.registry_of(self._key)
+        if connection is None or registry is None or registry.is_contended(self._key, True):
+            return None
+        token = registry.new_token(listens=True)
+        turn = Turn(transport.key_cache)
+        turn.begin(cached, token)
+        attempt = Acquire(self._key, token, ttl_ms)
+        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+        begun: Begun | None = None
+        sent_at = clock()
+        try:
+            if cached.lease is None and cached.try_lock(token):
+                reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
+                if reply == ours:
+                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                    return turn, attempt
+                begun = (connection, reply, None)
+        except BaseException as interruption:
+            if owner.token == token:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            begun = (connection, None, interruption)
+        if begun is None or begun[1] is NOT_ASKED:
+            turn.end(None)
+            return None
+        attempt.begin(request, connection.capabilities, sent_at, begun)
+        return turn, attempt
 
     def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held without options, where no hook is overridden that concerns it."""
