@@ -163,7 +163,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             self._own_nothing()
         owner = self._owners
         if (
-            self._options is None
+            self._is_direct
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -209,7 +209,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             self._own_nothing()
         owner = self._owners
         token = owner.token
-        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
+        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)
         else:
             self._drive(self._releasing(owner))

@@ -138,6 +138,7 @@ class LockSettings:
     _transport: Any
     _wait: WaitBy = "push"
     _options: Options | None = None
+    _is_direct = True  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
 
     @spelled_out
@@ -186,6 +187,7 @@ class LockSettings:
                 raise ValueError(
                     f"the lock {name!r} cannot wait for replicas: its client sends commands in its own way"
                 )
+            self._is_direct = self.thread_local and self._options.only_note
             if self._options.fencing:
                 self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._own_nothing()

@@ -119,6 +119,9 @@ class ServerTransport(Encoding, Cleanup, Generic[ConnectionType]):
     is_observable = True
     """Whether tracers do not see the requests otherwise."""
 
+    renewer: Any = None
+    """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
+
     def __init__(self, owner: Any) -> None:
         Encoding.__init__(self, owner)
         Cleanup.__init__(self)

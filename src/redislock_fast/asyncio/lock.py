@@ -146,7 +146,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         """
         owner = self._mine()
         if (
-            self._options is None
+            self._is_direct
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -193,7 +193,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         token = owner.token
-        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
+        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)
         return named(self._drive(self._releasing(owner)), "Lock.release")
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import redis.asyncio
 
+from redislock_fast._lease.telling import is_telling
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
-from redislock_fast._protocol.commands import HANDED_OVER, Acquire, acquire_request, release_request
+from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
 from redislock_fast._util.times import Limit, clock
@@ -68,67 +69,84 @@ class UncontendedBase(LockBase):
 
     @runs("Lock.acquire")
     async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
+        """Acquire on the usual settings: with a new token, without hooks and a deadline, waiting by push."""
         token, ttl_ms = new_token(), self._ttl_ms
+        options = self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
         server = self._transport.of_running_loop()
         connection = server.connection  # no pending cleanup concerns a new token
+        if options is not None and (owner.token is not None or is_telling() is not None):
+            connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
-                del connection
+                connection = None
+            if connection is None and options is None:
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
                 if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
-                connection = None
         if connection is not None:
-            request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+            request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun
             sent_at = clock()
             try:
                 reply = await connection.pipe.call(request, connection.timeout_s)
-                if reply == ours:
-                    owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                    owner.token = token
-                    if owner.forgotten_by is not None:  # else `hold` would do no more
-                        owner.hold(token)
+                if options is None:
+                    if reply == ours:
+                        owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+                        owner.token = token
+                        if owner.forgotten_by is not None:  # else `hold` would do no more
+                            owner.hold(token)
+                        return True
+                elif self._is_noted(options, owner, server, token, ttl_ms, sent_at, reply, ours):
                     return True
                 begun = (connection, reply, None)
             except BaseException as interruption:
-                if owner.token == token:  # the interruption came just after it was noted
-                    owner.token = None
+                self._drop_noted(owner, token)
                 begun = (connection, None, interruption)
-            attempt = Acquire(self._key, token, ttl_ms)
+            attempt = self._attempt_kind(self._key, token, ttl_ms)
             attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
+        steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(await drive(server, steps, to_clean_up))
 
     @runs("Lock.release")
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
-        """Release what is held without options, where no hook is overridden that concerns it."""
+        """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
         server = self._transport.of_running_loop()
         connection = server.connection
-        if connection is None or owner.token is not token:
+        note = owner.note
+        held = None if note is None else note.held
+        if (
+            connection is None
+            or owner.token is not token
+            or (note is not None and held is not None and not (is_telling() is None and note.begin_release(token)))
+        ):
             await drive(server, self._releasing(owner))
             return
         request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
-        begun: Begun
+        begun: Begun | None = None
         sent_at = clock()
         try:
             reply = await connection.pipe.call(request, connection.timeout_s)
             if reply == ours:
                 if reply == HANDED_OVER and connection.registry is not None:
                     connection.registry.note_hand_over(self._key, True)
+                if note is not None:
+                    note.held = None
                 if owner.token == token:  # where the token is shared, another task may have acquired meanwhile
                     owner.token = None
-                return
-            begun = (connection, reply, None)
+            else:
+                begun = (connection, reply, None)
         except BaseException as interruption:
             begun = (connection, None, interruption)
+        if begun is None:
+            if held is not None and held[4].metrics is not None:
+                self._report_noted_release(held)
+            return
         operation = self._release_of(token, owner)
         operation.begin(request, connection.capabilities, sent_at, begun)
         del connection, begun
-        await drive(server, self._finishing_release(operation, owner))
+        await drive(server, self._releasing(owner, operation))
