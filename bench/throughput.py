@@ -1,7 +1,8 @@
 """`python -m bench throughput`: uncontended acquire+release pairs per second of a process.
 
 Each mode is a race of some workloads: one thread, with the C floor and the other libraries; many threads, tasks or
-names at a time, with redis-py, the package and the limit of the server; and the main rows of all of them.
+names at a time, with redis-py, the package and the limit of the server; locks with options beside plain ones; and the
+main rows of all of these.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFa
 from bench.measuring import arguments, report, rounds, servers
 from bench.measuring.costs import bytes_per_lock
 from bench.measuring.rounds import ANEW, Entrant, Scene
-from bench.measuring.tables import BATCH_COLUMNS, MAIN_COLUMNS, MANY_COLUMNS, SINGLE_COLUMNS, Column, print_rows
-from bench.workloads import batches, floor, server_limit, single, tasks, threads, wake_ups
+from bench.measuring.tables import (
+    BATCH_COLUMNS,
+    MAIN_COLUMNS,
+    MANY_COLUMNS,
+    SINGLE_COLUMNS,
+    TERM_COLUMNS,
+    Column,
+    print_rows,
+)
+from bench.workloads import batches, floor, server_limit, single, tasks, threads, wake_ups, with_options
 from bench.workloads.import_cost import import_costs_ms
 
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
@@ -60,7 +69,8 @@ class _Mode:
         about: its description in the help.
         workloads: that are measured.
         columns: of the table.
-        peers: contestants beside redis-py and the package.
+        peers: contestants beside the usual ones.
+        usual: contestants of every mode but one: redis-py and the package.
         rounds: the default of `--rounds`.
         seconds: the default of `--seconds`.
     """
@@ -69,13 +79,14 @@ class _Mode:
     workloads: tuple[_Workload, ...]
     columns: Sequence[Column]
     peers: tuple[str, ...] = ()
+    usual: tuple[str, ...] = _BOTH
     rounds: int = 10
     seconds: float = 0.5
 
     @property
     def names(self) -> tuple[str, ...]:
         """All contestants and yardsticks."""
-        return (*_BOTH, *(name for workload in self.workloads for name in workload.yardsticks), *self.peers)
+        return (*self.usual, *(name for workload in self.workloads for name in workload.yardsticks), *self.peers)
 
 
 _MODES = {
@@ -110,6 +121,15 @@ _MODES = {
         (_Workload(batches.entrants_of, (SERVER_LIMIT,)),),
         BATCH_COLUMNS,
         (contestants.BARE_SOCKETS,),
+    ),
+    "options": _Mode(
+        "locks with an option beside plain ones: one thread; 16 threads and 100 tasks",
+        (_Workload(with_options.entrants_of),),
+        TERM_COLUMNS,
+        contestants.WITH_OPTION,
+        usual=(OURS,),
+        rounds=16,
+        seconds=0.25,
     ),
     "main": _Mode(
         "the main rows of all these",

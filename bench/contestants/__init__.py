@@ -108,6 +108,10 @@ class CheckFailedError(Exception):
 REDIS_PY = "redis-py"
 OURS = "redislock_fast"
 OURS_POLLING = "redislock_fast-poll"
+AUTO_RENEW = "auto_renew"
+WITH_OPTION = (AUTO_RENEW, "reentrant", "fencing")
+"""The package's locks with one option that a bool turns on, by the option's name."""
+
 PYTHON_REDIS_LOCK = "python-redis-lock"
 PEERS = (PYTHON_REDIS_LOCK, "pottery")
 BARE_SOCKETS = "bare-sockets"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from bench.contestants import (
     OURS_POLLING,
     PYTHON_REDIS_LOCK,
     REDIS_PY,
+    WITH_OPTION,
     AbsentError,
     AnyAsyncLock,
     AnyBatch,
@@ -116,11 +118,11 @@ def _ours(terms: Options) -> Contestant:
     )
 
 
-def _ours_polling(terms: Options) -> Contestant:
+def _ours_with(name: str, settings: dict[str, Any], terms: Options) -> Contestant:
     from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
     from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
 
-    choice: dict[str, Any] = {"timeout": terms.lease_s, "sleep": terms.sleep_s, "wait": "poll"}
+    choice: dict[str, Any] = {"timeout": terms.lease_s, "sleep": terms.sleep_s, **settings}
 
     def make(client: redis.Redis, name: str) -> AnyLock:
         lock: AnyLock = Lock(client, name, **choice)
@@ -130,7 +132,7 @@ def _ours_polling(terms: Options) -> Contestant:
         lock: AnyAsyncLock = AsyncLock(client, name, **choice)
         return lock
 
-    return Contestant(OURS_POLLING, __version__, make, str, make_async)
+    return Contestant(name, __version__, make, str, make_async)
 
 
 def _python_redis_lock(terms: Options) -> Contestant:
@@ -183,7 +185,8 @@ def _bare_holdings(terms: Options) -> Contestant:
 _FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
-    OURS_POLLING: ("redislock_fast", _ours_polling),
+    OURS_POLLING: ("redislock_fast", partial(_ours_with, OURS_POLLING, {"wait": "poll"})),
+    **{name: ("redislock_fast", partial(_ours_with, name, {name: True})) for name in WITH_OPTION},
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),
     BARE_SOCKETS: ("redislock_fast", _bare_sockets),

@@ -79,7 +79,7 @@ class Entrant:
         measure: measures for a number of seconds.
         check: raises `CheckFailedError` when the lock is not a correct one.
         count: of threads, tasks or names at a time.
-        limit: the contestant that shows the upper limit.
+        limit: the contestant that shows the upper limit: in the same workload, or in its only one.
         samples: one per counted round.
     """
 
@@ -171,7 +171,8 @@ def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
     """
     workload = REUSED if entrant.workload == TWO_ROUND_TRIPS else entrant.workload
     redis_py = next((e for e in entrants if (e.contestant, e.workload) == (REDIS_PY, workload)), None)
-    limit = next((e for e in entrants if e.contestant == entrant.limit), None)
+    limits = [e for e in entrants if e.contestant == entrant.limit]
+    limit = next((e for e in limits if e.workload == entrant.workload), limits[0] if limits else None)
     to_redis_py = _ratios(entrant, redis_py)
     to_limit = _ratios(entrant, limit)
     samples = entrant.samples

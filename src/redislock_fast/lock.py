@@ -21,10 +21,10 @@ from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._procedures.steps import Steps
+from redislock_fast._transport.threads.cached import CachedBase
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._transport.threads.uncontended import UncontendedBase
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 
@@ -44,7 +44,7 @@ __all__ = ["Lock"]
 logger = logging.getLogger(__name__)
 
 
-class Lock(UncontendedBase, redis.lock.Lock):
+class Lock(CachedBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
     The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
@@ -165,7 +165,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
         if self._linger_ms is not None and sleep is blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
         if (
-            self._options is None
+            self._is_direct
             and sleep is blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -215,7 +215,7 @@ class Lock(UncontendedBase, redis.lock.Lock):
             self._release_here(owner, cached)
             return
         token = owner.token
-        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
+        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)
         else:
             self._drive(self._releasing(owner))

@@ -37,9 +37,9 @@ FAULTS = (
     ),
     Fault(
         "interrupted acquire of a task leaves its token noted",
-        "_transport/loop/uncontended.py",
-        "                if owner.token == token:  # the interruption came just after it was noted\n",
-        "                if False:\n",
+        "_procedures/lock.py",
+        "            self._forget(owner, lease)\n        if owner.token == token:\n",
+        "            self._forget(owner, lease)\n        if False:\n",
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[tasks-warm-usual-valkey]",
     ),
     Fault(
@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         "lock that a task has dropped is not released",
         "_transport/loop/renewer.py",
-        "            self._loop.call_soon_threadsafe(self._clean_up, [record.entry])\n",
+        "            self._loop.call_soon_threadsafe(self._clean_up, [entry])\n",
         "            pass\n",
         "tests/integration/holding/test_holding.py::test_dropped_lock_is_released_with_a_warning",
     ),

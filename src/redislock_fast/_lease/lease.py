@@ -25,10 +25,13 @@ from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock, drift_s
 
-__all__ = ["Lease"]
+__all__ = ["DUE_AFTER", "Lease"]
 
 _RENEWED_AT = 2 / 3  # the part of a lease that is left when it is renewed: enough time for two more attempts
 _JITTER = 0.1
+DUE_AFTER = 1 - _RENEWED_AT - _JITTER / 3
+"""The part of a lease before whose end the renewer need not act."""
+
 _RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
@@ -43,16 +46,15 @@ class Lease:
     """The lease of a lock that is held on options.
 
     Args:
-        lock: the lock object.
+        lock: a weak reference to the lock object.
         key: the lock's name on the wire.
         token: the lock's token.
         ttl_ms: the ttl in milliseconds; None: the lock does not expire.
         expires_at: until when the lease is certainly valid, in the clock's seconds.
         options: the lock's options.
+        begun: when the lease began, in the clock's seconds; None: now.
 
     Attributes:
-        lock: a weak reference to the lock object.
-        begun: when the lease began, in the clock's seconds.
         depth: how often the owner has acquired the lock.
         loss: why the lease was lost; None where it was not.
         over: whether the lock was released, or is being released.
@@ -92,16 +94,23 @@ class Lease:
     )
 
     def __init__(
-        self, lock: Any, key: bytes, token: bytes, ttl_ms: int | None, expires_at: float | None, options: Options
+        self,
+        lock: weakref.ref[Any],
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+        expires_at: float | None,
+        options: Options,
+        begun: float | None = None,
     ) -> None:
-        self.lock = weakref.ref(lock)
+        self.lock = lock
         self.key = key
         self.token = token
         self.ttl_ms = ttl_ms
         self.expires_at = expires_at
         self._margin_s = drift_s((ttl_ms or 0) / 1000)
         self.options = options
-        self.begun = clock()
+        self.begun = clock() if begun is None else begun
         self.depth = 1
         self.loss: LossReason | None = None
         self.over = False

@@ -121,6 +121,7 @@ class Options:
     Attributes:
         max_hold_s: after how many seconds at most the lock ends; None: it is renewed as long as it is held.
         wait_ms: how many milliseconds to wait for the replicas.
+        watches: whether a loss must be prevented or reported.
         linger: as given; `linger_ms_of` checks it.
 
     Raises:
@@ -168,16 +169,18 @@ class Options:
         self.breaker = breaker
         self.metrics = metrics
         self.linger = linger
+        self.watches = (
+            self.auto_renew
+            or on_lost is not None
+            or self.cancel_on_lost
+            or (metrics is not None and hasattr(metrics, "record_loss"))
+        )
 
     @property
-    def watches(self) -> bool:
-        """Whether a loss must be prevented or reported."""
-        return (
-            self.auto_renew
-            or self.on_lost is not None
-            or self.cancel_on_lost
-            or (self.metrics is not None and hasattr(self.metrics, "record_loss"))
-        )
+    def only_note(self) -> bool:
+        """Whether an acquire must only be noted for them, once its reply has come."""
+        more = (self.adaptive, self.breaker, self.linger)
+        return not (self.wait_replicas or self.cancel_on_lost or any(map(_is_given, more)))
 
     @property
     def are_used(self) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.lease import Lease
     from redislock_fast._lease.majority_lease import MajorityLease
+    from redislock_fast._lease.note import Note
     from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._util.times import Limit
 
@@ -53,7 +54,8 @@ class Owner:
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: `expiry` as these requests have left it.
         fence: the fencing token, where the lock has one.
-        lease: the lease of a lock that is held on options.
+        note: what is held on options since an acquire that needed no more than its reply; None before the first one.
+        kept: the lease of a lock that was acquired on options in more steps.
         quorum: the lease of a Redlock that is held under the token.
         round: a Redlock's last operation.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
@@ -74,12 +76,26 @@ class Owner:
     prolongings: Prolongings | None = None
     booked: tuple[bytes | None, float | None] | None = None
     fence: int | None = None
-    lease: Lease | None = None
+    note: Note | None = None
+    kept: Lease | None = None
     quorum: MajorityLease | None = None
     round: MajorityRound | None = None
     limit: Limit | None = None
     cached: CachedKey | None = None
     forgotten_by: dict[Any, Any] | None = None
+    is_shared = False  # whether callers may use it at the same time: then no acquire is noted in `note`
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of a lock that is held on options; it is made now where the lock was only noted."""
+        note = self.note
+        return self.kept if note is None or note.held is None else note.make()
+
+    @lease.setter
+    def lease(self, lease: Lease | None) -> None:
+        self.kept = lease
+        if self.note is not None:
+            self.note.clear()
 
     def expires_at(self, token: bytes) -> float | None:
         """Until when this token's lease is certainly valid; None where it does not expire, or the end is not known."""
@@ -185,6 +201,8 @@ class ThreadOwner(Owner, threading.local):
 
 class SharedOwner(Owner, SimpleNamespace):
     """The one owner of all threads or tasks that share the lock object."""
+
+    is_shared = True
 
     def take_cached(self) -> CachedKey | None:
         cached: CachedKey | None = vars(self).pop("cached", None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from redislock_fast._lease.lease import Lease
 
-__all__ = ["end_telling", "telling", "told_of"]
+__all__ = ["end_telling", "is_telling", "telling", "told_of"]
 
 
 class _Telling:
@@ -30,6 +30,9 @@ class _Telling:
 
 
 _current: ContextVar[_Telling | None] = ContextVar("redislock_fast-telling", default=None)
+
+is_telling = _current.get
+"""Returns the call of an `on_lost` in which this is called; None outside of all. Costs less than a function of ours."""
 
 
 @contextlib.contextmanager

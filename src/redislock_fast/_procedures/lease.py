@@ -177,10 +177,10 @@ class LeaseHolder:
 
     def _say_why(self, error: BaseException | None) -> None:
         """Set the loss of the lock as the cause of the CancelledError that it has led to."""
-        lease = self._held().lease
-        if lease is None or not lease.options.cancel_on_lost or lease.loss is None:
+        if not isinstance(error, asyncio.CancelledError) or error.__cause__ is not None:
             return
-        if isinstance(error, asyncio.CancelledError) and error.__cause__ is None:
+        lease = self._held().lease
+        if lease is not None and lease.options.cancel_on_lost and lease.loss is not None:
             error.__cause__ = self._lost_error("hold on to", lease)
 
 
@@ -312,7 +312,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """
         token = pending.token
         assert token is not None
-        lease = Lease(self, self._key, token, self._ttl_ms, pending.expires_at(token), options)
+        lease = Lease(weakref.ref(self), self._key, token, self._ttl_ms, pending.expires_at(token), options)
         lease.contended = pending.contended == token
         lease.task = None if task is None else weakref.ref(task)
         before = owner.lease

@@ -166,23 +166,26 @@ class LingerBase(AcquireBase):
         blocking: bool | None,
         token: Any,
         to_clean_up: CleanupEntries,
-        begun: tuple[Turn, Acquire | None] | None = None,
+        begun: Acquire | None = None,
+        turn: Turn | None = None,
     ) -> Steps:
         """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held.
 
-        `begun` is the turn of a caller that has the local lock, and the first attempt where its request has been sent.
+        `begun` is the first attempt, where its request has been sent already; `turn` is that of a caller that has the
+        local lock.
         """
         if self._linger_ms is None:
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
+            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
-        if begun is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
+        if turn is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
-        turn, attempt = begun or (Turn(self._transport.key_cache), None)
+        has_lock = turn is not None
+        turn = turn or Turn(self._transport.key_cache)
         before = owner.token
         acquired = False
         try:
-            if begun is not None or (yield from self._locking(turn, limit, waits)):
-                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, attempt)
+            if has_lock or (yield from self._locking(turn, limit, waits)):
+                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, begun)
             return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
         except BaseException:
             token, lease = owner.token, turn.lease

@@ -7,6 +7,7 @@ without options is acquired in `acquisition.py`.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,17 @@ from redis.exceptions import (
 
 from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.metrics import report
+from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
+from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.lingering import LingerBase
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
-from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder, Release
-from redislock_fast._protocol.fenced import AcquireFenced, Fence
+from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
+from redislock_fast._protocol.fenced import AcquireFenced, Fence, fence_given
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast._util.errors import NotReplicatedError
 from redislock_fast._util.times import GRACE_S, Limit, added_ms, clock
@@ -56,20 +60,77 @@ class LockBase(LingerBase):
         token: Any,
         to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None = None,
+        begun: Acquire | None = None,
     ) -> Steps:
         """Acquire. Returns whether the lock is held.
 
         `to_clean_up` gets what must be cleaned up where this raises. `task` is the task that will hold the lock; None
-        in threads. The other parameters are those of `acquire`.
+        in threads, and where nothing cancels it. `begun` is the first attempt, where its request has been sent already.
+        The other parameters are those of `acquire`.
         """
         if self._options is None:
             limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_by(limit, owner, sleep, blocking, token, to_clean_up))
+            return (yield from self._acquiring_by(limit, owner, sleep, blocking, token, to_clean_up, begun))
         return (
             yield from self._acquiring_on_options(
-                self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task
+                self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task, begun
             )
         )
+
+    def _is_noted(
+        self,
+        options: Options,
+        owner: Owner,
+        server: Any,
+        token: bytes,
+        ttl_ms: int | None,
+        sent_at: float,
+        reply: object,
+        ours: Reply,
+    ) -> bool:
+        """Note a lock that the first request, which left at `sent_at`, has got: it becomes the owner's.
+
+        Returns False where the reply is not `ours`, or the owner holds something by now, as tasks that one task has
+        started may acquire for it at the same time. Then steps go on from the reply.
+        """
+        fence = fence_given(reply) if options.fencing else None
+        if fence is None and (options.fencing or reply != ours):
+            return False
+        note = owner.note
+        if note is None:
+            if owner.is_shared:
+                return False
+            note = owner.note = Note(self)
+        if owner.token is not None or owner.kept is not None or note.held is not None or note.lease is not None:
+            return False
+        expires_at = None if ttl_ms is None else sent_at + ttl_ms / 1000
+        begun = clock()
+        owner.expiry = (token, expires_at)
+        owner.fence = fence
+        if note.lock() is not self:  # two lock objects may have one owner
+            note.lock = weakref.ref(self)
+        note.over = False
+        note.held = (self._key, token, ttl_ms, expires_at, options, begun)
+        owner.token = token
+        if owner.forgotten_by is not None:  # else `hold` would do no more
+            owner.hold(token)
+        if ttl_ms is not None and options.watches:
+            renewer = server.renewer
+            if renewer is None:
+                renewer = server.renewer = self._renewer()
+            if note.listed_ms != ttl_ms or note.renewer is not renewer:
+                renewer.note(note, ttl_ms, sent_at)
+        if options.metrics is not None:
+            report(options.metrics, "record_acquisition", self._name, begun - sent_at, 1)
+        return True
+
+    def _drop_noted(self, owner: Owner, token: bytes) -> None:
+        """Drop what an acquire has noted that was interrupted just then."""
+        lease = owner.lease
+        if lease is not None and lease.token == token:
+            self._forget(owner, lease)
+        if owner.token == token:
+            owner.token = None
 
     # ---- on options ----
 
@@ -83,18 +144,19 @@ class LockBase(LingerBase):
         token: Any,
         to_clean_up: CleanupEntries,
         task: asyncio.Task[Any] | None,
+        begun: Acquire | None,
     ) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held."""
-        if self._reenter(owner, token):
+        if begun is None and self._reenter(owner, token):
             return True
         self._adapt(options)
-        asked_at = clock()
+        asked_at = clock() if begun is None else begun.sent_at
         pending = PendingOwner(owner)
         before = pending.token
         try:
             with guarded(options.breaker):
                 limit = self._limit(blocking_timeout)
-                acquired = yield from self._acquiring_by(limit, pending, sleep, blocking, token, to_clean_up)
+                acquired = yield from self._acquiring_by(limit, pending, sleep, blocking, token, to_clean_up, begun)
                 if acquired and not (yield from self._completing(options, pending, limit)):
                     self._transport.clean_up(self._drop_failed(owner, pending, before, token))
                     acquired = False
@@ -209,22 +271,20 @@ class LockBase(LingerBase):
 
     # ---- release ----
 
-    def _releasing(self, owner: Owner) -> Steps:
-        """Release the lock that the caller holds."""
-        token = owner.token
+    def _releasing(self, owner: Owner, begun: Release | None = None) -> Steps:
+        """Release the lock that the caller holds. `begun`: its request has been sent already, without hooks."""
+        token = owner.token if begun is None else begun.token
         if token is None:
             self._refuse_in_callback("release", owner)
             raise self._unlocked(UNLOCKED)
-        lease = owner.lease
+        lease = owner.lease if begun is None or owner.token == token else None
         if lease is not None and not self._may_release(owner, lease):
             return
         release = object()
         try:
             if lease is not None and not lease.begin_release(release):
                 raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
-            if self._is_overridden("do_release"):
-                yield from self._calling(owner, self.do_release, token)
-            elif not (yield from self._releasing_token(token, owner)):
+            if not (yield from self._asking_release(owner, token, begun)):
                 raise self._not_owned("release")
             if owner.token == token:  # where the token is shared, another may have acquired meanwhile
                 owner.token = None
@@ -242,17 +302,23 @@ class LockBase(LingerBase):
         if lease is not None:
             self._account(owner, lease, True)
 
+    def _asking_release(self, owner: Owner, token: bytes, begun: Release | None) -> Steps:
+        """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
+        if begun is not None:
+            return (yield from self._executing_release(begun, owner))
+        if self._is_overridden("do_release"):
+            yield from self._calling(owner, self.do_release, token)
+            return True
+        return (yield from self._releasing_token(token, owner))
+
+    def _report_noted_release(self, held: Held) -> None:
+        """Report how long the lock was held, for metrics."""
+        *_, options, begun = held
+        report(options.metrics, "record_release", self.name, clock() - begun, True)
+
     def _releasing_for_caller(self, expected_token: Any) -> Steps:
         """Release by token, for a caller of `do_release`."""
         if not (yield from self._releasing_token(expected_token, self._acting() or self._held())):
-            raise self._not_owned("release")
-
-    def _finishing_release(self, operation: Release, owner: Owner) -> Steps:
-        """Finish a release whose request has been sent already, without hooks and options."""
-        was_held = yield from self._executing_release(operation, owner)
-        if owner.token == operation.token:
-            owner.token = None
-        if not was_held:
             raise self._not_owned("release")
 
     def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:

@@ -6,6 +6,7 @@ Where too few servers vote, the renewal is retried until the lease ends. All lea
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from redislock_fast._lease.lease import Lease
@@ -40,7 +41,7 @@ class RedlockLease(Lease):
     def __init__(
         self, lock: Any, keys: list[bytes], majority: MajorityLease, ttl_ms: int, options: Options, quorum: Any
     ) -> None:
-        super().__init__(lock, keys[0], majority.token, ttl_ms, majority.ends_at, options)
+        super().__init__(weakref.ref(lock), keys[0], majority.token, ttl_ms, majority.ends_at, options)
         self.keys = keys
         self.majority = majority
         self._quorum = quorum

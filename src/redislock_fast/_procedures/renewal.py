@@ -16,10 +16,13 @@ import os
 import random
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.note import Note
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.steps import AskAll, Execute, Split, Steps
 from redislock_fast._protocol.commands import Reacquire, ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
@@ -39,6 +42,7 @@ __all__ = [
     "limit_s",
     "lose",
     "reason_of",
+    "record_of",
     "renewable",
     "renewing",
     "unheeded",
@@ -56,6 +60,9 @@ _LIMIT = 1 / 3  # the part of the first lease's remaining time that one attempt 
 _dice = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
 
 _deadline_of = operator.attrgetter("deadline")
+
+_MOST_NOTED = 1024
+"""After so many new notes, the renewer looks at them: they take memory, and most are over."""
 
 _GRAIN = 1 / 8
 """Leases that are due within this part of an interval are renewed together."""
@@ -118,30 +125,67 @@ class Record(weakref.ref[Lease]):
         self.is_over = True
         return True
 
-    def warn(self) -> None:
-        """Warn that the lock object was dropped. Where warnings are errors, this raises."""
-        name = self.key.decode(errors="backslashreplace")
-        warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
+
+def record_of(lease: Lease, dropped: Callable[[Any], None]) -> Record:
+    """The renewer's reference to a lease. It is made now, unless another thread has just made it."""
+    with mutex.lock:
+        if lease.record is None:
+            lease.record = Record(lease, dropped)
+        record: Record = lease.record
+        return record
+
+
+def warn_of_drop(key: bytes) -> None:
+    """Warn that a lock object was dropped. Where warnings are errors, this raises."""
+    name = key.decode(errors="backslashreplace")
+    warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
 class Schedule:
     """The leases of one renewer, by the time when they are due.
 
+    An acquire that needs no lease only lists its note. The renewer looks at the notes before any of them is due, and
+    adds the leases of those that are still held.
+
     Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
     removing take one dict operation, and leases are renewed in batches.
 
     Thread safety: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may interrupt
-    that thread; it only adds or removes a record of its own.
+    that thread; it only adds or removes a record of its own. Any thread may call `list_note`: it first appends the note
+    and then reads `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the notes. So the
+    renewer sees the note, or is told when to look.
 
     Attributes:
-        looks_at: when the renewer will next take the leases that are due, in the clock's seconds.
+        looks_at: when the renewer will next take the leases that are due, in the clock's seconds; `math.inf`: never.
     """
 
     def __init__(self) -> None:
         self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
         self._ticks: list[int] = []  # a heap; at some, nothing may be due any more
         self._taken = 0  # the tick up to which all records were taken
+        self._listed: deque[weakref.ref[Note]] = deque()
         self.looks_at = math.inf
+
+    def list_note(self, note: Note, look_by: float) -> float | None:
+        """Have the renewer look at a note. Returns when the renewer must be told to look; None: it will in time."""
+        self._listed.append(weakref.ref(note))
+        if len(self._listed) >= _MOST_NOTED:
+            look_by = clock()
+        return look_by if look_by < self.looks_at else None
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether there are notes that the renewer has not looked at."""
+        return len(self._listed) > 0
+
+    def noted(self) -> Iterator[Lease]:
+        """The leases of the listed notes that are still held and have no record yet."""
+        for _ in range(len(self._listed)):
+            note = self._listed[0]()
+            lease = None if note is None else note.look()
+            if lease is not None and lease.record is None:
+                yield lease
+            self._listed.popleft()  # after all else: an interrupt before it forgets no note
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
         """Schedule a record, instead of at its earlier time. Returns whether the renewer must be woken."""

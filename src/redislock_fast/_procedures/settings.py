@@ -142,6 +142,7 @@ class LockSettings:
     _wait: WaitBy = "push"
     _options: Options | None = None
     _linger_ms: int | None = None
+    _is_direct = True  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
 
     @spelled_out
@@ -202,6 +203,7 @@ class LockSettings:
         if checked.fencing:
             self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
         self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
+        self._is_direct = self.thread_local and checked.only_note
         self._options = checked
 
     # ---- settings, which may be changed at any time as redis-py's may ----

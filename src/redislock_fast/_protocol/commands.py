@@ -64,6 +64,7 @@ class Acquire(TokenOperation):
     sent_at = 0.0
     _looking = False
     with_get = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
+    first_request = staticmethod(acquire_request)
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
         self.key = key

@@ -19,7 +19,14 @@ from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.own_token import HELD, TAKEN, AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
-__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence", "RedeemFenced"]
+__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence", "RedeemFenced", "fence_given"]
+
+
+def fence_given(reply: object) -> int | None:
+    """The number, where this reply to an `AcquireFenced` means that the lock was free and is ours; else None."""
+    if type(reply) is list and len(reply) == 3 and reply[0] == TAKEN and reply[1] is None and type(reply[2]) is int:
+        return reply[2]
+    return None
 
 
 def _request(operation: TokenOperation, ttl_ms: bytes | int) -> Args:
@@ -50,6 +57,16 @@ class AcquireFenced(Acquire):
     """
 
     fence = 0
+
+    @staticmethod
+    def first_request(
+        capabilities: Capabilities,  # noqa: ARG004  # the same for every server
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+    ) -> tuple[Args, Reply]:
+        """The first request. The reply that means that the lock is ours has a number: `fence_given` recognises it."""
+        return (b"EVALSHA", ACQUIRE_FENCED.sha, 2, key, fence_key(key), token, ttl_ms or 0), None
 
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:

@@ -127,6 +127,8 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
 
     connects = True
     """Whether the requests leave on a connection of its own."""
+    renewer: Any = None
+    """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
     def __init__(self, owner: Any) -> None:
         Encoding.__init__(self, owner)

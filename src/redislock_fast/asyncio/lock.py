@@ -26,9 +26,9 @@ from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._procedures.steps import Steps
+from redislock_fast._transport.loop.cached import CachedBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
-from redislock_fast._transport.loop.uncontended import UncontendedBase
 from redislock_fast._util.coroutines import coroutine_method, named
 from redislock_fast._util.errors import LossReason
 
@@ -48,7 +48,7 @@ __all__ = ["Lock"]
 logger = logging.getLogger(__name__)
 
 
-class Lock(UncontendedBase, redis.asyncio.lock.Lock):
+class Lock(CachedBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
     The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
@@ -148,7 +148,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         if self._linger_ms is not None and blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
         if (
-            self._options is None
+            self._is_direct
             and blocking_timeout is token is self.blocking_timeout is None
             and self._wait == "push"
             and self.sleep >= 0
@@ -198,7 +198,7 @@ class Lock(UncontendedBase, redis.asyncio.lock.Lock):
         if cached is not None:
             return self._release_lingering(owner, cached)
         token = owner.token
-        if type(token) is bytes and owner.lease is None and owner.releasing is None and self._is_plain_release():
+        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
             return self._release_uncontended(owner, token)
         return named(self._drive(self._releasing(owner)), "Lock.release")
 

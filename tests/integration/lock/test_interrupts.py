@@ -61,7 +61,6 @@ RETURNING = tuple(
         "_releasing",
         "_releasing_token",
         "_executing_release",
-        "_finishing_release",
         "_release_uncontended",
         "drive",
     )

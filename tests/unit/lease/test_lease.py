@@ -5,6 +5,8 @@ Rules: no server, and no renewer.
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from redislock_fast import LossReason
@@ -27,7 +29,7 @@ _lock = Lock()
 def lease(max_hold: float | None = None) -> Lease:
     """A renewed lease of which half a minute is left."""
     options = Options(auto_renew=True, max_hold=max_hold)
-    return Lease(_lock, b"name", TOKEN, TTL_MS, clock() + 30, options)
+    return Lease(weakref.ref(_lock), b"name", TOKEN, TTL_MS, clock() + 30, options)
 
 
 def test_renewal_sets_the_whole_ttl() -> None:

@@ -32,7 +32,7 @@ HANDLE = _Handle()
 
 def lease(ends_at: float = 10.0, options: Options = TERMS) -> Lease:
     """One that is looked after."""
-    held = Lease(HANDLE, b"name", b"token", 10_000, ends_at, options)
+    held = Lease(weakref.ref(HANDLE), b"name", b"token", 10_000, ends_at, options)
     held.record = Record(held, lambda _record: None)
     return held
 

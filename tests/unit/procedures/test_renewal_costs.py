@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def values_sent(lease: Lease, held: bytes) -> list[bytes]:
 
 def test_a_mark_is_found_once() -> None:
     holder = Holder()
-    lease = Lease(holder, b"name", TOKEN, 60_000, clock() + 30, Options(auto_renew=True))
+    lease = Lease(weakref.ref(holder), b"name", TOKEN, 60_000, clock() + 30, Options(auto_renew=True))
     assert values_sent(lease, held=TOKEN) == [TOKEN]
     lease.expires_at = clock() + 30
     assert values_sent(lease, held=MARKED) == [TOKEN, MARKED]
@@ -73,7 +74,7 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
 
 def test_renewer_is_woken_only_for_what_is_due_before_its_next_look() -> None:
     holder = Holder()
-    lease = Lease(holder, b"name", TOKEN, 60_000, clock() + 60, Options(auto_renew=True))
+    lease = Lease(weakref.ref(holder), b"name", TOKEN, 60_000, clock() + 60, Options(auto_renew=True))
     record = Record(lease, lambda _: None)
     schedule = Schedule()
     assert schedule.add(record, 100.0, 0.001) is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +24,9 @@ class Holder:
 
 def loss(holder: Holder, on_lost: Callable[[Any, LossReason], object]) -> LeaseLoss:
     """A lock of the holder is lost."""
-    return LeaseLoss(Lease(holder, b"name", b"token", 1000, 0.0, Options(on_lost=on_lost)), LossReason.DELETED)
+    return LeaseLoss(
+        Lease(weakref.ref(holder), b"name", b"token", 1000, 0.0, Options(on_lost=on_lost)), LossReason.DELETED
+    )
 
 
 def test_where_one_callback_gets_no_thread_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class _BatchLock:
         self.batch = weakref.ref(batch)
         self.name = plan.names[index]
         self.expiry: tuple[bytes | None, float | None] = (lease.token, expires_at)
-        self.lease = Lease(self, plan.keys[index], lease.token, plan.ttl_ms, expires_at, options)
+        self.lease = Lease(weakref.ref(self), plan.keys[index], lease.token, plan.ttl_ms, expires_at, options)
 
 
 def _tell(on_lost: OnLost, lock: _BatchLock, reason: LossReason) -> object:

@@ -1,7 +1,7 @@
 """Renewal for tasks: one renewer for each server and event loop, with a timer of the loop and a task for each batch.
 
 Thread safety: everything belongs to the loop's thread, except that any thread may call `let_go` and `_dropped`:
-these use atomic methods of dict alone, and hand the loop what must be sent.
+these use atomic methods of dict alone, and hand the loop what must be sent. Any thread may call `drop`, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.lease import DUE_AFTER, Lease
+from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
-from redislock_fast._procedures.renewal import LeaseLoss, Record, RenewalBatch, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import (
+    LeaseLoss,
+    Record,
+    RenewalBatch,
+    Schedule,
+    due_at,
+    late_entries,
+    record_of,
+    renewing,
+    warn_of_drop,
+)
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.errors import LockLostError, LossReason
@@ -55,27 +66,40 @@ class LoopRenewer:
 
     def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
-        if lease.record is None:
-            lease.record = Record(lease, self._dropped)
-        if lease.record.is_over:
+        record = record_of(lease, self._dropped)
+        if record.is_over:
             return
-        if self._schedule.add(lease.record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
+        if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
             self._set_timer()
 
+    def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
+        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
+        note.renewer, note.listed_ms = self, ttl_ms
+        look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
+        if look_by is not None:
+            self._look_by(look_by)
+
     def let_go(self, lease: Lease) -> None:
-        """Stop the renewal of a lease."""
-        record = lease.record
-        if record is not None:
-            record.is_over = True
-            self._schedule.remove(record)
+        """Stop the renewal of a lease, for ever."""
+        record = record_of(lease, self._dropped)
+        record.is_over = True
+        self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
         self._schedule.remove(record)  # it may be the last reference to other objects
+        self._clean_up_dropped(record.entry)
+        warn_of_drop(record.key)
+
+    def drop(self, key: bytes, token: bytes) -> None:
+        """Clean up a lock whose object was dropped while its acquire was only noted, and warn."""
+        self._clean_up_dropped((key, token))
+        warn_of_drop(key)
+
+    def _clean_up_dropped(self, entry: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: its lock ends with its ttl
-            self._loop.call_soon_threadsafe(self._clean_up, [record.entry])
-        record.warn()
+            self._loop.call_soon_threadsafe(self._clean_up, [entry])
 
     def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
@@ -84,13 +108,21 @@ class LoopRenewer:
                 transport.clean_up(entries)
 
     def _set_timer(self) -> None:
+        next_at = self._schedule.next_at()
+        if next_at is not None and next_at < self._schedule.looks_at:
+            self._look_by(next_at)
+
+    def _look_by(self, look_by: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        next_at = self._schedule.next_at()
-        self._schedule.looks_at = math.inf if next_at is None else next_at
-        self._timer = None if next_at is None else self._loop.call_later(max(next_at - clock(), 0.0), self._wake)
+        self._schedule.looks_at = look_by
+        self._timer = self._loop.call_later(max(look_by - clock(), 0.0), self._wake)
 
     def _wake(self) -> None:
+        self._timer = None
+        self._schedule.looks_at = math.inf
+        for lease in self._schedule.noted():
+            self.keep(lease)
         due = self._schedule.take(clock())
         transport = self._transport()
         if due and transport is not None:

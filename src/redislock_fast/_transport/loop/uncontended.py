@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 import redis.asyncio
 
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._lease.telling import is_telling
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
-from redislock_fast._protocol.commands import HANDED_OVER, Acquire, acquire_request, release_request
+from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tracing import OWN_ASYNC, providers
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
@@ -68,146 +67,85 @@ class UncontendedBase(LockBase):
             return False
 
     @runs("Lock.acquire")
-    async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
-        cached = self._cached or self._cached_key()
-        if self._take_at_once(cached, owner):
-            return True
-        begun: tuple[Turn, Acquire | None] | None = None
-        if (
-            self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            if not cached.locked_by:
-                begun = await self._begin_fetching(cached, owner)
-            elif self.blocking if blocking is None else blocking:
-                begun = await self._begin_waiting(cached, owner)
-            if begun is not None and owner.cached is cached:
-                return True
-        to_clean_up: CleanupEntries = []
-        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, begun)
-        return bool(await drive(self._transport, steps, to_clean_up, self._redis))
-
-    async def _begin_waiting(self, cached: CachedKey, owner: Owner) -> tuple[Turn, None] | None:
-        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
-        server = self._transport.of_running_loop()
-        turn = Turn(server.key_cache)
-        waiter = turn.begin(cached, server.local_waiter())
-        try:
-            turn.join()
-            await waiter.wait(None)
-            if not cached.leave(waiter):
-                self._take(cached, owner)
-                return turn, None
-        except BaseException:
-            if owner.cached is cached:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
-            turn.end(owner.expiry)
-            raise
-        return None
-
-    async def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn, Acquire] | None:
-        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
-        server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
-        connection, registry = server.connection, server.registry_of(self._key)
-        if connection is None or registry is None or registry.is_contended(self._key, True):
-            return None
-        token = registry.new_token(listens=True)
-        turn = Turn(server.key_cache)
-        turn.begin(cached, token)
-        attempt = Acquire(self._key, token, ttl_ms)
-        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
-        begun: Begun | None = None
-        sent_at = clock()
-        try:
-            if cached.lease is None and cached.try_lock(token):
-                reply = await connection.pipe.call(request, connection.timeout_s)
-                if reply == ours:
-                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, attempt
-                begun = (connection, reply, None)
-        except BaseException as interruption:
-            if owner.token == token:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
-            begun = (connection, None, interruption)
-        if begun is None:
-            turn.end(None)
-            return None
-        attempt.begin(request, connection.capabilities, sent_at, begun)
-        return turn, attempt
-
-    @runs("Lock.release")
-    async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:
-        """Release a lock with `linger` and no other option."""
-        self._release_here(owner, cached)
-
-    @runs("Lock.acquire")
     async def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
+        """Acquire on the usual settings: with a new token, without hooks and a deadline, waiting by push."""
         server = self._transport.of_running_loop()
         connection = server.connection  # no pending cleanup concerns a new token
         token = server.new_token(self._key) if connection is None else server.tokens.new_token()
-        ttl_ms = self._ttl_ms
+        ttl_ms, options = self._ttl_ms, self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
+        if options is not None and (owner.token is not None or is_telling() is not None):
+            connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
-                del connection
+                connection = None
+            if connection is None and options is None:
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
                 if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
-                connection = None
         if connection is not None:
-            request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+            request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun
             sent_at = clock()
             try:
                 reply = await connection.pipe.call(request, connection.timeout_s)
-                if reply == ours:
-                    owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                    owner.token = token
-                    if owner.forgotten_by is not None:  # else `hold` would do no more
-                        owner.hold(token)
+                if options is None:
+                    if reply == ours:
+                        owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+                        owner.token = token
+                        if owner.forgotten_by is not None:  # else `hold` would do no more
+                            owner.hold(token)
+                        return True
+                elif self._is_noted(options, owner, server, token, ttl_ms, sent_at, reply, ours):
                     return True
                 begun = (connection, reply, None)
             except BaseException as interruption:
-                if owner.token == token:  # the interruption came just after it was noted
-                    owner.token = None
+                self._drop_noted(owner, token)
                 begun = (connection, None, interruption)
-            attempt = Acquire(self._key, token, ttl_ms)
+            attempt = self._attempt_kind(self._key, token, ttl_ms)
             attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
+        steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(await drive(server, steps, to_clean_up))
 
     @runs("Lock.release")
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
-        """Release what is held without options, where no hook is overridden that concerns it."""
+        """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
         server = self._transport.of_running_loop()
         connection = server.connection
-        if connection is None or owner.token is not token:
+        note = owner.note
+        held = None if note is None else note.held
+        if (
+            connection is None
+            or owner.token is not token
+            or (note is not None and held is not None and not (is_telling() is None and note.begin_release(token)))
+        ):
             await drive(server, self._releasing(owner))
             return
         request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
-        begun: Begun
+        begun: Begun | None = None
         sent_at = clock()
         try:
             reply = await connection.pipe.call(request, connection.timeout_s)
             if reply == ours:
                 if reply == HANDED_OVER and connection.registry is not None:
                     connection.registry.note_hand_over(self._key, True)
+                if note is not None:
+                    note.held = None
                 if owner.token == token:  # where the token is shared, another task may have acquired meanwhile
                     owner.token = None
-                return
-            begun = (connection, reply, None)
+            else:
+                begun = (connection, reply, None)
         except BaseException as interruption:
             begun = (connection, None, interruption)
+        if begun is None:
+            if held is not None and held[4].metrics is not None:
+                self._report_noted_release(held)
+            return
         operation = self._release_of(token, owner)
         operation.begin(request, connection.capabilities, sent_at, begun)
         del connection, begun
-        await drive(server, self._finishing_release(operation, owner))
+        await drive(server, self._releasing(owner, operation))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import weakref
@@ -21,9 +22,20 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.lease import DUE_AFTER, Lease
+from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
-from redislock_fast._procedures.renewal import LeaseLoss, Record, RenewalBatch, Schedule, due_at, late_entries, renewing
+from redislock_fast._procedures.renewal import (
+    LeaseLoss,
+    Record,
+    RenewalBatch,
+    Schedule,
+    due_at,
+    late_entries,
+    record_of,
+    renewing,
+    warn_of_drop,
+)
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -64,12 +76,22 @@ class Renewer:
 
     def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
-        if lease.record is None:
-            lease.record = Record(lease, self._dropped)
+        record_of(lease, self._dropped)
+        self._change(self._add, lease)
+
+    def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
+        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
+        note.renewer, note.listed_ms = self, ttl_ms
+        look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
+        if look_by is not None:
+            self._change(self._look_by, look_by)
+
+    def _change(self, change: Callable[..., None], *args: Any) -> None:
+        """Change the schedule, and see to it that a thread works by it."""
         thread: threading.Thread | None = None
         try:
             with self._turn:
-                self._add(lease)
+                change(*args)
                 if self._thread is None:
                     thread = self._thread = threading.Thread(
                         target=self._work, name="redislock_fast-renewal", daemon=True
@@ -79,7 +101,13 @@ class Renewer:
         except BaseException:
             if thread is not None:
                 self._thread = None  # the next call tries again
+                self._schedule.looks_at = math.inf
             raise
+
+    def _look_by(self, look_by: float) -> None:
+        if look_by < self._schedule.looks_at:
+            self._schedule.looks_at = look_by
+            self._turn.notify()
 
     def _add(self, lease: Lease) -> None:
         record = lease.record
@@ -89,12 +117,11 @@ class Renewer:
             self._turn.notify()
 
     def let_go(self, lease: Lease) -> None:
-        """Stop the renewal of a lease."""
-        record = lease.record
-        if record is not None:
-            record.is_over = True
-            with self._turn:
-                self._schedule.remove(record)
+        """Stop the renewal of a lease, for ever."""
+        record = record_of(lease, self._dropped)
+        record.is_over = True
+        with self._turn:
+            self._schedule.remove(record)
 
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
@@ -102,7 +129,12 @@ class Renewer:
         with self._turn:
             self._schedule.remove(record)  # it may be the last reference to other objects
         self._clean_up([record.entry])
-        record.warn()
+        warn_of_drop(record.key)
+
+    def drop(self, key: bytes, token: bytes) -> None:
+        """Clean up a lock whose object was dropped while its acquire was only noted, and warn."""
+        self._clean_up([(key, token)])
+        warn_of_drop(key)
 
     def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
@@ -112,19 +144,32 @@ class Renewer:
 
     def _work(self) -> None:
         while True:
+            self._schedule.looks_at = math.inf  # before it looks at the notes: who lists one now, tells when to look
+            noted = list(self._schedule.noted())  # not under `_turn`, which a finalizer may want under `mutex`
+            for lease in noted:
+                record_of(lease, self._dropped)
             with self._turn:
+                for lease in noted:
+                    self._add(lease)
+                lease = noted = None  # type: ignore[assignment]  # else they would live until another lease is due
                 due = self._schedule.take(clock())
                 if not due:
-                    now = clock()
-                    next_at = self._schedule.next_at()
-                    self._schedule.looks_at = now + _LINGER_S if next_at is None else next_at
-                    woken = self._turn.wait(min(max(self._schedule.looks_at - now, 0.0), threading.TIMEOUT_MAX))
-                    if next_at is None and not woken and self._schedule.next_at() is None:
-                        self._thread = None
-                        return
-                    continue
+                    if self._waited():
+                        continue
+                    self._thread = None
+                    return
             self._renew(due)
-            del due  # else it would live until another lease is due
+            del due  # as above
+
+    def _waited(self) -> bool:
+        """Wait for what is to be done next. False: there was nothing for a while, and the thread may end."""
+        schedule = self._schedule
+        now = clock()
+        next_at = schedule.next_at()
+        schedule.looks_at = min(now + _LINGER_S if next_at is None else next_at, schedule.looks_at)
+        woken = self._turn.wait(min(max(schedule.looks_at - now, 0.0), threading.TIMEOUT_MAX))
+        schedule.looks_at = math.inf  # before it looks, as above
+        return woken or next_at is not None or schedule.next_at() is not None or schedule.has_listed
 
     def _renew(self, due: list[Lease]) -> None:
         transport = self._transport()

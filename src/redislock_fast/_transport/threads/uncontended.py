@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import redis
 
+from redislock_fast._lease.telling import is_telling
 from redislock_fast._pipe.base import NOT_ASKED
-from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
 from redislock_fast._procedures.waiting import POLL
-from redislock_fast._protocol.commands import HANDED_OVER, Acquire, Release, acquire_request, release_request
+from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tracing import OWN, providers
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
@@ -69,138 +68,82 @@ class UncontendedBase(LockBase):
             return False
 
     def _acquire_uncontended(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire on the usual settings: with a new token, without hooks, options and a deadline, waiting by push."""
+        """Acquire on the usual settings: with a new token, without hooks and a deadline, waiting by push."""
         transport = self._transport
         connection = transport.connection  # no pending cleanup concerns a new token
         token = transport.new_token(self._key) if connection is None else transport.tokens.new_token()
-        ttl_ms = self._ttl_ms
+        ttl_ms, options = self._ttl_ms, self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
+        if options is not None and (owner.token is not None or is_telling() is not None):
+            connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
-                del connection
+                connection = None
+            if connection is None and options is None:
                 waiting = self._waiting(token, None, self.sleep, Limit(None))
                 if drive(transport, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     return True
-                connection = None
         if connection is not None:
-            request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+            request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun | None = None
             sent_at = clock()
             try:
                 reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
-                if reply == ours:
-                    owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-                    owner.hold(token)
+                if options is None:
+                    if reply == ours:
+                        owner.expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+                        owner.hold(token)
+                        return True
+                elif self._is_noted(options, owner, transport, token, ttl_ms, sent_at, reply, ours):
                     return True
                 if reply is not NOT_ASKED:
                     begun = (connection, reply, None)
             except BaseException as interruption:
-                if owner.token == token:  # the interruption came just after it was noted
-                    owner.token = None
+                self._drop_noted(owner, token)
                 begun = (connection, None, interruption)
             if begun is not None:
-                attempt = Acquire(self._key, token, ttl_ms)
+                attempt = self._attempt_kind(self._key, token, ttl_ms)
                 attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
-        steps = self._acquiring_until(Limit(None), owner, None, blocking, None, to_clean_up, attempt)
+        steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(drive(self._transport, steps, to_clean_up))
 
-    def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
-        cached = self._cached or self._cached_key()
-        if self._take_at_once(cached, owner):
-            return True
-        begun: tuple[Turn, Acquire | None] | None = None
-        if (
-            self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            if not cached.locked_by:
-                begun = self._begin_fetching(cached, owner)
-            elif self.blocking if blocking is None else blocking:
-                begun = self._begin_waiting(cached, owner)
-            if begun is not None and owner.cached is cached:
-                return True
-        to_clean_up: CleanupEntries = []
-        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, begun)
-        return bool(drive(self._transport, steps, to_clean_up, self._redis))
-
-    def _begin_waiting(self, cached: CachedKey, owner: Owner) -> tuple[Turn, None] | None:
-        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
-        turn = Turn(self._transport.key_cache)
-        waiter = turn.begin(cached, self._transport.local_waiter())
-        try:
-            turn.join()
-            waiter.wait(None)
-            if not cached.leave(waiter):
-                self._take(cached, owner)
-                return turn, None
-        except BaseException:
-            if owner.cached is cached:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
-            turn.end(owner.expiry)
-            raise
-        return None
-
-    def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn, Acquire] | None:
-        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
-        transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
-        connection, registry = transport.connection, transport.registry_of(self._key)
-        if connection is None or registry is None or registry.is_contended(self._key, True):
-            return None
-        token = registry.new_token(listens=True)
-        turn = Turn(transport.key_cache)
-        turn.begin(cached, token)
-        attempt = Acquire(self._key, token, ttl_ms)
-        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
-        begun: Begun | None = None
-        sent_at = clock()
-        try:
-            if cached.lease is None and cached.try_lock(token):
-                reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
-                if reply == ours:
-                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, attempt
-                begun = (connection, reply, None)
-        except BaseException as interruption:
-            if owner.token == token:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
-            begun = (connection, None, interruption)
-        if begun is None or begun[1] is NOT_ASKED:
-            turn.end(None)
-            return None
-        attempt.begin(request, connection.capabilities, sent_at, begun)
-        return turn, attempt
-
     def _release_uncontended(self, owner: Owner, token: bytes) -> None:
-        """Release what is held without options, where no hook is overridden that concerns it."""
+        """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
         transport = self._transport
         connection = transport.connection
-        if connection is None:
+        note = owner.note
+        held = None if note is None else note.held
+        if connection is None or (
+            note is not None and held is not None and not (is_telling() is None and note.begin_release(token))
+        ):
             drive(transport, self._releasing(owner))
             return
         request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
-        begun: Begun
+        begun: Begun | None = None
         sent_at = clock()
         try:
             reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
             if reply == ours:
                 if reply == HANDED_OVER and connection.registry is not None:
                     connection.registry.note_hand_over(self._key, True)
+                if note is not None:
+                    note.held = None
                 if owner.token == token:  # where the token is shared, another thread may have acquired meanwhile
                     owner.token = None
-                return
-            begun = (connection, reply, None)
+            else:
+                begun = (connection, reply, None)
         except BaseException as interruption:
             begun = (connection, None, interruption)
-        operation: Release = self._release_of(token, owner)
+        if begun is None:
+            if held is not None and held[4].metrics is not None:
+                self._report_noted_release(held)
+            return
+        operation = self._release_of(token, owner)
         if begun[1] is not NOT_ASKED:
             operation.begin(request, connection.capabilities, sent_at, begun)
         del connection, begun
-        drive(transport, self._finishing_release(operation, owner))
+        drive(transport, self._releasing(owner, operation))

@@ -1,0 +1,111 @@
+"""The note of an acquire: what an owner holds on options, as long as nothing needs its `Lease`.
+
+Most locks are released before their first renewal, and a lease with its place in the renewer's schedule costs several
+times as much as a note. An owner has one note, which it uses for each acquire that needs no more than its reply.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.prolonging import mutex
+
+if TYPE_CHECKING:
+    from redislock_fast._lease.options import Options
+
+__all__ = ["Held", "Note"]
+
+Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]"
+"""The arguments of a `Lease` but its lock: key, token, ttl_ms, expires_at, options and begun."""
+
+
+class _NoteKeeper(Protocol):
+    """The renewer, as far as a note needs it."""
+
+    def drop(self, key: bytes, token: bytes) -> None:
+        """Clean up a lock whose object was dropped, and warn."""
+
+
+class Note:
+    """What an owner holds on options.
+
+    The owner alone refers to it, so it ends with the lock object or the thread: then the lock is released.
+
+    Thread safety: the owner assigns `held` and `over`, each as a whole, without a mutex. Any thread may make the lease,
+    as the renewer does while the lock is held. The renewer first assigns `lease` and then reads `held` and `over`; a
+    release first sets `over` and then reads `lease`. So one of them notices the other: the renewer takes its lease
+    back, or the release goes by the lease. `lease` is assigned under `mutex`, as an owner that has seen the lease must
+    not go on before the renewer has decided. In the same way, an acquire first sets `held` and then reads `listed_ms`,
+    and the renewer first sets `listed_ms` to 0 and then reads `held`.
+
+    Attributes:
+        held: what is held; None where nothing is.
+        over: whether its release has begun.
+        lease: its lease; None as long as nothing has needed it.
+        listed_ms: the ttl for which the renewer will look at this note in time, in milliseconds; 0: it will not look.
+        lock: a weak reference to the lock object; it changes only while nothing is held.
+        renewer: the renewer that will look; None before the first acquire that is watched.
+    """
+
+    __slots__ = ("__weakref__", "_pid", "held", "lease", "listed_ms", "lock", "over", "renewer")
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = weakref.ref(lock)
+        self.held: Held | None = None
+        self.over = False
+        self.lease: Lease | None = None
+        self.listed_ms = 0
+        self.renewer: _NoteKeeper | None = None
+        self._pid = os.getpid()
+
+    def make(self) -> Lease | None:
+        """The lease of what is held, for its owner; None where nothing is held."""
+        held = self.held
+        fresh = None if held is None else Lease(self.lock, *held)
+        with mutex.lock:
+            if self.lease is None and fresh is not None:
+                fresh.over = self.over
+                self.lease = fresh
+            return self.lease
+
+    def look(self) -> Lease | None:
+        """The lease of what is held, for the renewer; None where nothing is held, or its release has begun."""
+        self.listed_ms = 0
+        held = self.held
+        if held is None:
+            return None
+        fresh = Lease(self.lock, *held)
+        with mutex.lock:
+            if self.lease is None:
+                self.lease = fresh
+                if self.over or self.held is not held:
+                    self.lease = None
+            return self.lease
+
+    def begin_release(self, token: bytes) -> bool:
+        """Note that a release begins. Returns False where it must go by the lease, or another token is held."""
+        held = self.held
+        if held is None or held[1] is not token:
+            return False
+        self.over = True
+        return self.lease is None
+
+    def clear(self) -> None:
+        """Forget what is held: its lease has ended, or the owner has another one."""
+        with mutex.lock:
+            self.held = None
+            self.lease = None
+            self.listed_ms = 0
+
+    def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
+        # Where the renewer has a record of the lease, that ends with the lease. A forked child drops its parent's
+        # notes. At the end of the interpreter, globals are None.
+        held, lease, renewer = self.held, self.lease, self.renewer
+        if held is None or renewer is None or self.over or is_finalizing() or self._pid != getpid():
+            return
+        if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
+            renewer.drop(held[0], held[1])

@@ -1,0 +1,109 @@
+"""An acquire of a lock with `linger` by a task, as `_transport/threads/cached.py` has it.
+
+A key that lingers is taken in memory; the local lock is waited for, or one request leaves, without steps. Only the usual
+outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`, which go on from there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redislock_fast._procedures.lingering import Turn
+from redislock_fast._protocol.commands import Acquire, acquire_request
+from redislock_fast._transport.loop.driver import drive
+from redislock_fast._transport.loop.uncontended import UncontendedBase
+from redislock_fast._util.coroutines import runs
+from redislock_fast._util.times import clock
+
+if TYPE_CHECKING:
+    from redislock_fast._lease.key_cache import CachedKey
+    from redislock_fast._lease.owner import Owner
+    from redislock_fast._procedures.acquisition import CleanupEntries
+    from redislock_fast._protocol.operation import Begun
+
+__all__ = ["CachedBase"]
+
+
+class CachedBase(UncontendedBase):
+    """A lock for tasks whose key may linger. The public classes describe the parameters.
+
+    By steps, a local hand-over takes half as much CPU again.
+    """
+
+    @runs("Lock.acquire")
+    async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
+        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
+        cached = self._cached or self._cached_key()
+        if self._take_at_once(cached, owner):
+            return True
+        turn: Turn | None = None
+        attempt: Acquire | None = None
+        if (
+            self.blocking_timeout is None
+            and self._wait == "push"
+            and self.sleep >= 0
+            and blocking in (None, True, False)
+            and self._is_plain_acquire()
+        ):
+            if not cached.locked_by:
+                turn, attempt = await self._begin_fetching(cached, owner)
+            elif self.blocking if blocking is None else blocking:
+                turn = await self._begin_waiting(cached, owner)
+            if turn is not None and owner.cached is cached:
+                return True
+        to_clean_up: CleanupEntries = []
+        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
+        return bool(await drive(self._transport, steps, to_clean_up, self._redis))
+
+    async def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
+        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
+        server = self._transport.of_running_loop()
+        turn = Turn(server.key_cache)
+        waiter = turn.begin(cached, server.local_waiter())
+        try:
+            turn.join()
+            await waiter.wait(None)
+            if not cached.leave(waiter):
+                self._take(cached, owner)
+                return turn
+        except BaseException:
+            if owner.cached is cached:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            turn.end(owner.expiry)
+            raise
+        return None
+
+    async def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn | None, Acquire | None]:
+        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
+        server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
+        connection, registry = server.connection, server.registry_of(self._key)
+        if connection is None or registry is None or registry.is_contended(self._key, True):
+            return None, None
+        token = registry.new_token(listens=True)
+        turn = Turn(server.key_cache)
+        turn.begin(cached, token)
+        attempt = Acquire(self._key, token, ttl_ms)
+        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
+        begun: Begun | None = None
+        sent_at = clock()
+        try:
+            if cached.lease is None and cached.try_lock(token):
+                reply = await connection.pipe.call(request, connection.timeout_s)
+                if reply == ours:
+                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                    return turn, attempt
+                begun = (connection, reply, None)
+        except BaseException as interruption:
+            if owner.token == token:  # the interruption came just after it was noted
+                owner.token = owner.cached = None
+            begun = (connection, None, interruption)
+        if begun is None:
+            turn.end(None)
+            return None, None
+        attempt.begin(request, connection.capabilities, sent_at, begun)
+        return turn, attempt
+
+    @runs("Lock.release")
+    async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:
+        """Release a lock with `linger` and no other option."""
+        self._release_here(owner, cached)
