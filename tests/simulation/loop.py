@@ -193,7 +193,7 @@ class Transport:
         """Whether an attempt would probably fail."""
         return self._process.is_contended(key, is_patient)
 
-    def new_token(self, key: bytes | None = None) -> bytes:
+    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
         """A new token."""
         return self._process.new_token(key)
 

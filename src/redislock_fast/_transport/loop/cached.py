@@ -1,7 +1,7 @@
 """An acquire of a lock with `linger` by a task, as `_transport/threads/cached.py` has it.
 
-A key that lingers is taken in memory; the local lock is waited for, or one request leaves, without steps. Only the usual
-outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`, which go on from there.
+A key that lingers is taken in memory; the local lock is waited for, or one request leaves, without steps. Only the
+usual outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`.
 """
 
 from __future__ import annotations
