@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.metrics import FailureMetrics, Metrics
+    from redislock_fast.inspection import LockReport, holders
     from redislock_fast.redlock import Redlock
 
 _WHEN_ASKED_FOR = {
     "AdaptiveTTL": "_lease.adaptive",
     "FailureMetrics": "_lease.metrics",
     "Handle": "_lease.handle",
+    "LockReport": "inspection",
     "Metrics": "_lease.metrics",
     "Redlock": "redlock",
+    "holders": "inspection",
 }
 
 __all__ = [
@@ -44,12 +47,14 @@ __all__ = [
     "LockError",
     "LockLostError",
     "LockNotOwnedError",
+    "LockReport",
     "Locker",
     "LossReason",
     "Metrics",
     "NotReplicatedError",
     "Redlock",
     "__version__",
+    "holders",
     "implementation",
     "patch",
     "unpatch",

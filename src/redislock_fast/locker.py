@@ -195,7 +195,7 @@ class Locker(LockerBase[Lock]):
         """
         plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
-        lease = BatchLease(plan, self._transport.new_token())
+        lease = BatchLease(plan, self._transport.new_token)
         try:
             batch = Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
             if options is not None:

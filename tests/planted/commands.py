@@ -185,6 +185,27 @@ FAULTS = (
         "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[ours-valkey]",
     ),
     Fault(
+        "connection has the channel of the one before it, whose waiters are gone",
+        "_util/tokens.py",
+        "        number = (int(self.identifier[_STEM_BYTES:], 16) + 1) % _NUMBERS\n",
+        "        number = int(self.identifier[_STEM_BYTES:], 16)\n",
+        "tests/unit/util/test_tokens.py::test_connections_one_after_the_other_have_identifiers_with_one_stem",
+    ),
+    Fault(
+        "report of a lock shows a part of a caller's own token",
+        "_protocol/report.py",
+        "        if not _MADE_HERE.fullmatch(token):  # nothing of another's token may be shown\n",
+        '        if not token.startswith(b"rlf:"):\n',
+        "tests/integration/lock/test_holders.py::test_no_token_is_shown[threads-valkey-rlf:canarycanarycanarycanarycanaryca]",
+    ),
+    Fault(
+        "report of a lock calls a process dead that may not tell of itself",
+        "_protocol/report.py",
+        " and is_of_connection(identifier)\n",
+        "\n",
+        "tests/integration/lock/test_holders.py::test_holder_that_may_not_tell_of_itself_is_not_called_dead[threads-valkey]",
+    ),
+    Fault(
         "lock that an acquire found by its own token is cleaned up when the acquire fails",
         "_procedures/lock.py",
         "return [(self._key, token)] if own_token is None or took else []",

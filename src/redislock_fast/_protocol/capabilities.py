@@ -10,12 +10,13 @@ from redislock_fast._pipe.base import Args, Reply
 
 __all__ = [
     "CLIENT_INFO",
-    "GREETING",
     "HELLO",
     "PING",
     "PROBE",
     "Capabilities",
     "ending",
+    "greeting",
+    "is_named",
     "native_release",
     "read_greeting",
 ]
@@ -29,11 +30,8 @@ HELLO: Args = (b"HELLO", 3)
 CLIENT_INFO: Args = (b"CLIENT", b"INFO")
 """Asks what the server calls the connection (Redis 6.2); see `ending`."""
 
-GREETING: list[Args] = [PROBE, HELLO, CLIENT_INFO]
-"""Sent once per connection."""
-
 PING: list[Args] = [(b"PING",)]
-"""Sent instead of `GREETING` to a server that closes connections for requests that it does not know."""
+"""Sent instead of `greeting` to a server that closes connections for requests that it does not know."""
 
 
 class Capabilities:
@@ -67,12 +65,22 @@ class Capabilities:
         self.push = bool(hello) and (lmpop or not self.sharded)
 
 
+def greeting(introduction: bytes) -> list[Args]:
+    """The requests that are sent once per connection. `introduction` is the text of `identity.py`."""
+    return [PROBE, HELLO, CLIENT_INFO, (b"CLIENT", b"SETINFO", b"LIB-NAME", introduction)]
+
+
 def read_greeting(replies: list[Reply]) -> tuple[Capabilities, Args | None]:
-    """The capabilities of a connection and its `ending`, by the replies to `GREETING` or to `PING`."""
-    if len(replies) < len(GREETING):
+    """The capabilities of a connection and its `ending`, by the replies to `greeting` or to `PING`."""
+    if len(replies) == len(PING):
         return Capabilities(queues=False), None
-    probed, greeted, described = replies
+    probed, greeted, described, _ = replies
     return Capabilities(probed, greeted), ending(described)
+
+
+def is_named(replies: list[Reply]) -> bool:
+    """Whether the connection has a name, or may have one, by the replies to `greeting`."""
+    return _fields(replies[2]).get(b"name") != b""
 
 
 def ending(client_info: Reply) -> Args | None:
@@ -84,11 +92,15 @@ def ending(client_info: Reply) -> Args | None:
     Args:
         client_info: the connection's own reply to `CLIENT INFO`; for an error, None is returned.
     """
-    described = client_info if isinstance(client_info, bytes) else b""
-    fields = dict(field.partition(b"=")[::2] for field in described.split())
+    fields = _fields(client_info)
     if b"id" not in fields or b"addr" not in fields:
         return None
     return (b"CLIENT", b"KILL", b"ID", fields[b"id"], b"ADDR", fields[b"addr"])
+
+
+def _fields(client_info: Reply) -> dict[bytes, bytes]:
+    described = client_info if isinstance(client_info, bytes) else b""
+    return dict(field.partition(b"=")[::2] for field in described.split())
 
 
 def native_release(capabilities: Capabilities, key: bytes, token: bytes) -> Args:

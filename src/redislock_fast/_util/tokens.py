@@ -10,7 +10,7 @@ all connections of one process to one server, one after the other. It is no secr
 log or an exception.
 
 Thread safety: any thread uses `TokenSource._stock`, by `list.pop` and `list.extend` alone, atomic with and without the
-GIL. `TokenSource.identifier` changes in a forked child alone, right after the fork.
+GIL. `TokenSource.identifier` changes in a forked child, right after the fork, and while a connection is made.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class TokenSource:
     """Makes the tokens of one connection.
 
     Args:
-        is_of_connection: whether the identifier names a connection, or is to name the next one. Else its first digit
-            is 0.
+        is_of_connection: whether the identifier names a connection that its server lists, or is to name the next one.
+            Else its first digit is 0.
 
     Attributes:
         identifier: 11 hexadecimal digits; no other source in any process has the same.
@@ -94,6 +94,11 @@ class TokenSource:
         token = fresh.pop()
         self._stock.extend(fresh)
         return token
+
+    def disown(self) -> None:
+        """Have an identifier that names no connection: the server of the connection does not list it."""
+        self._is_of_connection = False
+        self.forget()
 
     def successor(self) -> TokenSource:
         """The source of the next connection to the same server."""

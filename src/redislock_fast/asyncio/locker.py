@@ -105,7 +105,7 @@ class Batch(BatchBase):
 @runs("Locker.acquire_many")
 async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | None) -> Batch:
     loop = asyncio.get_running_loop()
-    lease = BatchLease(plan, transport.new_token())
+    lease = BatchLease(plan, transport.new_token)
     try:
         batch = Batch(transport, lease, await drive(transport, acquiring(lease)))
         if options is not None:

@@ -18,7 +18,7 @@ def test_last_round_is_begun_early_enough_to_end_by_the_deadline(monkeypatch: py
     plan = batch.Plan(
         ["a"], lambda _: ([b"a"], True), timeout=None, blocking_timeout=1.375, sleep=0.5, all_or_nothing=False
     )
-    steps = batch.acquiring(batch.BatchLease(plan, new_token()))
+    steps = batch.acquiring(batch.BatchLease(plan, new_token))
     pauses_s: list[float] = []
     step = next(steps)
     missed: Any = None

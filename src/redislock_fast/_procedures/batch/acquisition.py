@@ -20,7 +20,6 @@ from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import new_token
 
 __all__ = ["acquiring"]
 
@@ -117,7 +116,7 @@ class _Acquisition:
             return bool(lost)
 
         limit, interval_s = Limit(self._left_s()), self._pause().seconds
-        waiting = Waiting(key, new_token(), ttl_ms, interval_s, limit, lease.token, refresh=refresh)
+        waiting = Waiting(key, lease.new_token(key), ttl_ms, interval_s, limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
         outcome = yield from waiting.steps()

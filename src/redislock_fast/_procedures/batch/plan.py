@@ -81,16 +81,17 @@ class BatchLease:
 
     Args:
         plan: what to acquire.
-        token: the token, a new one.
+        new_token: draws a token for the requests about one lock, or about all.
 
     Attributes:
         waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
         watch: a `BatchWatch`: the leases of the locks; None where the batch is held without options.
     """
 
-    def __init__(self, plan: Plan, token: bytes) -> None:
+    def __init__(self, plan: Plan, new_token: Callable[..., bytes]) -> None:
         self.plan = plan
-        self.token = token
+        self.new_token = new_token
+        self.token = new_token()
         self.groups: list[Group] = []
         self.waiting: Waiting | None = None
         self.watch: Any = None

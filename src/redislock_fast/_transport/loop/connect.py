@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauthenticated
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
-from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._transport.greeting import begun, first_requests
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
@@ -76,9 +77,7 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
 
 
 async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: bool) -> AsyncConnection:
-    """Connect to a pool's server within the pool's own limits, and find out its capabilities.
-
-    Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
+    """Connect to a pool's server within the pool's own limits; else as `threads.connect.open_connection`.
 
     Args:
         pool: any of redis-py's asyncio connection pools.
@@ -112,7 +111,7 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     try:
-        replies = await pipe.call_many(GREETING if greets else PING, timeout_s)
+        replies = await pipe.call_many(first_requests(tokens, greets), timeout_s)
         if is_unauthenticated(replies[0]):
             raise redis_error(str(replies[0]))
     except (ConnectionBroken, NoReply) as trouble:
@@ -122,6 +121,6 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         pipe.close()
         raise
     try:
-        return AsyncConnection(pipe, tokens, *read_greeting(replies), end, timeout_s)
+        return AsyncConnection(pipe, tokens, *begun(pipe, tokens, replies), end, timeout_s)
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

@@ -18,7 +18,8 @@ from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, Pipe, is_unauthenticated
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
-from redislock_fast._protocol.capabilities import GREETING, PING, Capabilities, read_greeting
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._transport.greeting import begun, first_requests
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -76,7 +77,10 @@ def connecting_error(trouble: ConnectionBroken | NoReply, greets: bool) -> Conne
 
 
 def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: float | None, greets: bool) -> Connection:
-    """Connect to a pool's server and find out its capabilities. Sends `COMMAND INFO`, `HELLO` and `CLIENT INFO`.
+    """Connect to a pool's server, find out its capabilities, and tell it whose the connection is.
+
+    Sends `COMMAND INFO`, `HELLO`, `CLIENT INFO` and `CLIENT SETINFO`, in one piece, and to a server before Redis 7.2
+    `CLIENT SETNAME`.
 
     Args:
         pool: any of redis-py's connection pools.
@@ -121,7 +125,7 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
     if ends_at is not None:
         timeout_s = min(timeout_s, max(ends_at - clock(), 0.0))
     try:
-        replies = pipe.call_many(GREETING if greets else PING, timeout_s)
+        replies = pipe.call_many(first_requests(tokens, greets), timeout_s)
         if is_unauthenticated(replies[0]):
             raise redis_error(str(replies[0]))
     except (ConnectionBroken, NoReply) as trouble:
@@ -130,7 +134,7 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
     except BaseException:
         pipe.close()
         raise
-    return Connection(connection, pipe, tokens, *read_greeting(replies))
+    return Connection(connection, pipe, tokens, *begun(pipe, tokens, replies))
 
 
 def _is_plain(sock: object) -> bool:

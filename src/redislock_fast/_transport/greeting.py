@@ -1,0 +1,54 @@
+"""The first requests on a connection: they ask what its server understands, and tell whose the connection is.
+
+Nothing here waits or receives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import hiredis
+
+from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
+from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, is_named, read_greeting
+from redislock_fast._protocol.identity import introduction
+from redislock_fast._util.tokens import TokenSource
+
+__all__ = ["begun", "first_requests"]
+
+
+def first_requests(tokens: TokenSource, greets: bool) -> list[Args]:
+    """What is sent first.
+
+    Args:
+        tokens: of the connection.
+        greets: whether the capabilities are asked for.
+    """
+    return greeting(_introduction(tokens)) if greets else PING
+
+
+def begun(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple[Capabilities, Args | None]:
+    """Read the replies. Returns the capabilities and the connection's `ending`.
+
+    A server that does not know `CLIENT SETINFO` gets the text as the name of the connection, unless that has a name.
+    No caller waits for the reply.
+    """
+    told = replies[-1]
+    if len(replies) == len(PING) or (isinstance(told, hiredis.ReplyError) and str(told).startswith("NOPERM")):
+        tokens.disown()
+    elif isinstance(told, hiredis.ReplyError) and not is_named(replies):
+        with contextlib.suppress(ConnectionBroken):
+            pipe.post((b"CLIENT", b"SETNAME", _introduction(tokens)))
+    return read_greeting(replies)
+
+
+def _introduction(tokens: TokenSource) -> bytes:
+    host = socket.gethostname().partition(".")[0]
+    path = PurePath((getattr(sys, "argv", None) or [""])[0])
+    program = path.parent.name if path.name == "__main__.py" else path.name  # python -m package
+    return introduction(tokens.identifier, host, os.getpid(), program)
