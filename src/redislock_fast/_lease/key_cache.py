@@ -246,11 +246,13 @@ class CachedKey:
             self.free()
 
     def free(self) -> None:
-        """`unlock`, and give the key up where it must not be kept."""
+        """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
         while self.must_go and self.lease is not None and self.try_lock():
             self.drop()
             self.unlock()
+        if self.lease is not None and not self._cache.is_watched:
+            self._cache.watch()
 
     # ---- what the holder of the local lock does ----
 

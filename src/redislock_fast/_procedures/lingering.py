@@ -134,7 +134,6 @@ class LingerBase(AcquireBase):
             and cached.locked_by.get(0) is expiry
             and not cached.waiters
             and cached.wanted_at is None
-            and cached.is_watched
             and self.thread_local
         ):
             try:
@@ -142,7 +141,7 @@ class LingerBase(AcquireBase):
                 cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
                 cached.locked_by.pop(0, None)
             finally:  # an interrupt may come before any line
-                if cached.waiters or cached.must_go or cached.locked_by.get(0) is expiry:
+                if cached.waiters or cached.must_go or not cached.is_watched or cached.locked_by.get(0) is expiry:
                     cached.tidy(expiry)
             return
         was_held = self._let_linger(owner)
