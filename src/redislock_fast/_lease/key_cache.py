@@ -403,11 +403,13 @@ class KeyCache:
             lease = cached.lease
             if lease is None or (but_heard_by is not None and lease.heard_by is but_heard_by):
                 continue
-            if cached.try_lock():
-                cached.drop()
-                cached.free()
-            else:
+            if not cached.try_lock():
                 lease.let_go()
+                cached.wanted_at = clock()  # a release that has looked at the lease before looks at this afterwards
+                if not cached.try_lock():
+                    continue
+            cached.drop()
+            cached.free()
 
     def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""
