@@ -215,7 +215,7 @@ class LingerBase(AcquireBase):
         if waiter is None:
             return False
         waiter.registry.leave(waiter)
-        return waiter.channel is not None
+        return waiter.channel is not None and self._transport.registry_of(self._key) is not None
 
     def _locking(self, turn: _Turn, limit: Limit, waits: bool) -> Steps:
         """Take the local lock. Returns whether that was possible in time."""
