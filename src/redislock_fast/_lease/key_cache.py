@@ -248,7 +248,7 @@ class CachedKey:
     def free(self) -> None:
         """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
-        while self.must_go and self.lease is not None and self.try_lock():
+        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.try_lock():
             self.drop()
             self.unlock()
         if self.lease is not None and not self._cache.is_watched:

@@ -6,14 +6,19 @@ Rules: no server. A scene says what its threads do and what must be so afterward
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 from redis.exceptions import LockNotOwnedError
 
+from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.owner import Owner
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
+from tests.support.helpers import PATIENCE_S
 from tests.support.schedules import play_all, play_some
 from tests.support.selection import in_two_runs
 
@@ -206,3 +211,91 @@ def test_three_threads_may_meet_between_any_two_lines(make: Callable[[], _Scene]
 @in_two_runs(range(3000), 20)
 def test_threads_may_meet_between_any_two_instructions(make: Callable[[], _Scene], seeds: range) -> None:
     play_some(make, seeds, *_FILES)
+
+
+class _ThreadWaiter(Waiting):
+    def __init__(self) -> None:
+        super().__init__()
+        self._event = threading.Event()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def is_woken(self) -> bool:
+        """Wait until it is woken, and begin anew. Returns whether that was soon."""
+        woken = self._event.wait(PATIENCE_S)
+        self._event.clear()
+        return woken
+
+
+class _Stress:
+    """What each of many threads does with one key, at random."""
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+        self.faults: list[str] = []
+        self._holders: list[object] = []
+
+    def live(self, seed: int) -> None:
+        """Do 2,500 things."""
+        dice = random.Random(seed)
+        cache = self.kept.key_cache
+        steps = [
+            (0.3, self._try),
+            (0.5, self._wait),
+            (0.1, self._leave),
+            (0.05, lambda: cache.hear_wanted(KEY)),
+            (0.045, lambda: cache.sweep(_NOW + 0.5)),
+            (0.005, cache.drop_all),
+        ]
+        weights = [weight for weight, _ in steps]
+        for _ in range(2500):
+            dice.choices(steps, weights)[0][1]()
+
+    def _try(self) -> None:
+        cached = self.kept.key_cache.of(KEY)
+        if cached.try_lock():
+            self._use(cached)
+
+    def _wait(self) -> None:
+        cached, waiter = self.kept.key_cache.of(KEY), _ThreadWaiter()
+        cached.join(waiter)
+        while not waiter.is_given and cached.is_current:
+            if not waiter.is_woken():
+                self.faults.append("a waiter was forgotten")
+                break
+        if not cached.leave(waiter):
+            self._use(cached)
+
+    def _leave(self) -> None:
+        cached, waiter = self.kept.key_cache.of(KEY), _ThreadWaiter()
+        cached.join(waiter)
+        if not cached.leave(waiter):
+            self._use(cached)
+
+    def _use(self, cached: CachedKey) -> None:
+        if cached.is_current:  # else another object may be locked, too, and the server decides
+            me = object()
+            self._holders.append(me)
+            if self._holders != [me]:
+                self.faults.append("two have the local lock")
+            if cached.lease is None:
+                cached.lease = lease_of(_NOW)
+            self._holders.remove(me)
+        cached.release(_NOW, 1.0 if cached.passes else 0.0)
+
+
+@pytest.mark.timeout(60)
+def test_threads_never_share_the_local_lock_and_forget_no_waiter(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-5)
+    stress = _Stress()
+    threads = [threading.Thread(target=stress.live, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stress.faults == []
+    stress.kept.key_cache.drop_all()
+    cached = stress.kept.key_cache.of(KEY)
+    assert (cached.locked_by, list(cached.waiters), cached.lease) == ({}, [], None)
