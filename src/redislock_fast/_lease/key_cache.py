@@ -295,9 +295,14 @@ class CachedKey:
         if lease is not None:
             self._cache.give_up([lease], is_wanted)
 
+    @property
+    def remembers_until(self) -> float:
+        """Until when a second ban is twice as long as the last one, in the clock's seconds."""
+        return self.keeps_from + self._ban_s
+
     def ban(self, now: float) -> None:
         """Do not keep the key for some time: it was wanted while it lingered, so that keeping it does not pay."""
-        repeats = now < self.keeps_from + self._ban_s
+        repeats = now < self.remembers_until
         self._ban_s = min(2 * self._ban_s, _LONGEST_BAN_S) if repeats else _FIRST_BAN_S
         self.keeps_from = now + self._ban_s
 
@@ -390,7 +395,7 @@ class KeyCache:
                     due.append(cached.lease)
                     cached.lease = cached.wanted_at = None
                     cached.passes = 0
-                if now >= cached.keeps_from:
+                if now >= cached.remembers_until:
                     cached.replace()
                 cached.free()
         if due:
