@@ -244,11 +244,13 @@ class CachedKey:
             self.free()
 
     def free(self) -> None:
-        """`unlock`, and give the key up where it must not be kept."""
+        """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
-        while self.must_go and self.lease is not None and self.try_lock():
+        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.try_lock():
             self.drop()
             self.unlock()
+        if self.lease is not None and not self._cache.is_watched:
+            self._cache.watch()
 
     # ---- what the holder of the local lock does ----
 
@@ -291,9 +293,14 @@ class CachedKey:
         if lease is not None:
             self._cache.give_up([lease], is_wanted)
 
+    @property
+    def remembers_until(self) -> float:
+        """Until when a second ban is twice as long as the last one, in the clock's seconds."""
+        return self.keeps_from + self._ban_s
+
     def ban(self, now: float) -> None:
         """Do not keep the key for some time: it was wanted while it lingered, so that keeping it does not pay."""
-        repeats = now < self.keeps_from + self._ban_s
+        repeats = now < self.remembers_until
         self._ban_s = min(2 * self._ban_s, _LONGEST_BAN_S) if repeats else _FIRST_BAN_S
         self.keeps_from = now + self._ban_s
 
@@ -386,7 +393,7 @@ class KeyCache:
                     due.append(cached.lease)
                     cached.lease = cached.wanted_at = None
                     cached.passes = 0
-                if now >= cached.keeps_from:
+                if now >= cached.remembers_until:
                     cached.replace()
                 cached.free()
         if due:
@@ -399,11 +406,13 @@ class KeyCache:
             lease = cached.lease
             if lease is None or (but_heard_by is not None and lease.heard_by is but_heard_by):
                 continue
-            if cached.try_lock():
-                cached.drop()
-                cached.free()
-            else:
+            if not cached.try_lock():
                 lease.let_go()
+                cached.wanted_at = clock()  # a release that has looked at the lease before looks at this afterwards
+                if not cached.try_lock():
+                    continue
+            cached.drop()
+            cached.free()
 
     def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""

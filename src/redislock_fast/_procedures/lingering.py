@@ -137,7 +137,6 @@ class LingerBase(AcquireBase):
             and cached.locked_by.get(0) is expiry
             and cached.wanted_at is None
             and cached.is_current
-            and cached.is_watched
             and self.thread_local
         ):
             try:
@@ -148,7 +147,7 @@ class LingerBase(AcquireBase):
             finally:  # an interrupt may come before any line
                 if cached.locked_by.get(0) is expiry:
                     cached.free()
-                elif cached.waiters or cached.must_go:
+                if cached.waiters or cached.must_go or not cached.is_watched:
                     cached.tidy()
             return
         was_held = self._let_linger(owner)
@@ -235,7 +234,7 @@ class LingerBase(AcquireBase):
         if waiter is None:
             return False
         waiter.registry.leave(waiter)
-        return waiter.channel is not None
+        return waiter.channel is not None and self._transport.registry_of(self._key) is not None
 
     def _locking(self, turn: Turn, limit: Limit, waits: bool) -> Steps:
         """Take the local lock. Returns whether that was possible in time."""

@@ -104,6 +104,8 @@ class Lingering:
             self._post_many(connection, requests, on_replies)
         except ConnectionBroken:
             self._clean_up_unconfirmed(leases)
+        if not self.key_cache.is_watched:  # the replies may not come
+            self.key_cache.watch()
 
     def _take_first(
         self,
@@ -144,10 +146,20 @@ class Lingering:
         if self._unconfirmed.pop(id(leases), None) is not None:
             self.clean_up([(lease.key, lease.token) for lease in leases])
 
-    def clean_up_unconfirmed(self) -> None:
-        """Clean up the keys whose release has got no reply: their connection is broken."""
+    def clean_up_unconfirmed(self, but_heard_by: Any = None) -> None:
+        """Clean up the keys whose release has got no reply, but those of this registry: their connection is gone."""
         for leases in list(self._unconfirmed.values()):
-            self._clean_up_unconfirmed(leases)
+            if but_heard_by is None or leases[0].heard_by is not but_heard_by:
+                self._clean_up_unconfirmed(leases)
+
+    def drop_keys(self, but_heard_by: Any = None) -> None:
+        """Give up what lingers, and clean up what was given back without a reply: the connection is gone.
+
+        Args:
+            but_heard_by: the registry of the connection that is there now; None: there is none.
+        """
+        self.clean_up_unconfirmed(but_heard_by)
+        self.key_cache.drop_all(but_heard_by)
 
     @property
     def has_unconfirmed(self) -> bool:

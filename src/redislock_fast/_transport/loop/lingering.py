@@ -88,7 +88,7 @@ class LoopLingering(Lingering):
         cache, connection = self.key_cache, self.connection
         if connection is not self._listening_on:
             self._listening_on = connection
-            cache.drop_all(None if connection is None else connection.registry)
+            self.drop_keys(None if connection is None else connection.registry)
             if connection is not None:
                 connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(self)))
         if cache.sweep(clock()) or self.has_unconfirmed or not cache.rests():
@@ -96,11 +96,6 @@ class LoopLingering(Lingering):
 
     def give_back_keys(self) -> None:
         """Give up what lingers."""
-        self.key_cache.drop_all()
-
-    def note_keys_broken(self) -> None:
-        """Clean up what lingers or was given back: the connection is broken."""
-        self.clean_up_unconfirmed()
         self.key_cache.drop_all()
 
 
@@ -113,4 +108,4 @@ def _sweep(transport_ref: weakref.ref[LoopLingering]) -> None:
 def _note_broken(transport_ref: weakref.ref[LoopLingering], _: object) -> None:
     transport = transport_ref()
     if transport is not None:
-        transport.note_keys_broken()
+        transport.drop_keys()

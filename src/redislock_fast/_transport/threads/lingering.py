@@ -99,8 +99,8 @@ class ThreadLingering(Lingering):
         try:
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
-            self.key_cache.is_watched = False
             self.key_cache.drop_all()
+            self.key_cache.is_watched = False
             return
         _watched.add(self)
 
@@ -119,13 +119,12 @@ class ThreadLingering(Lingering):
         if connection is not self._listening_on:
             self._listening_on = connection
             self._mailbox = None if connection is None else connection.pipe.mailbox()
-            cache.drop_all(None if connection is None else connection.registry)
+            self.drop_keys(None if connection is None else connection.registry)
         if self._mailbox is not None and connection.pipe.silence_s < _BUSY_S:
             time.sleep(_BUSY_S)
         elif self._mailbox is None or self._hear_keys() is BROKEN:
             self._mailbox = None
-            self.clean_up_unconfirmed()
-            cache.drop_all()
+            self.drop_keys()
             time.sleep(min(self.tick_s, LONGEST_TICK_S))
         return True
 

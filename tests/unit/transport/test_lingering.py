@@ -1,0 +1,180 @@
+"""How keys that lingered are given back: posted releases, lost connections, replies that do not come.
+
+Rules: no server, no thread and no running loop: the test has the connection, and calls what the watching calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._transport.loop.lingering import LoopLingering
+from redislock_fast._transport.threads import lingering as threads
+from redislock_fast._transport.threads.lingering import ThreadLingering
+from redislock_fast._util.times import clock
+from tests.support.bare_locks import KEY, TOKEN, lease_of
+
+
+class _Closed:
+    def add_done_callback(self, _: object) -> None:
+        """Never call it."""
+
+
+class _Connection:
+    """A connection, its pipe, and its registry in one: replies come when the test says so."""
+
+    capabilities = Capabilities()
+    broken = False
+    silence_s = 1.0
+    closed = _Closed()
+    on_wanted: Any = None
+
+    def __init__(self) -> None:
+        self.pipe = self.registry = self
+        self.posted: list[Args] = []
+        self.takers: list[Callable[[Any], object]] = []
+
+    def channel_of(self, _: bytes) -> bytes:
+        return b"channel"
+
+    def mailbox(self) -> object:
+        return object()
+
+    def post_many(self, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
+        """Send requests of a thread."""
+        self.posted += requests
+        self.takers.append(on_replies)
+
+    def post(self, request: Args, on_reply: Callable[[Reply], object]) -> None:
+        """Send a request of a loop."""
+        self.posted.append(request)
+        self.takers.append(lambda replies: [on_reply(reply) for reply in replies])
+
+
+class _OfThreads(ThreadLingering):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = set()
+        self.connection: Any = _Connection()
+        self.cleaned_up: list[tuple[bytes, bytes]] = []
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        self.cleaned_up += entries
+
+    def hear(self, mailbox: Any, timeout_s: float) -> object:
+        return None
+
+    def _is_owner_gone(self) -> bool:
+        return False
+
+
+class _OfALoop(LoopLingering):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self.connection: Any = _Connection()
+        self.cleaned_up: list[tuple[bytes, bytes]] = []
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        self.cleaned_up += entries
+
+
+@pytest.fixture(params=["threads", "loop"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A transport whose keys are watched by the test."""
+    if request.param == "threads":
+        monkeypatch.setattr(threads, "_watch", lambda _: None)
+        yield _OfThreads()
+        return
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(asyncio, "_get_running_loop", lambda: loop)
+    yield _OfALoop(loop)
+    monkeypatch.undo()
+    loop.close()
+
+
+def _give_back(transport: Any) -> Any:
+    """Let a key linger that its connection has granted, and give it up. Returns the connection."""
+    connection = transport.connection
+    cached = transport.key_cache.of(KEY)
+    cached.lease = lease_of(clock(), heard_by=connection)
+    transport.key_cache.watch()
+    transport.watch_keys()
+    transport.key_cache.hear_wanted(KEY)
+    return connection
+
+
+def test_release_that_is_answered_is_done_with(transport: Any) -> None:
+    connection = _give_back(transport)
+    assert transport.has_unconfirmed
+    assert [request[0] for request in connection.posted] == [b"EVALSHA"]
+    connection.takers[0]([1])
+    assert not transport.has_unconfirmed
+    assert transport.cleaned_up == []
+
+
+def test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection(transport: Any) -> None:
+    _give_back(transport)
+    transport.connection = _Connection()
+    transport.watch_keys()
+    assert transport.cleaned_up == [(KEY, TOKEN)]
+    assert not transport.has_unconfirmed
+
+
+def test_release_without_a_reply_is_cleaned_up_once_the_connection_is_gone(transport: Any) -> None:
+    _give_back(transport)
+    transport.connection = None
+    transport.watch_keys()
+    assert transport.cleaned_up == [(KEY, TOKEN)]
+
+
+def test_what_another_connection_has_granted_is_cleaned_up(transport: Any) -> None:
+    transport.key_cache.of(KEY).lease = lease_of(clock(), heard_by="another registry")
+    transport.key_cache.drop_all()
+    assert transport.cleaned_up == [(KEY, TOKEN)]
+    assert transport.connection.posted == []
+
+
+def test_forked_child_leaves_the_keys_to_its_parent(transport: Any) -> None:
+    connection = _give_back(transport)
+    transport.key_cache.of(KEY).lease = lease_of(clock(), heard_by=connection)
+    transport._forget_keys()
+    transport.key_cache.drop_all()
+    transport.clean_up_unconfirmed()
+    assert transport.key_cache.of(KEY).lease is None
+    assert transport.cleaned_up == []
+    assert len(connection.posted) == 1
+
+
+def test_release_that_has_no_reply_yet_is_watched(transport: Any) -> None:
+    connection = _give_back(transport)
+    connection.takers[0]([1])
+    cached = transport.key_cache.of(KEY)
+    assert cached.try_lock()
+    assert transport.key_cache.rests()
+    cached.lease = lease_of(clock(), heard_by=connection)
+    cached.drop()
+    cached.free()
+    assert transport.has_unconfirmed
+    assert transport.key_cache.is_watched
+
+
+def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    transport = _OfThreads()
+    for name in (b"first", b"second"):
+        cached = transport.key_cache.of(name)
+        assert cached.try_lock()
+        cached.lease = lease_of(clock(), heard_by=transport.connection)
+        cached.release(clock(), linger_s=1.0)
+    assert len(transport.connection.posted) == 2
+    assert not transport.key_cache.is_watched
