@@ -324,18 +324,21 @@ class Model(Keys):
             self._pexpire(key, entry, new_ttl_ms)
         return 1
 
-    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+    def _acquire_fenced(
+        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
+    ) -> Reply:
         is_held = is_held_with(value, token)
         if not is_held and (value is not None or ttl_ms == b""):
             return [0, value]
         numbers = self._items_to_fill(fence)
         if not is_held or numbers.get(b"token") != token:
-            numbers[b"number"] = numbers.get(b"number", 0) + 1
+            numbers[b"number"] = numbers.get(b"number", 0) + count
             numbers[b"token"] = token
+        first = numbers[b"number"] - count + 1
         if is_held:
-            return [2, value, numbers[b"number"]]
+            return [2, value, first]
         self.put(lock, token, ttl_ms or None)
-        return [1, None, numbers[b"number"]]
+        return [1, None, first]
 
     def _redeem(self, key: bytes, value: bytes, fence: Any, token: Any, ticket: Any, ttl_ms: Any) -> Reply:
         is_ticket = is_held_with(value, ticket)

@@ -204,7 +204,9 @@ def test_numbers_strictly_increase_in_every_story_that_hypothesis_thinks_of(stor
 class _ForgetsWhoHasTheNumber(Model):
     """Counts again for a holder that asks again."""
 
-    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+    def _acquire_fenced(
+        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
+    ) -> Reply:
         self._items(fence).pop(b"token", None)
         return super()._acquire_fenced(value, lock, fence, token, ttl_ms)
 
@@ -212,7 +214,9 @@ class _ForgetsWhoHasTheNumber(Model):
 class _TakesATokenForAHolder(Model):
     """Does not count for a token that comes back."""
 
-    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+    def _acquire_fenced(
+        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
+    ) -> Reply:
         counted = dict(self._items(fence))
         reply = super()._acquire_fenced(value, lock, fence, token, ttl_ms)
         if counted.get(b"token") != token or not isinstance(reply, list) or reply[0] == 0:
@@ -224,7 +228,9 @@ class _TakesATokenForAHolder(Model):
 class _LetsTheNumbersExpire(Model):
     """Forgets the counter once the lock is free."""
 
-    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+    def _acquire_fenced(
+        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
+    ) -> Reply:
         if value is None:
             self.remove(fence)
         return super()._acquire_fenced(value, lock, fence, token, ttl_ms)

@@ -35,7 +35,9 @@ def test_no_story_breaks_an_invariant(seeds: range) -> None:
 class _GivesTheSameNumberAgain(Model):
     """The counter does not count."""
 
-    def _acquire_fenced(self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any) -> Reply:
+    def _acquire_fenced(
+        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
+    ) -> Reply:
         reply = super()._acquire_fenced(value, lock, fence, token, ttl_ms)
         if isinstance(reply, list) and reply[0]:
             reply[2] = 1

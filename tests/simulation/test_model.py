@@ -15,7 +15,7 @@ import redis
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire, Release
-from redislock_fast._protocol.fenced import AcquireFenced, Fence, RedeemFenced
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, Fence, RedeemFenced
 from redislock_fast._protocol.keys import fence_key, queue_keys
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
@@ -52,9 +52,9 @@ def _request(dice: random.Random) -> Args:
     if kind == 10:
         return Reacquire(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind == 11:
-        return Fence(KEY, token).request(_PLAIN, 0.0)
+        return Fence(KEY, token, dice.choice((1, 8))).request(_PLAIN, 0.0)
     if kind in (12, 13):
-        return AcquireFenced(KEY, token, ttl_ms).request(_PLAIN, 0.0)
+        return dice.choice((AcquireFenced, AcquireManyFenced))(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind in (14, 15):
         redeem = dice.choice((Redeem, RedeemFenced))
         return redeem(KEY, token, ttl_ms, dice.choice(_TOKENS[:-1])).request(_PLAIN, 0.0)

@@ -25,7 +25,7 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redislock_fast._util.times import clock, drift_s
@@ -62,6 +62,7 @@ class KeyLease:
     Attributes:
         keep_until: until when a release may keep the key, in the clock's seconds.
         take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
+        fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class KeyLease:
         "began_at",
         "deadline",
         "expires_at",
+        "fences",
         "heard_by",
         "keep_until",
         "key",
@@ -89,6 +91,7 @@ class KeyLease:
     ) -> None:
         self.key = key
         self.token = token
+        self.fences: Sequence[int] | None = None
         self.ttl_ms = ttl_ms
         self.heard_by = heard_by
         self.began_at = began_at
@@ -110,9 +113,17 @@ class KeyLease:
         ttl_s = ttl_ms / 1000
         return self.deadline - ttl_s + drift_s(ttl_s)
 
+    def take_fence(self) -> int | None:
+        """The fencing number of the next holder. The key is not kept behind the last one."""
+        if not self.fences:
+            return None
+        fence, self.fences = self.fences[0], self.fences[1:]
+        if not self.fences:
+            self.let_go()
+        return fence
+
     def let_go(self) -> None:
         """Have the next release give the key up."""
-        self.heard_by = None
         self.keep_until = -math.inf
 
 

@@ -291,6 +291,7 @@ class LingerBase(AcquireBase):
         if confirm.result:
             expires_at = confirm.sent_at + ttl_ms / 1000
             cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
+            cached.lease.fences = lease.fences
             self._hold(cached, cached.lease, owner)
             return True
         cached.lease = None

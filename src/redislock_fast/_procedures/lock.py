@@ -29,7 +29,7 @@ from redislock_fast._procedures.lingering import LingerBase
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
-from redislock_fast._protocol.fenced import AcquireFenced, Fence, fence_given
+from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence, fence_given
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast._util.errors import NotReplicatedError
 from redislock_fast._util.times import GRACE_S, Limit, added_ms, clock
@@ -206,14 +206,21 @@ class LockBase(LingerBase):
 
     def _numbering(self, owner: Owner, token: bytes, limit: Limit) -> Steps:
         """Returns the fence of the lock."""
-        attempt = owner.attempt
+        attempt, lease = owner.attempt, None if owner.cached is None else owner.cached.lease
+        fence = None if lease is None else lease.take_fence()
+        if fence is not None:
+            return fence
         if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
-            return attempt.fence
-        numbering = Fence(self._key, token)  # the lock was handed over, or acquired by a hook
-        yield Execute(numbering, limit.left_s())
-        if not numbering.result:
-            raise self._lost_at_once()
-        return numbering.fence
+            first = attempt.fence
+        else:  # the lock was handed over, or acquired by a hook
+            numbering = Fence(self._key, token, 1 if lease is None else MANY)
+            yield Execute(numbering, limit.left_s())
+            if not numbering.result:
+                raise self._lost_at_once()
+            first = numbering.fence
+        if lease is not None:
+            lease.fences = range(first + 1, first + MANY)
+        return first
 
     def _replicating(self, options: Options, owner: Owner, token: bytes, limit: Limit) -> Steps:
         """Wait for the replicas, no longer than the lease and the acquire's deadline allow."""

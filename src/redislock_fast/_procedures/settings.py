@@ -19,7 +19,7 @@ from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
 from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire
-from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork
 from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
@@ -201,7 +201,8 @@ class LockSettings:
                 f"the lock {self._name!r} cannot wait for replicas: its client sends commands in its own way"
             )
         if checked.fencing:
-            self._attempt_kind, self._own_kind = AcquireFenced, AcquireOwnFenced
+            kind = AcquireFenced if checked.linger is None else AcquireManyFenced
+            self._attempt_kind, self._own_kind = kind, AcquireOwnFenced
         self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
         self._is_direct = self.thread_local and checked.only_note
         self._options = checked

@@ -19,7 +19,7 @@ from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.own_token import HELD, TAKEN, AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
-__all__ = ["AcquireFenced", "AcquireOwnFenced", "Fence", "RedeemFenced", "fence_given"]
+__all__ = ["MANY", "AcquireFenced", "AcquireManyFenced", "AcquireOwnFenced", "Fence", "RedeemFenced", "fence_given"]
 
 
 def fence_given(reply: object) -> int | None:
@@ -29,9 +29,14 @@ def fence_given(reply: object) -> int | None:
     return None
 
 
-def _request(operation: TokenOperation, ttl_ms: bytes | int) -> Args:
+MANY = 64
+"""How many numbers the holder of a key that may linger gets at once, one for each holding in its process."""
+
+
+def _request(operation: TokenOperation, ttl_ms: bytes | int, numbers: int) -> Args:
     name, body = (b"EVAL", ACQUIRE_FENCED.text) if operation.with_text else (b"EVALSHA", ACQUIRE_FENCED.sha)
-    return (name, body, 2, operation.key, fence_key(operation.key), operation.token, ttl_ms)
+    count = () if numbers == 1 else (numbers,)
+    return (name, body, 2, operation.key, fence_key(operation.key), operation.token, ttl_ms, *count)
 
 
 def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
@@ -53,10 +58,12 @@ class AcquireFenced(Acquire):
 
     Idempotent: as `Acquire`, and the number of a token that holds the lock does not change.
 
-    `fence` is the number of the lock that was taken, or found held with this token: ours where `result` is True.
+    `fence` is the number of the lock that was taken, or found held with this token: ours where `result` is True. Of
+    several `numbers`, it is the first.
     """
 
     fence = 0
+    numbers = 1
 
     @staticmethod
     def first_request(
@@ -71,7 +78,7 @@ class AcquireFenced(Acquire):
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:
             self.sent_at = now
-        return _request(self, self.ttl_ms or 0)
+        return _request(self, self.ttl_ms or 0, self.numbers)
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         answer = _answer(self, reply)
@@ -84,6 +91,12 @@ class AcquireFenced(Acquire):
         if verdict in (TAKEN, HELD):
             self.fence = answer[2]
         return True
+
+
+class AcquireManyFenced(AcquireFenced):
+    """Take the lock if it is free, and get `MANY` numbers."""
+
+    numbers = MANY
 
 
 class AcquireOwnFenced(AcquireOwn, AcquireFenced):
@@ -122,13 +135,18 @@ class Fence(TokenOperation):
 
     Idempotent: the number of a token that holds the lock does not change. So the token must have had no number before.
 
-    `result` is whether the lock is still held with the token; then `fence` is the number.
+    `result` is whether the lock is still held with the token; then `fence` is the number, of several `numbers` the
+    first.
     """
 
     fence = 0
 
+    def __init__(self, key: bytes, token: bytes, numbers: int = 1) -> None:
+        super().__init__(key, token)
+        self.numbers = numbers
+
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
-        return _request(self, b"")
+        return _request(self, b"", self.numbers)
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server, at any time
         answer = _answer(self, reply)
