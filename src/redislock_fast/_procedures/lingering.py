@@ -282,7 +282,7 @@ class LingerBase(AcquireBase):
         if lease is None:
             return False
         ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
-        confirm = Reacquire(self._key, lease.token, ttl_ms, cached.wanted_at is not None)
+        confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
         try:
             yield Execute(confirm, limit.left_s())
         except BaseException:

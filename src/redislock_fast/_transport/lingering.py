@@ -127,6 +127,8 @@ class Lingering:
             self._clean_up_unconfirmed(leases)
 
     def _take_replies(self, connection: Any, pipeline: Pipeline, leases: list[KeyLease], replies: list[Reply]) -> None:
+        if id(leases) not in self._unconfirmed:  # cleaned up meanwhile: the connection is not used any more
+            return
         try:
             finished = pipeline.feed(replies, connection.capabilities)
         except (NotExecuted, Redirected, Refused):

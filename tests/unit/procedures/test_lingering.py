@@ -13,9 +13,9 @@ from redislock_fast._procedures.steps import Enter
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.lingering import Lingering
-from redislock_fast._util.times import Limit
+from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import TokenSource
-from tests.support.bare_locks import KEY, BareLock, Kept
+from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
 
 
 class _Transport(Kept):
@@ -54,3 +54,15 @@ def test_connection_that_may_not_subscribe_keeps_no_key() -> None:
     assert type(next(steps)) is Enter
     registry.note_subscription(registry.channel_for(KEY), allowed=False)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is False
+
+
+def test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it() -> None:
+    transport: Any = Kept()
+    now = clock()
+    lock = BareLock(transport, KEY, timeout=10, linger=1)
+    cached = transport.keep(lease_of(now - 2), now)
+    assert cached.try_lock()
+    cached.wanted_at = now  # said of an earlier token
+    steps = lock._confirming_kept(cached, lock._mine(), Limit(None))
+    step: Any = next(steps)
+    assert step.operation.request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hiredis
 import pytest
 
 from redislock_fast._pipe.base import Args, Reply
@@ -178,3 +179,32 @@ def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.Mo
         cached.release(clock(), linger_s=1.0)
     assert len(transport.connection.posted) == 2
     assert not transport.key_cache.is_watched
+
+
+def test_release_that_was_cleaned_up_is_not_sent_again(transport: Any) -> None:
+    connection = _give_back(transport)
+    transport.connection = _Connection()
+    transport.watch_keys()
+    connection.takers[0]([hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")])
+    assert len(connection.posted) == 1
+    assert not transport.has_unconfirmed
+
+
+def test_release_is_sent_again_where_the_server_does_not_know_the_script(transport: Any) -> None:
+    connection = _give_back(transport)
+    connection.takers[0]([hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")])
+    assert [request[0] for request in connection.posted] == [b"EVALSHA", b"EVAL"]
+    connection.takers[1]([1])
+    assert not transport.has_unconfirmed
+    assert transport.cleaned_up == []
+
+
+def test_release_on_a_connection_that_ends_before_the_keys_are_watched_is_cleaned_up(transport: Any) -> None:
+    connection = transport.connection
+    cached = transport.key_cache.of(KEY)
+    cached.lease = lease_of(clock(), heard_by=connection)
+    transport.key_cache.watch()
+    transport.key_cache.hear_wanted(KEY)
+    transport.connection = None
+    transport.watch_keys()
+    assert transport.cleaned_up == [(KEY, TOKEN)]

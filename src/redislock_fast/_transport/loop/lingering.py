@@ -86,7 +86,7 @@ class LoopLingering(Lingering):
     def watch_keys(self) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
         cache, connection = self.key_cache, self.connection
-        if connection is not self._listening_on:
+        if connection is None or connection is not self._listening_on:
             self._listening_on = connection
             self.drop_keys(None if connection is None else connection.registry)
             if connection is not None:
