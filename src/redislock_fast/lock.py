@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.threads.cached import CachedBase
 from redislock_fast._transport.threads.driver import drive, transport_of
-from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
+from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
@@ -77,12 +78,18 @@ class Lock(CachedBase, redis.lock.Lock):
         breaker: a circuit breaker with pybreaker's `calling()`. It guards `acquire`, and counts connection errors and
             timeouts only.
         metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
+        linger: for how many seconds a released key stays in this process at most. Meanwhile its lock objects with
+            `linger` for the same server and name take it in memory, and a release sends nothing that it waits for. The
+            key's ttl is `timeout` and `linger` together. A waiter of another process gets it at once. None or 0: a
+            release gives it back. See docs/linger.md.
+        on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, from a
+            background thread. It may come late, and the waiter may have given up.
 
     `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/holding.md.
 
     Raises:
         TypeError: for a pipeline or an asyncio client, a `timeout` that is no number, an `on_lost` that cannot be
-            called, a `breaker` without `calling()`, or an unknown parameter.
+            called, an `on_wanted` that cannot be called, a `breaker` without `calling()`, or an unknown parameter.
         ValueError: for a `timeout` that is negative, NaN or infinite, a `wait` that is none of these, or options that
             do not go together.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
@@ -120,6 +127,9 @@ class Lock(CachedBase, redis.lock.Lock):
 
     def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
         tell_in_background([LeaseLoss(lease, reason)])  # the callback may wait for the lock that this thread holds
+
+    def _tells_wanted(self) -> Callable[[Lease], object]:
+        return tell_wanted
 
     def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Any:
         return drive(self._transport, steps, to_clean_up, self._redis)

@@ -145,7 +145,7 @@ FAULTS = (
     Fault(
         "token that is being cleaned up is used again",
         "_procedures/acquisition.py",
-        "            call.token = self._next_token(None, call.linger_ms is not None)\n        if call.limit.wait_s",
+        "            call.token = self._next_token(None)\n        if call.limit.wait_s",
         "            pass\n        if call.limit.wait_s",
         (
             "tests/integration/lock/test_sharing.py::"

@@ -446,17 +446,18 @@ class Model(Keys):
                 return [1, value]
             if look_for:
                 self._pass_over_sleepers(queue, waiters, token)
-        verdict, value = self._flag(value, lock, publish, channel, look_for)
+        is_first = arrival and len(self._items(queue)) == 1
+        verdict, value = self._flag(value, lock, publish, channel, bool(look_for or is_first))
         return [verdict, value, self._pttl((b"PTTL", lock)), arrival, is_there]
 
-    def _flag(self, value: bytes, lock: bytes, publish: bytes, channel: bytes, look_for: bytes) -> tuple[int, bytes]:
+    def _flag(self, value: bytes, lock: bytes, publish: bytes, channel: bytes, tells: bool) -> tuple[int, bytes]:
         holder = value.removesuffix(b"+")
         if not is_ours(holder):
             return 2, value
         flagged = holder + b"+"
         if value != flagged:
             self._write(lock, replace(self.entries[lock], value=flagged))
-        if listens(holder) and (look_for or value != flagged) and "PUBLISH" not in self._client.denied:
+        if tells and listens(holder) and "PUBLISH" not in self._client.denied:
             identifier = identifier_of(holder)
             self._publish(publish, channel[: -len(identifier)] + identifier, WANTED + lock)
         return 0, flagged

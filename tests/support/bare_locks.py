@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
+from redislock_fast._lease.key_cache import CachedKey, KeyCache
+from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.lock import LockBase
 
@@ -19,7 +20,7 @@ TOKEN = b"rlf:" + b"7" * 32
 class BareLock(LockBase):
     """A lock whose client is its transport, and which has one owner. No hook is overridden."""
 
-    _tell = _finding_out = _renewer = _notify_lost = None  # type: ignore[assignment]  # of locks with other options
+    _tell = _finding_out = _renewer = _notify_lost = _tells_wanted = None  # type: ignore[assignment]  # of locks with other options
 
     @staticmethod
     def _transport_of(client: Any) -> Any:

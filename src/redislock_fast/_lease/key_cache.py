@@ -23,21 +23,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from abc import abstractmethod
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from redislock_fast._util.times import clock, drift_s
+from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
+from redislock_fast._util.times import clock
 
-__all__ = ["CachedKey", "KeyCache", "KeyLease", "LocalWaiter"]
+if TYPE_CHECKING:
+    from redislock_fast._lease.lease import Lease
+
+__all__ = ["CachedKey", "KeyCache"]
 
 _MOST_PASSES = 16
 _LONGEST_PASSING_S = 0.005
 """After so many hand-overs to local waiters, or so long, a key that another process wants is given up."""
-
-_LONGEST_KEPT_S = 1.0
-"""After how long a key is given up though nobody has said that it is wanted: pollers cannot say it."""
 
 _OVERDUE_S = 0.005
 """How long after its end a lease is certainly over on the server."""
@@ -45,115 +46,6 @@ _OVERDUE_S = 0.005
 _FIRST_BAN_S = 1.0
 _LONGEST_BAN_S = 60.0
 """For how long a key that was wanted while it lingered is not kept; doubled when that happens again soon."""
-
-
-class KeyLease:
-    """A key that the server has granted to this process.
-
-    Args:
-        key: the lock's name on the wire.
-        token: the key's token.
-        expires_at: when the key expires on the server at the earliest, in the clock's seconds.
-        ttl_ms: the ttl of the lock's holder, in milliseconds.
-        linger_ms: for how much longer the key lives, in milliseconds.
-        heard_by: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
-        began_at: when the key was granted, in the clock's seconds.
-
-    Attributes:
-        keep_until: until when a release may keep the key, in the clock's seconds.
-        take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
-        fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
-    """
-
-    __slots__ = (
-        "_margin_s",
-        "began_at",
-        "deadline",
-        "expires_at",
-        "fences",
-        "heard_by",
-        "keep_until",
-        "key",
-        "take_until",
-        "token",
-        "ttl_ms",
-    )
-
-    def __init__(
-        self,
-        key: bytes,
-        token: bytes,
-        expires_at: float,
-        ttl_ms: int,
-        linger_ms: int,
-        heard_by: object,
-        began_at: float,
-    ) -> None:
-        self.key = key
-        self.token = token
-        self.fences: Sequence[int] | None = None
-        self.ttl_ms = ttl_ms
-        self.heard_by = heard_by
-        self.began_at = began_at
-        self.keep_until = -math.inf if heard_by is None else began_at + _LONGEST_KEPT_S
-        self._margin_s = drift_s((ttl_ms + linger_ms) / 1000)
-        self.set_end(expires_at)
-
-    def set_end(self, expires_at: float) -> None:
-        """Note when the key expires on the server at the earliest, in the clock's seconds."""
-        self.expires_at = expires_at
-        self.deadline = expires_at - self._margin_s
-        self.take_until = self.take_until_for(self.ttl_ms)
-
-    def take_until_for(self, ttl_ms: int) -> float:
-        """Until when a caller with this ttl may take the key.
-
-        Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
-        """
-        ttl_s = ttl_ms / 1000
-        return self.deadline - ttl_s + drift_s(ttl_s)
-
-    def take_fence(self) -> int | None:
-        """The fencing number of the next holder. The key is not kept behind the last one."""
-        if not self.fences:
-            return None
-        fence, self.fences = self.fences[0], self.fences[1:]
-        if not self.fences:
-            self.let_go()
-        return fence
-
-    def let_go(self) -> None:
-        """Have the next release give the key up."""
-        self.keep_until = -math.inf
-
-
-class LocalWaiter:
-    """A caller that waits for a local lock."""
-
-    __slots__ = ("_outcome",)
-
-    def __init__(self) -> None:
-        self._outcome: dict[int, bool] = {}
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the caller has the local lock."""
-        return self._outcome.get(0, False)
-
-    def give(self) -> bool:
-        """Give the caller the local lock, and wake it. Returns False where it has given up."""
-        if not self._outcome.setdefault(0, True):
-            return False
-        self.wake()
-        return True
-
-    def give_up(self) -> bool:
-        """Stop waiting. Returns False where the caller has got the local lock."""
-        return not self._outcome.setdefault(0, False)
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Let the caller look whether it has the local lock. From any thread; never waits."""
 
 
 class CachedKey:
@@ -238,7 +130,9 @@ class CachedKey:
         self.waiters.append(waiter)
         if self.try_lock():
             self.unlock()
-        elif not self._cache.is_watched:  # its holder may forget it
+            return
+        self._cache.tell_holder(self.key)
+        if not self._cache.is_watched:  # its holder may forget it
             self._cache.watch()
 
     def leave(self, waiter: LocalWaiter) -> bool:
@@ -334,6 +228,28 @@ class CachedKey:
             waiter.wake()
 
 
+class _Listener:
+    """A lease whose holder is to hear once that the lock is wanted.
+
+    Args:
+        lease: it is not kept alive.
+        tell: called with it.
+    """
+
+    __slots__ = ("_tell", "lease")
+
+    def __init__(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
+        self.lease = weakref.ref(lease)
+        self._tell = tell
+
+    def hear(self) -> None:
+        """Tell the holder, if it was not told."""
+        lease = self.lease()
+        if lease is not None and not (lease.wanted or lease.over):
+            lease.wanted = True
+            self._tell(lease)
+
+
 class KeyCache:
     """The keys of one server that this process keeps, or one event loop of it.
 
@@ -351,8 +267,9 @@ class KeyCache:
         self.give_up = give_up
         self._watch = watch
         self._keys: dict[bytes, CachedKey] = {}
+        self._listeners: dict[bytes, _Listener] = {}
         self.is_watched = False
-        self.shortest_s = _LONGEST_KEPT_S
+        self.shortest_s = LONGEST_KEPT_S
 
     def of(self, key: bytes) -> CachedKey:
         """The cached key, which is made where there is none."""
@@ -369,8 +286,27 @@ class KeyCache:
         self.is_watched = True
         self._watch()
 
+    def listen(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
+        """Have `tell` called once, when another caller is heard to want the lock of this lease."""
+        self._listeners[lease.key] = _Listener(lease, tell)
+        if not self.is_watched:
+            self.watch()
+
+    def end_listening(self, lease: Lease) -> None:
+        """Do not tell the holder of this lease any more."""
+        listener = self._listeners.get(lease.key)
+        if listener is not None and listener.lease() is lease:
+            self._listeners.pop(lease.key, None)
+
+    def tell_holder(self, key: bytes) -> None:
+        """Tell the holder of this key, if it listens, that another caller wants it."""
+        listener = self._listeners.get(key)
+        if listener is not None:
+            listener.hear()
+
     def hear_wanted(self, key: bytes) -> None:
         """Note that another process wants a key. A key that lingers is given up at once."""
+        self.tell_holder(key)
         cached = self._keys.get(key)
         if cached is None or (cached.lease is None and not cached.locked_by):
             return
@@ -409,7 +345,10 @@ class KeyCache:
                 cached.free()
         if due:
             self.give_up(due, False)
-        return is_used
+        for key, listener in list(self._listeners.items()):
+            if listener.lease() is None:
+                self._listeners.pop(key, None)
+        return is_used or len(self._listeners) > 0
 
     def drop_all(self, but_heard_by: Any = None) -> None:
         """Give up what lingers, but what this registry hears of. What is held is given up by its release."""
@@ -428,12 +367,15 @@ class KeyCache:
     def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""
         self._keys = {}
+        self._listeners = {}
         self.is_watched = False
 
     def rests(self) -> bool:
         """Whether the watching may end. Once this has returned True, the next release begins it again."""
         self.is_watched = False  # before the second look: what lingers now relied on this watching
-        if any(cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())):
+        if self._listeners or any(
+            cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())
+        ):
             self.is_watched = True
             return False
         return True

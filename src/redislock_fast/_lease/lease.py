@@ -64,6 +64,7 @@ class Lease:
         touched: whether such a call has begun since the last renewal began.
         ceiling: when the lease ends if a renewal of unknown outcome is executed after the owner's own request;
             `math.inf` where there is none.
+        wanted: whether another caller was heard to wait for the lock, where its options ask for that.
         troubled: whether the last renewal got no reply.
         task: the owner's task, where it is to be cancelled for a loss.
         record: the renewer's reference to the lease.
@@ -91,6 +92,7 @@ class Lease:
         "touched",
         "troubled",
         "ttl_ms",
+        "wanted",
     )
 
     def __init__(
@@ -121,6 +123,7 @@ class Lease:
         self.touched = False
         self.ceiling = math.inf
         self.troubled = False
+        self.wanted = False
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
 

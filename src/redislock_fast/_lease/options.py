@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         breaker: Breaker | None
         metrics: Metrics | None
         linger: float | None
+        on_wanted: Callable[[Lock], object] | None
 
 
 def refuse_unknown(lock_class: type, options: Iterable[str], init: Any) -> None:
@@ -144,6 +145,7 @@ class Options:
         breaker: Breaker | None = None,
         metrics: Metrics | None = None,
         linger: float | None = None,
+        on_wanted: Callable[[Any], Any] | None = None,
     ) -> None:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
@@ -168,7 +170,10 @@ class Options:
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics
+        if not (on_wanted is None or callable(on_wanted)):
+            raise TypeError(f"on_wanted is not callable: {on_wanted!r}")
         self.linger = linger
+        self.on_wanted = on_wanted
         self.watches = (
             self.auto_renew
             or on_lost is not None
@@ -179,7 +184,7 @@ class Options:
     @property
     def only_note(self) -> bool:
         """Whether an acquire must only be noted for them, once its reply has come."""
-        more = (self.adaptive, self.breaker, self.linger)
+        more = (self.adaptive, self.breaker, self.linger, self.on_wanted)
         return not (self.wait_replicas or self.cancel_on_lost or any(map(_is_given, more)))
 
     @property

@@ -20,7 +20,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._procedures.lease import LeaseBase
+from redislock_fast._procedures.handles import HandleBase
 from redislock_fast._procedures.settings import Backoff
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Grant
@@ -79,7 +79,7 @@ class _Call:
         self.attempt: Acquire | None = None
 
 
-class AcquireBase(LeaseBase):
+class AcquireBase(HandleBase):
     """A lock that can be acquired. The public classes describe the parameters."""
 
     # ---- acquire ----
@@ -108,7 +108,7 @@ class AcquireBase(LeaseBase):
         """
         sleep_s = poll_seconds(self.sleep if sleep is None else sleep)
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
-        first = begun.token if begun else self._next_token(token, linger_ms is not None)
+        first = begun.token if begun else self._next_token(token)
         call = _Call(owner, first, token, waits, sleep_s, limit, linger_ms)
         call.attempt = begun
         try:
@@ -202,7 +202,7 @@ class AcquireBase(LeaseBase):
         attempt = call.attempt
         if call.own_token is None and attempt is not None and attempt.unsettled:
             # A token that is being cleaned up is not used again.
-            call.token = self._next_token(None, call.linger_ms is not None)
+            call.token = self._next_token(None)
         if call.limit.wait_s is None:
             self._refuse_to_wait_for_itself(call.owner, attempt)
 
@@ -323,7 +323,7 @@ class AcquireBase(LeaseBase):
         if self._wait != "push" or holder is None or not listens(without_flag(holder)):
             return False
         if call.own_token is None:
-            call.token = self._next_token(None, call.linger_ms is not None)
+            call.token = self._next_token(None)
         limit, observed = Limit(_ASKING_S), is_observed(self._redis)
         waiting = self._waiting(call.token, call.own_token, _ASKING_S, limit, observed, call.linger_ms)
         try:

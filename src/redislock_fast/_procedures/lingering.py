@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease
+from redislock_fast._lease.key_cache import CachedKey, KeyCache
+from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
@@ -174,6 +175,8 @@ class LingerBase(AcquireBase):
         local lock.
         """
         if self._linger_ms is None:
+            if self._listens:
+                yield from self._is_heard(limit)
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
         if turn is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):

@@ -315,10 +315,15 @@ class LockSettings:
             and not any(map(self._is_overridden, ("do_release", "do_extend", "do_reacquire")))
         )
 
-    def _next_token(self, token: Any, listens: bool = False) -> bytes:
-        """The token of the next acquire: the caller's own, or a new one; `listens`: the holder hears of waiters."""
+    @property
+    def _listens(self) -> bool:
+        """Whether the holder hears of waiters."""
+        return self._linger_ms is not None or (self._options is not None and self._options.on_wanted is not None)
+
+    def _next_token(self, token: Any) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
-            fresh: bytes = self._transport.new_token(self._key, listens)
+            fresh: bytes = self._transport.new_token(self._key, self._listens)
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
         return self._encoded(token)
 

@@ -18,7 +18,7 @@ from redis.exceptions import LockError, RedisError
 from redislock_fast._protocol.operation import Operation
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import LocalWaiter
+    from redislock_fast._lease.key_lease import LocalWaiter
     from redislock_fast._procedures.waiters import Waiter
     from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._protocol.pipeline import Pipeline

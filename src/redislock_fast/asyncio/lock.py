@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,8 +68,10 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
-        options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker and metrics, as for
-            `redislock_fast.Lock`.
+        on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, in the
+            event loop. An awaitable that it returns is awaited.
+        options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker, metrics and linger, as
+            for `redislock_fast.Lock`. A key lingers in its event loop.
 
     Raises:
         TypeError: for a pipeline or a client that blocks, a `timeout` that is no number, or an unknown parameter.
@@ -109,6 +111,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self._renewer().tell(lease, reason)
+
+    def _tells_wanted(self) -> Callable[[Lease], object]:
+        return self._renewer().tell_wanted
 
     # The task that calls a method owns the lock, whichever task awaits the result: `shield`, `gather` and `wait_for`
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.

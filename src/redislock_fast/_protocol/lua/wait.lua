@@ -110,14 +110,14 @@ local verdict = 0
 if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then
     verdict = 2
 else
-    local is_flagged = holder ~= value
-    if not is_flagged then
+    if holder == value then
         value = value .. '+'
         redis.call('append', lock, '+')
     end
-    -- A holder that listens is told once, and again by each health check, since messages get lost. Its channel is that
-    -- of the waiter with the identifier of its own connection, which its token begins with.
-    if string.sub(holder, 16, 16) == '1' and (ARGV[7] ~= '' or not is_flagged) then
+    -- A holder that listens hears of the first waiter behind it, and again by each health check, since messages get
+    -- lost. Its token begins with the identifier of its connection, which names its channel as the waiter's own does.
+    local listens = string.sub(holder, 16, 16) == '1'
+    if listens and (ARGV[7] ~= '' or (arrival ~= 0 and redis.call('zcard', queue) == 1)) then
         local channel = string.sub(ARGV[4], 1, -12) .. string.sub(holder, 5, 15)
         redis.pcall(ARGV[3], channel, 'wanted ' .. lock)
     end

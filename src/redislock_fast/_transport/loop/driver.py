@@ -41,7 +41,8 @@ from redislock_fast._util import fork
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import KeyCache, LocalWaiter
+    from redislock_fast._lease.key_cache import KeyCache
+    from redislock_fast._lease.key_lease import LocalWaiter
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._procedures.waiters import WaiterRegistry
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redislock_fast._lease.key_cache import KeyLease, LocalWaiter
+from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util.times import clock

@@ -169,6 +169,25 @@ class LoopRenewer:
             name = None if lock is None else lock.name
             task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
 
+    def tell_wanted(self, lease: Lease) -> None:
+        """Call `on_wanted` for a lock that another caller waits for."""
+        lock, on_wanted = lease.lock(), lease.options.on_wanted
+        if on_wanted is None or lock is None:
+            return
+        try:
+            answer = on_wanted(lock)
+            if inspect.isawaitable(answer):
+                self._run(_awaited(answer))
+        except Exception:
+            logger.exception("on_wanted failed.")
+
+
+async def _awaited(answer: Any) -> None:
+    try:
+        await answer
+    except Exception:
+        logger.exception("on_wanted failed.")
+
 
 async def _logged(answer: Any, reason: LossReason) -> None:
     try:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from redislock_fast._lease.key_cache import LocalWaiter
+from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._transport.lingering import LONGEST_TICK_S, Lingering

@@ -43,7 +43,7 @@ from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = ["Renewer", "renewer_of", "tell", "tell_in_background"]
+__all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +212,22 @@ def _is_started(work: Callable[..., None], *args: Any) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def tell_wanted(lease: Lease) -> None:
+    """Call `on_wanted` for a lock that another caller waits for, in a thread of its own."""
+    if not _is_started(_call_on_wanted, lease):
+        _call_on_wanted(lease)
+
+
+def _call_on_wanted(lease: Lease) -> None:
+    lock, on_wanted = lease.lock(), lease.options.on_wanted
+    if on_wanted is None or lock is None:
+        return
+    try:
+        on_wanted(lock)
+    except Exception:
+        logger.exception("on_wanted failed.")
 
 
 def tell(lease: Lease, reason: LossReason) -> None:

@@ -1,0 +1,127 @@
+"""What a cached key consists of: the lease that the server has granted, and the callers that wait for the local lock.
+
+See `key_cache.py`. Thread safety: the caller that has the local lock of its key changes a `KeyLease`. A `LocalWaiter`
+is decided once, by one atomic method of a dict: it gets the local lock, or it gives up.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from redislock_fast._util.times import drift_s
+
+__all__ = ["LONGEST_KEPT_S", "KeyLease", "LocalWaiter"]
+
+LONGEST_KEPT_S = 1.0
+"""After how long a key is given up though no caller was heard to want it: pollers cannot say so."""
+
+
+class KeyLease:
+    """A key that the server has granted to this process.
+
+    Args:
+        key: the lock's name on the wire.
+        token: the key's token.
+        expires_at: when the key expires on the server at the earliest, in the clock's seconds.
+        ttl_ms: the ttl of the lock's holder, in milliseconds.
+        linger_ms: for how much longer the key lives, in milliseconds.
+        heard_by: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
+        began_at: when the key was granted, in the clock's seconds.
+
+    Attributes:
+        keep_until: until when a release may keep the key, in the clock's seconds.
+        take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
+        fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
+    """
+
+    __slots__ = (
+        "_margin_s",
+        "began_at",
+        "deadline",
+        "expires_at",
+        "fences",
+        "heard_by",
+        "keep_until",
+        "key",
+        "take_until",
+        "token",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        expires_at: float,
+        ttl_ms: int,
+        linger_ms: int,
+        heard_by: object,
+        began_at: float,
+    ) -> None:
+        self.key = key
+        self.token = token
+        self.fences: Sequence[int] | None = None
+        self.ttl_ms = ttl_ms
+        self.heard_by = heard_by
+        self.began_at = began_at
+        self.keep_until = -math.inf if heard_by is None else began_at + LONGEST_KEPT_S
+        self._margin_s = drift_s((ttl_ms + linger_ms) / 1000)
+        self.set_end(expires_at)
+
+    def set_end(self, expires_at: float) -> None:
+        """Note when the key expires on the server at the earliest, in the clock's seconds."""
+        self.expires_at = expires_at
+        self.deadline = expires_at - self._margin_s
+        self.take_until = self.take_until_for(self.ttl_ms)
+
+    def take_until_for(self, ttl_ms: int) -> float:
+        """Until when a caller with this ttl may take the key.
+
+        Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
+        """
+        ttl_s = ttl_ms / 1000
+        return self.deadline - ttl_s + drift_s(ttl_s)
+
+    def take_fence(self) -> int | None:
+        """The fencing number of the next holder. The key is not kept behind the last one."""
+        if not self.fences:
+            return None
+        fence, self.fences = self.fences[0], self.fences[1:]
+        if not self.fences:
+            self.let_go()
+        return fence
+
+    def let_go(self) -> None:
+        """Have the next release give the key up."""
+        self.keep_until = -math.inf
+
+
+class LocalWaiter:
+    """A caller that waits for a local lock."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self) -> None:
+        self._outcome: dict[int, bool] = {}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller has the local lock."""
+        return self._outcome.get(0, False)
+
+    def give(self) -> bool:
+        """Give the caller the local lock, and wake it. Returns False where it has given up."""
+        if not self._outcome.setdefault(0, True):
+            return False
+        self.wake()
+        return True
+
+    def give_up(self) -> bool:
+        """Stop waiting. Returns False where the caller has got the local lock."""
+        return not self._outcome.setdefault(0, False)
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let the caller look whether it has the local lock. From any thread; never waits."""
