@@ -70,8 +70,11 @@ class Turn:
         cached = self.cached
         if cached is None:
             return
-        holder = cached.locked_by.get(0)
-        has_lock = not cached.leave(self.waiter) if self._has_joined else holder is self.waiter or holder is expiry
+        if self._has_joined:
+            has_lock = not cached.leave(self.waiter)
+        else:
+            holder = cached.locked_by.get(0)
+            has_lock = holder is not None and (holder is self.waiter or holder is expiry)
         if has_lock:
             cached.free()
 

@@ -199,3 +199,27 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=error):
         holders.make(valkey.port, **settings)
+
+
+def test_lock_object_whose_key_was_given_back_lets_it_linger_again(
+    holders: Holders, valkey: Server, connect: Connect
+) -> None:
+    admin = connect(valkey.port)
+    lock = holders.make(valkey.port, timeout=FAR_S, linger=0.3)
+    for _ in range(2):
+        assert lock.call("acquire") is True
+        lock.release()
+        assert admin.exists("name") == 1
+        wait_until(lambda: not admin.exists("name"), "the key is given back")
+
+
+def test_caller_does_not_wait_for_a_holder_that_has_forgotten_its_lock(holders: Holders, valkey: Server) -> None:
+    client = holders.make(valkey.port).lock.redis
+    forgetful, other, caller = (holders.on(client, timeout=0.2, linger=SOON_S) for _ in range(3))
+    assert caller.call("acquire") is True
+    caller.release()
+    assert forgetful.call("acquire") is True
+    assert other.call("acquire") is True
+    other.release()
+    assert caller.call("acquire") is True
+    caller.release()

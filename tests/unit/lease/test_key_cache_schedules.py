@@ -17,6 +17,7 @@ from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.owner import Owner
+from redislock_fast._procedures.lingering import Turn
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 from tests.support.helpers import PATIENCE_S
 from tests.support.schedules import play_all, play_some
@@ -211,6 +212,29 @@ def test_three_threads_may_meet_between_any_two_lines(make: Callable[[], _Scene]
 @in_two_runs(range(3000), 20)
 def test_threads_may_meet_between_any_two_instructions(make: Callable[[], _Scene], seeds: range) -> None:
     play_some(make, seeds, *_FILES)
+
+
+class _EndOfATurn:
+    """A caller that has not got the local lock ends its turn, while another one takes the local lock."""
+
+    def __init__(self) -> None:
+        kept = Kept()
+        self._cached = kept.key_cache.of(KEY)
+        self._turn = Turn(kept.key_cache)
+        self._turn.begin(self._cached, b"a new token")
+        self._other = object()
+        self.actors: list[Callable[[], object]] = [partial(self._turn.end, None), self._lock]
+
+    def _lock(self) -> None:
+        assert self._cached.try_lock(self._other)
+
+    def check(self) -> None:
+        """The other caller has the local lock."""
+        assert self._cached.locked_by.get(0) is self._other
+
+
+def test_end_of_a_turn_frees_the_local_lock_of_no_other_caller() -> None:
+    assert play_all(_EndOfATurn, 2, *_FILES) > 20
 
 
 class _ThreadWaiter(Waiting):

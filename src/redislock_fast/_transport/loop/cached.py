@@ -36,6 +36,8 @@ class CachedBase(UncontendedBase):
         cached = self._cached or self._cached_key()
         if self._take_at_once(cached, owner):
             return True
+        if not cached.is_current:
+            cached = self._cached_key()
         turn: Turn | None = None
         attempt: Acquire | None = None
         if (
@@ -62,7 +64,8 @@ class CachedBase(UncontendedBase):
         waiter = turn.begin(cached, server.local_waiter())
         try:
             turn.join()
-            await waiter.wait(None)
+            if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+                await waiter.wait(None)
             if not cached.leave(waiter):
                 self._take(cached, owner)
                 return turn

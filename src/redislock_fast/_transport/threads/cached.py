@@ -35,6 +35,8 @@ class CachedBase(UncontendedBase):
         cached = self._cached or self._cached_key()
         if self._take_at_once(cached, owner):
             return True
+        if not cached.is_current:
+            cached = self._cached_key()
         turn: Turn | None = None
         attempt: Acquire | None = None
         if (
@@ -60,7 +62,8 @@ class CachedBase(UncontendedBase):
         waiter = turn.begin(cached, self._transport.local_waiter())
         try:
             turn.join()
-            waiter.wait(None)
+            if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+                waiter.wait(None)
             if not cached.leave(waiter):
                 self._take(cached, owner)
                 return turn
