@@ -161,14 +161,14 @@ FAULTS = (
     Fault(
         "two holders get the same fence",
         "_protocol/lua/acquire_fenced.lua",
-        "redis.call('hincrby', fence, 'number', 1)",
-        "redis.call('hincrby', fence, 'number', 0) + 1",
+        "redis.call('hincrby', fence, 'number', count)",
+        "redis.call('hincrby', fence, 'number', 0) + count",
         "tests/integration/fencing/test_fenced.py::test_each_holder_has_a_higher_number[valkey]",
     ),
     Fault(
         "holder that asks again gets another fence",
         "_protocol/lua/acquire_fenced.lua",
-        "noted[1] == token and tonumber(noted[2]) or next_number()",
+        "noted[1] == token and noted[2] - count + 1 or next_number()",
         "next_number()",
         (
             "tests/integration/fencing/test_fenced.py::"
