@@ -190,12 +190,12 @@ class LeaseBase(LockSettings, LeaseHolder):
     def _keep(self, lease: Lease) -> None:
         super()._keep(lease)
         if lease.options.on_wanted is not None:
-            self._transport.key_cache.listen(lease, self._tells_wanted())
+            self._transport.key_cache_of(self._key).listen(lease, self._tells_wanted())
 
     def _let_go(self, lease: Lease) -> None:
         super()._let_go(lease)
         if lease.options.on_wanted is not None:
-            self._transport.key_cache.end_listening(lease)
+            self._transport.key_cache_of(self._key).end_listening(lease)
 
     # ---- what the caller holds ----
 

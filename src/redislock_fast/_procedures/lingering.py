@@ -98,7 +98,7 @@ class LingerBase(AcquireBase):
 
     def _cached_key(self) -> CachedKey:
         """The key in the cache of its server."""
-        cached: CachedKey = self._transport.key_cache.of(self._key)
+        cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
         self._cached = cached
         return cached
 
@@ -185,7 +185,7 @@ class LingerBase(AcquireBase):
         if turn is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         has_lock = turn is not None
-        turn = turn or Turn(self._transport.key_cache)
+        turn = turn or Turn(self._transport.key_cache_of(self._key))
         before = owner.token
         acquired = False
         try:

@@ -64,6 +64,10 @@ class Lingering:
     def local_waiter(self) -> LocalWaiter:
         """A new waiter for the local lock of a cached key."""
 
+    def key_cache_of(self, key: bytes) -> KeyCache:  # noqa: ARG002  # here, all keys have one server
+        """The cache that a key belongs to."""
+        return self.key_cache
+
     def registry_of(self, key: bytes) -> WaiterRegistry | None:  # here, all keys have one server
         """The registry of the connection that hears when this key is wanted; None where there is none yet."""
         connection = self.connection

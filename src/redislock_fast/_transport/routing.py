@@ -32,8 +32,9 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, Malformed, Reply
-from redislock_fast._procedures.waiters import Waiter
+from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
@@ -222,6 +223,16 @@ class ClusterRules(ServerTransport[ConnectionType]):
         node = None if key is None else self._node_of(key)
         return self.tokens.new_token(listens) if node is None else node.new_token(key, listens)
 
+    def key_cache_of(self, key: bytes) -> KeyCache:
+        """The cache of the node that has the key's slot; the cluster's own, which keeps no key, where none is known."""
+        node = self._node_of(key)
+        return self.key_cache if node is None else node.key_cache
+
+    def registry_of(self, key: bytes) -> WaiterRegistry | None:
+        """The registry of the node's connection that hears when this key is wanted; None where there is none yet."""
+        node = self._node_of(key)
+        return None if node is None else node.registry_of(key)
+
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
         node = self._node_of(key)
@@ -253,6 +264,14 @@ class NodeRules(ServerTransport[ConnectionType]):
     """
 
     _cluster: weakref.ref[ClusterRules[ConnectionType]] | None = None  # None: of a dedicated connection
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
+        cluster = None if self._cluster is None else self._cluster()
+        if cluster is None:
+            super().clean_up(entries)
+        else:
+            cluster.clean_up(entries)
 
     def is_current(self, waiter: Waiter) -> bool:
         """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""

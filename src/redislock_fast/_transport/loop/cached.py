@@ -60,7 +60,7 @@ class CachedBase(UncontendedBase):
     async def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
         """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
         server = self._transport.of_running_loop()
-        turn = Turn(server.key_cache)
+        turn = Turn(server.key_cache_of(self._key))
         waiter = turn.begin(cached, server.local_waiter())
         try:
             turn.join()
@@ -83,7 +83,7 @@ class CachedBase(UncontendedBase):
         if connection is None or registry is None or registry.is_contended(self._key, True):
             return None, None
         token = registry.new_token(listens=True)
-        turn = Turn(server.key_cache)
+        turn = Turn(server.key_cache_of(self._key))
         turn.begin(cached, token)
         attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)

@@ -90,10 +90,9 @@ class AsyncTransport(Encoding):
         """Note that this lock was released here: a waiter has it now, or there was none."""
         self.of_running_loop().note_hand_over(key, handed_over)
 
-    @property
-    def key_cache(self) -> KeyCache:
-        """The keys that linger in the running loop."""
-        return self.of_running_loop().key_cache
+    def key_cache_of(self, key: bytes) -> KeyCache:
+        """The cache of the running loop that a key belongs to."""
+        return self.of_running_loop().key_cache_of(key)
 
     def registry_of(self, key: bytes) -> WaiterRegistry | None:
         """The registry that hears when this key is wanted; see `Lingering.registry_of`."""

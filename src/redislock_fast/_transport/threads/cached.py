@@ -58,7 +58,7 @@ class CachedBase(UncontendedBase):
 
     def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
         """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
-        turn = Turn(self._transport.key_cache)
+        turn = Turn(self._transport.key_cache_of(self._key))
         waiter = turn.begin(cached, self._transport.local_waiter())
         try:
             turn.join()
@@ -81,7 +81,7 @@ class CachedBase(UncontendedBase):
         if connection is None or registry is None or registry.is_contended(self._key, True):
             return None, None
         token = registry.new_token(listens=True)
-        turn = Turn(transport.key_cache)
+        turn = Turn(transport.key_cache_of(self._key))
         turn.begin(cached, token)
         attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
