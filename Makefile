@@ -32,7 +32,7 @@ help:
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
-	@echo "make simulate     100,000 stories of waiters and as many of holders (make test-all plays 30,000)"
+	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 36,000)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint"
@@ -82,6 +82,7 @@ compat: $(VENV)/installed
 simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
+	$(BIN)/python -m tests.simulation.lingering --seeds 50000 --jobs 2
 
 planted: $(VENV)/installed
 	$(BIN)/python -m tests.planted

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.commands import Acquire, ReadHolder
@@ -277,6 +277,8 @@ class Task:
             self._execute(step.operation, step.limit_s, self._tidies)
         elif kind is Listen:
             step.waiter.mailbox.listen(self, step.timeout_s)
+        elif kind is AwaitTurn:
+            step.waiter.listen(self, step.timeout_s)
         elif kind is Sleep:
             self.process.world.after(int(step.seconds * 1e6), self.process, self.go_on, self.epoch, None)
         else:
@@ -416,8 +418,8 @@ class Process:
             self.connection is not None and self.connection.registry is waiter.registry and not self.connection.broken
         )
 
-    def new_token(self, _: bytes | None = None) -> bytes:
-        """A new token."""
+    def new_token(self, _: bytes | None = None, listens: bool = False) -> bytes:
+        """A new token, of a holder that does not listen."""
         return self.world.new_token()
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:

@@ -216,6 +216,8 @@ class ClientConnection:
             tokens = TokenSource()
             tokens.identifier = b"%011x" % world.numbers
             self.registry = WaiterRegistry(self.capabilities, tokens)
+        self.pipe: Any = None  # for processes that use it
+        self.on_broken: list[Callable[[], None]] = []
         self.cleaning_up: list[Args] = []
         self._calls: deque[Call | OnReply | None] = deque()
         self._under_way: deque[tuple[bool, Any]] = deque()
@@ -327,6 +329,8 @@ class ClientConnection:
             return
         self.broken = True
         self._world.tell(self._process.name, "notices that its connection is broken")
+        for note in self.on_broken:
+            self._world.after(0, self._process, note)
         if self.registry is not None:
             if not self._process.blocking:
                 self.registry.tell_all(BROKEN)

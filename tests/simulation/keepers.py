@@ -1,0 +1,312 @@
+"""Simulated processes that keep keys for locks with `linger`, and their workers.
+
+The keys, their local locks and how they are given back are the library's own, as are the steps of each lock. In the
+place of an event loop's timers stand the world's events.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import LockNotOwnedError
+
+from redislock_fast._lease.key_cache import CachedKey, LocalWaiter
+from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.steps import Sleep, Steps
+from redislock_fast._transport.loop.lingering import LoopLingering
+from redislock_fast._util.tokens import MARKER
+from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble
+from tests.simulation.world import ClientConnection
+from tests.support.bare_locks import BareLock
+
+if TYPE_CHECKING:
+    from tests.simulation.lingering import Simulation
+
+
+class _Loop:
+    """In the place of a process's event loop."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_later(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
+        """Call it later."""
+        self._process.world.after(math.ceil(delay_s * 1e6), self._process, do, *args)
+
+    def call_soon_threadsafe(self, do: Callable[..., None], *args: Any) -> None:
+        """Call it now: everything here happens in one thread."""
+        do(*args)
+
+
+class _Pipe:
+    """What the keys that linger use of a connection's pipe, and of its end."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.closed = self
+
+    @property
+    def broken(self) -> bool:
+        """Whether the process has noticed that the connection is broken."""
+        return self._connection.broken
+
+    def post(self, args: Args, on_reply: OnReply) -> None:
+        """Send a request, without waiting for the reply."""
+        self._connection.post(args, on_reply)
+
+    def add_done_callback(self, note: Callable[[object], None]) -> None:
+        """Have this called when the connection breaks."""
+        self._connection.on_broken.append(partial(note, None))
+
+
+class LocalTurn(LocalWaiter):
+    """A worker that waits for a local lock."""
+
+    def __init__(self, keeper: Keeper, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self._keeper = keeper
+        self._task: Caller | None = None
+        self._epoch = 0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it has the local lock or has given up."""
+        return 0 in self._outcome
+
+    def wake(self) -> None:
+        self._keeper.check_order(self)
+        if self._task is not None:
+            world = self._keeper.world
+            world.after(world.pause_us(), self._keeper, self._end, self._task, self._epoch)
+
+    def listen(self, task: Caller, timeout_s: float | None) -> None:
+        """Let the task go on when it is woken, or after so many seconds."""
+        if self.is_given:
+            task.go_on(task.epoch, None)
+            return
+        self._task, self._epoch = task, task.epoch
+        if timeout_s is not None:
+            self._keeper.world.after(math.ceil(max(timeout_s, 0) * 1e6), self._keeper, self._end, task, task.epoch)
+
+    def _end(self, task: Caller, epoch: int) -> None:
+        if task.epoch == epoch:
+            self._task = None
+            task.go_on(epoch, None)
+
+
+class Keeper(Process, LoopLingering):
+    """A process that keeps keys.
+
+    Attributes:
+        workers: its tasks.
+    """
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        Process.__init__(self, simulation.world, name)
+        LoopLingering.__init__(self)
+        self._loop: Any = _Loop(self)
+        self._simulation = simulation
+        self.workers: list[Worker] = []
+        self._turns = 0
+
+    def _connected(self) -> None:
+        super()._connected()
+        connection = self.connection
+        if connection is not None:
+            connection.pipe = _Pipe(connection)
+
+    def key_of(self, name: bytes) -> bytes:
+        """The key of a lock's name."""
+        return name
+
+    def encode(self, token: bytes) -> bytes:
+        """A token on the wire."""
+        return token
+
+    def new_token(self, _: bytes | None = None, listens: bool = False) -> bytes:
+        """A new token, with the identifier of the connection."""
+        registry = None if self.connection is None else self.connection.registry
+        identifier = b"0" * 11 if registry is None else registry.identifier
+        return self._simulation.new_token(MARKER + identifier + (b"1" if listens else b"0"))
+
+    def local_waiter(self) -> LocalWaiter:
+        self._turns += 1
+        return LocalTurn(self, self._turns)
+
+    def check_order(self, turn: LocalTurn) -> None:
+        """Check that no earlier caller waits for the local lock that this one has got."""
+        for cached in self.cached_keys():
+            waiting: Any = cached.waiters if cached.locked_by.get(0) is turn else ()
+            if any(other.number < turn.number and not other.is_decided for other in waiting):
+                self._simulation.fail(f"{self.name} gives a local lock to another waiter than the first")
+
+    def cached_keys(self) -> list[CachedKey]:
+        """The keys that it has, and those that it has replaced and that are still used."""
+        used = [lock._cached for worker in self.workers for lock in worker.locks.values() if lock._cached is not None]
+        return list({id(cached): cached for cached in (*self.key_cache._keys.values(), *used)}.values())
+
+    def keeps(self, token: bytes) -> bool:
+        """Whether it keeps the key that has this token, or has given it back without a reply so far."""
+        unconfirmed = [lease for leases in self._unconfirmed.values() for lease in leases]
+        kept = [cached.lease for cached in self.cached_keys() if cached.lease is not None]
+        return any(lease.token == token for lease in (*unconfirmed, *kept))
+
+    def fork(self, name: str) -> Keeper:
+        """A child of this process, as the library leaves it after the fork: it has copies of all of the memory."""
+        child = Keeper(self._simulation, name)
+        child.blocking, child.patience_s, child.retries = self.blocking, self.patience_s, self.retries
+        copies = {id(cached): _copy_of(cached, child) for cached in self.cached_keys()}
+        child.key_cache._keys = {key: copies[id(cached)] for key, cached in self.key_cache._keys.items()}
+        child.key_cache.is_watched = self.key_cache.is_watched
+        child._unconfirmed = dict(self._unconfirmed)
+        child._forget_keys()
+        for worker in self.workers[:2]:
+            locks = {}
+            for what, lock in worker.locks.items():
+                twin = locks[what] = copy.copy(lock)
+                twin._transport = twin._redis = child
+                twin._cached = None if lock._cached is None else copies[id(lock._cached)]
+                twin._generation = -1  # of the parent
+            child.workers.append(Worker(self._simulation, child, len(child.workers), locks))
+        return child
+
+
+def _copy_of(cached: CachedKey, child: Keeper) -> CachedKey:
+    twin = copy.copy(cached)
+    twin._cache = child.key_cache
+    twin.locked_by, twin.waiters = dict(cached.locked_by), copy.copy(cached.waiters)
+    return twin
+
+
+class Worker:
+    """A task that acquires, holds and releases locks.
+
+    Attributes:
+        locks: its lock objects, by key and whether the key may linger.
+        state: what it does now.
+        token: that of the lock which it holds or releases.
+        key: the lock that it uses now.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        keeper: Keeper,
+        number: int,
+        locks: dict[tuple[bytes, bool], BareLock] | None = None,
+    ) -> None:
+        dice = simulation.dice
+        self.simulation = simulation
+        self.process = keeper
+        self.name = f"{keeper.name} worker {number}"
+        self.locks = {} if locks is None else locks
+        self.state = "idle"
+        self.token: bytes | None = None
+        self.key = b""
+        self.rounds = 2 + int(6 * dice.random())
+        self.task: Task = keeper.start(self.name, self._live())
+        self.task.owner = self
+
+    def _lock(self) -> BareLock:
+        simulation, dice = self.simulation, self.simulation.dice
+        self.key = dice.choice(simulation.keys)
+        lingers = dice.random() < simulation.lingering
+        lock = self.locks.get((self.key, lingers))
+        if lock is None:
+            ttl_s, sleep_s = simulation.ttl_ms / 1000, simulation.interval_s
+            lock = BareLock(self.process, self.key, ttl_s, sleep_s)
+            if lingers:
+                lock = BareLock(self.process, self.key, ttl_s, sleep_s, linger=simulation.linger_s)
+            self.locks[self.key, lingers] = lock
+        return lock
+
+    def _live(self) -> Steps:
+        simulation, dice = self.simulation, self.simulation.dice
+        yield Sleep(simulation.think_s * dice.random())
+        while self.rounds:
+            self.rounds -= 1
+            lock = self._lock()
+            try:
+                yield from self._round(lock)
+            except (Trouble, Cancelled) as error:
+                simulation.world.tell(self.name, "gave up:", type(error).__name__, str(error))
+                simulation.let_go(self)
+            self.state, self.token = "idle", None
+            yield Sleep(simulation.think_s * dice.random())
+
+    def _round(self, lock: BareLock) -> Steps:
+        simulation, dice = self.simulation, self.simulation.dice
+        self.state = "acquiring"
+        simulation.begin(self)
+        blocking = dice.random() > 0.2
+        patience_s = 0.2 * dice.random() if blocking and not simulation.calm and dice.random() < 0.2 else None
+        acquired = yield from self._acquire(lock, blocking, patience_s)
+        simulation.world.tell(self.name, "acquired" if acquired else "did not acquire", lock._key)
+        if not acquired:
+            simulation.note_refusal(self, blocking)
+            return
+        self.state = "holding"
+        owner = lock._held()
+        self.token = owner.token
+        ends_at = owner.expiry[1]
+        assert owner.token is not None
+        assert ends_at is not None
+        hold = simulation.take(self, owner.token, ends_at)
+        yield Sleep(simulation.hold_s * dice.random() ** 3)
+        if not simulation.calm and dice.random() < 0.03:
+            self.state = "forgetting"  # never releases
+            yield Sleep(simulation.ttl_ms / 1000 * 1.5)
+            simulation.forget(self, owner.token)
+            self.locks.clear()
+            return
+        self.state = "releasing"
+        simulation.let_go(self)
+        try:
+            yield from self._release(lock)
+        except LockNotOwnedError:
+            simulation.note_loss(hold)
+        simulation.world.tell(self.name, "released", lock._key)
+
+    def _acquire(self, lock: BareLock, blocking: bool, patience_s: float | None) -> Steps:
+        """Acquire as the public locks do."""
+        simulation = self.simulation
+        owner = lock._mine()
+        if lock._linger_ms is not None and lock._take_at_once(lock._cached or lock._cached_key(), owner):
+            simulation.check_whole_timeout(self, owner.expiry[1] or 0.0)
+            return True
+        to_clean_up: list[tuple[bytes, bytes]] = []
+        try:
+            return (yield from lock._acquiring(owner, None, blocking, patience_s, None, to_clean_up))
+        except BaseException:
+            if to_clean_up:
+                self.process.clean_up(to_clean_up)
+            raise
+
+    def _release(self, lock: BareLock) -> Steps:
+        """Release as the public locks do, again and again where that fails."""
+        while True:
+            owner = lock._held()
+            if owner.cached is not None:
+                lock._release_here(owner, owner.cached)
+                return
+            try:
+                yield from lock._releasing(owner)
+            except Trouble:
+                if owner.token is None:
+                    return
+                yield Sleep(0.02)
+            except Cancelled:
+                assert self.token is not None
+                owner.token = None
+                self.process.clean_up([(lock._key, self.token)])
+                raise
+            else:
+                return
