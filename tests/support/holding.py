@@ -18,6 +18,7 @@ from redislock_fast import Handle, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 from tests.support.times import clock
+from tests.support.transports import note_acquires
 from tests.support.waiting import FAR_S, Callers, Contender
 
 BRIEF_S = 0.3
@@ -41,10 +42,12 @@ class Holders:
 
     Args:
         callers: threads or tasks.
+        noted: whether each client is connected before, so that an acquire may need no more than its reply.
     """
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, noted: bool = False) -> None:
         self._callers = callers
+        self._noted = noted
         self._made: list[Contender] = []
 
     def make(self, port: int, name: str | bytes = "name", **settings: Any) -> Contender:
@@ -54,6 +57,10 @@ class Holders:
     def on(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
         """A lock on this client."""
         self._made.append(self._callers.contender(client, name, **settings))
+        if self._noted:
+            with contextlib.suppress(RedisError):  # else the acquire will raise it, too
+                self._made[-1].call("locked")
+            note_acquires(self._made[-1].lock)
         return self._made[-1]
 
     def clients(self, servers: Iterable[Server]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
 from redislock_fast._procedures.steps import Sleep
 from redislock_fast._procedures.waiters import WaiterRegistry
@@ -42,6 +43,18 @@ def _of_running_loop(client: Any) -> Any:
     if _is_for_threads(client):
         return thread_driver.transport_of(client)
     return loop_driver.transport_of(client).of_running_loop()
+
+
+class _TakenInTurn(SharedOwner):
+    """The owner of a lock object that several threads or tasks use, but only one after the other."""
+
+    is_shared = False
+
+
+def note_acquires(lock: Any) -> None:
+    """Have uncontended acquires of a lock object on a connected client only noted, whichever thread calls in turn."""
+    lock.local = _TakenInTurn()
+    lock._is_direct = lock._options is None or lock._options.only_note
 
 
 def clean_up(client: Any, entries: CleanupEntries) -> None:

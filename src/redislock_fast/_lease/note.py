@@ -26,8 +26,8 @@ Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]
 class _NoteKeeper(Protocol):
     """The renewer, as far as a note needs it."""
 
-    def drop(self, key: bytes, token: bytes) -> None:
-        """Clean up a lock whose object was dropped, and warn."""
+    def drop(self, key: bytes, entry: Any) -> None:
+        """Clean up a lock whose object was dropped without a release, and warn."""
 
 
 class Note:
@@ -104,8 +104,11 @@ class Note:
     def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
         # Where the renewer has a record of the lease, that ends with the lease. A forked child drops its parent's
         # notes. At the end of the interpreter, globals are None.
-        held, lease, renewer = self.held, self.lease, self.renewer
-        if held is None or renewer is None or self.over or is_finalizing() or self._pid != getpid():
+        renewer = getattr(self, "renewer", None)  # an interrupted `__init__` may not have set it
+        if renewer is None or is_finalizing() or self._pid != getpid():
+            return
+        held, lease = self.held, self.lease
+        if held is None or self.over:
             return
         if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
-            renewer.drop(held[0], held[1])
+            renewer.drop(held[0], held[:2])

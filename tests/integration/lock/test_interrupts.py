@@ -38,6 +38,7 @@ FACADE = (
     "_procedures/lease.py",
     "_procedures/acquisition.py",
     "_procedures/lock.py",
+    "_lease/note.py",
     "_lease/task_owner.py",
     "_procedures/waiting.py",
     "_procedures/waiters.py",
@@ -48,8 +49,10 @@ CHANNELS = (
     "_transport/threads/driver.py",
     "_transport/threads/server.py",
     "_transport/loop/cleanup.py",
+    "_transport/threads/renewer.py",
     "_transport/threads/uncontended.py",
     "_transport/loop/driver.py",
+    "_transport/loop/renewer.py",
     "_transport/loop/uncontended.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
@@ -67,6 +70,9 @@ RETURNING = tuple(
 )
 
 pytestmark = pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
+
+NOTED = {"auto_renew": True, "thread_local": True}
+"""Settings of a lock whose acquire is only noted."""
 
 untraced = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
 
@@ -115,7 +121,7 @@ class ThreadWorld(World):
         return self._clients[0]
 
     def lock(self, **settings: Any) -> Any:
-        return redislock_fast.Lock(self.client, "name", 60, thread_local=False, **settings)
+        return redislock_fast.Lock(self.client, "name", 60, **{"thread_local": False, **settings})
 
     def redlock(self) -> Any:
         return redislock_fast.Redlock(self._clients, "name", 60, thread_local=False)
@@ -149,7 +155,7 @@ class LoopWorld(World):
         self._clients = [redis.asyncio.Redis(port=server.port, **options) for server in servers]
 
     def lock(self, **settings: Any) -> Any:
-        return redislock_fast.asyncio.Lock(self._clients[0], "name", 60, thread_local=False, **settings)
+        return redislock_fast.asyncio.Lock(self._clients[0], "name", 60, **{"thread_local": False, **settings})
 
     def redlock(self) -> Any:
         return redislock_fast.asyncio.Redlock(self._clients, "name", 60, thread_local=False)
@@ -235,7 +241,7 @@ def test_interrupt_just_behind_the_noting_of_a_redlock(world: World) -> None:
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"blocking_timeout": 10}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, NOTED, {"blocking_timeout": 10}], ids=str)
 def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
     world.do(world.lock().locked)  # connects
     for number in range(1, 1000):
@@ -310,7 +316,7 @@ def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -
 @untraced
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, NOTED], ids=str)
 def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings: dict[str, Any]) -> None:
     for number in range(1, 1000):
         lock = world.lock(**settings)

@@ -89,17 +89,13 @@ class LoopRenewer:
         if sys.is_finalizing() or not record.was_dropped():
             return
         self._schedule.remove(record)  # it may be the last reference to other objects
-        self._clean_up_dropped(record.entry)
-        warn_of_drop(record.key)
+        self.drop(record.key, record.entry)
 
-    def drop(self, key: bytes, token: bytes) -> None:
-        """Clean up a lock whose object was dropped while its acquire was only noted, and warn."""
-        self._clean_up_dropped((key, token))
-        warn_of_drop(key)
-
-    def _clean_up_dropped(self, entry: Any) -> None:
+    def drop(self, key: bytes, entry: Any) -> None:
+        """Clean up a lock whose object was dropped without a release, and warn."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: its lock ends with its ttl
             self._loop.call_soon_threadsafe(self._clean_up, [entry])
+        warn_of_drop(key)
 
     def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()

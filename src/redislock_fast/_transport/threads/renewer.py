@@ -114,7 +114,7 @@ class Renewer:
         if record.is_over:
             return
         if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
-            self._turn.notify()
+            self._look_by(record.ticks / 1000)
 
     def let_go(self, lease: Lease) -> None:
         """Stop the renewal of a lease, for ever."""
@@ -128,12 +128,11 @@ class Renewer:
             return
         with self._turn:
             self._schedule.remove(record)  # it may be the last reference to other objects
-        self._clean_up([record.entry])
-        warn_of_drop(record.key)
+        self.drop(record.key, record.entry)
 
-    def drop(self, key: bytes, token: bytes) -> None:
-        """Clean up a lock whose object was dropped while its acquire was only noted, and warn."""
-        self._clean_up([(key, token)])
+    def drop(self, key: bytes, entry: Any) -> None:
+        """Clean up a lock whose object was dropped without a release, and warn."""
+        self._clean_up([entry])
         warn_of_drop(key)
 
     def _clean_up(self, entries: list[Any]) -> None:
@@ -143,33 +142,39 @@ class Renewer:
                 transport.clean_up(entries)
 
     def _work(self) -> None:
+        schedule = self._schedule
+        was_idle = False
+        with self._turn:
+            self._wait(None)
         while True:
-            self._schedule.looks_at = math.inf  # before it looks at the notes: who lists one now, tells when to look
-            noted = list(self._schedule.noted())  # not under `_turn`, which a finalizer may want under `mutex`
+            schedule.looks_at = math.inf  # before it looks at the notes: a thread that lists one now tells when to look
+            is_idle = not schedule.has_listed
+            noted = list(schedule.noted())  # not under `_turn`, which a finalizer may want under `mutex`
             for lease in noted:
                 record_of(lease, self._dropped)
             with self._turn:
                 for lease in noted:
                     self._add(lease)
                 lease = noted = None  # type: ignore[assignment]  # else they would live until another lease is due
-                due = self._schedule.take(clock())
+                due = schedule.take(clock())
                 if not due:
-                    if self._waited():
-                        continue
-                    self._thread = None
-                    return
+                    next_at = schedule.next_at()
+                    is_idle = is_idle and next_at is None and not schedule.has_listed
+                    if is_idle and was_idle:
+                        self._thread = None
+                        return
+                    was_idle = is_idle
+                    self._wait(next_at)
+                    continue
             self._renew(due)
             del due  # as above
 
-    def _waited(self) -> bool:
-        """Wait for what is to be done next. False: there was nothing for a while, and the thread may end."""
+    def _wait(self, next_at: float | None) -> None:
+        """Wait until a lease is due at `next_at`, or an earlier look is asked for. None: linger."""
         schedule = self._schedule
-        now = clock()
-        next_at = schedule.next_at()
-        schedule.looks_at = min(now + _LINGER_S if next_at is None else next_at, schedule.looks_at)
-        woken = self._turn.wait(min(max(schedule.looks_at - now, 0.0), threading.TIMEOUT_MAX))
-        schedule.looks_at = math.inf  # before it looks, as above
-        return woken or next_at is not None or schedule.next_at() is not None or schedule.has_listed
+        schedule.looks_at = min(clock() + _LINGER_S if next_at is None else next_at, schedule.looks_at)
+        while (left_s := schedule.looks_at - clock()) > 0:
+            self._turn.wait(min(left_s, threading.TIMEOUT_MAX))
 
     def _renew(self, due: list[Lease]) -> None:
         transport = self._transport()

@@ -1,0 +1,36 @@
+"""The tests of holding on one server again, for locks that an acquire has only noted: see `redislock_fast._lease.note`.
+
+Rules: the clients are connected before. No two callers use a lock object at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from redislock_fast.server import Server
+from tests.integration.holding import test_holding, test_watching
+from tests.integration.holding.conftest import Held
+from tests.support.holding import Holders
+from tests.support.waiting import Callers
+
+_MODULES = (test_holding, test_watching)
+
+globals().update({name: test for module in _MODULES for name, test in vars(module).items() if name.startswith("test_")})
+
+
+@pytest.fixture
+def holders(callers: Callers) -> Iterator[Holders]:
+    """Makes locks whose acquires are noted."""
+    made = Holders(callers, noted=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hold(request: pytest.FixtureRequest, holders: Holders, valkey: Server) -> Held:
+    """Locks on one server."""
+    if getattr(request, "param", "valkey") != "valkey":
+        pytest.skip("one server is enough, and no acquire of a Redlock is noted")
+    return Held(holders, [valkey])

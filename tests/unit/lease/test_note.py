@@ -1,0 +1,187 @@
+"""The note of an acquire, between its owner and the renewer, which may look at any moment of a release.
+
+Rules: no server, and no renewer.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redislock_fast._lease import note as note_module
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.note import Held, Note
+from redislock_fast._lease.options import Options
+from redislock_fast._procedures.renewal import Schedule
+from redislock_fast._util.times import clock
+
+TOKEN = b"token"
+TTL_MS = 60_000
+
+
+class Lock:
+    """A lock that can be referred to weakly."""
+
+
+class Renewer:
+    """What a dropped note calls.
+
+    Attributes:
+        dropped: the entries of the locks that were dropped.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: list[Any] = []
+
+    def drop(self, key: bytes, entry: Any) -> None:
+        """Note a lock whose object was dropped."""
+        assert entry[0] == key
+        self.dropped.append(entry)
+
+
+_lock = Lock()
+
+
+def holding(token: bytes = TOKEN) -> Held:
+    """A lock that is held from now on."""
+    now = clock()
+    return (b"name", token, TTL_MS, now + TTL_MS / 1000, Options(auto_renew=True), now)
+
+
+@pytest.fixture
+def note() -> Note:
+    """The note of an owner that holds a lock."""
+    made = Note(_lock)
+    made.held = holding()
+    return made
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Have the owner do something while the next lease is made."""
+
+    def plan(act: Callable[[], object]) -> None:
+        def make(*args: Any) -> Lease:
+            monkeypatch.setattr(note_module, "Lease", Lease)
+            act()
+            return Lease(*args)
+
+        monkeypatch.setattr(note_module, "Lease", make)
+
+    return plan
+
+
+def test_lease_is_that_of_the_acquire(note: Note) -> None:
+    lease = note.make()
+    assert lease is not None
+    assert (lease.lock(), lease.key, lease.token, lease.ttl_ms) == (_lock, b"name", TOKEN, TTL_MS)
+    assert note.held is not None
+    assert (lease.expires_at, lease.begun, lease.over) == (note.held[3], note.held[5], False)
+
+
+def test_owner_and_renewer_have_the_same_lease(note: Note) -> None:
+    lease = note.look()
+    assert lease is not None
+    assert note.make() is lease
+    assert note.look() is lease
+
+
+def test_what_was_released_before_the_look_gets_no_lease(note: Note) -> None:
+    assert note.begin_release(TOKEN) is True
+    assert note.look() is None
+    note.held = None
+    assert (note.look(), note.make(), note.lease) == (None, None, None)
+
+
+def test_release_goes_by_a_lease_that_was_made(note: Note) -> None:
+    note.look()
+    assert note.begin_release(TOKEN) is False
+
+
+def test_release_of_another_token_ends_nothing(note: Note) -> None:
+    assert note.begin_release(b"of the user's own") is False
+    assert (note.look() is None, note.over) == (False, False)
+
+
+def test_renewer_takes_back_the_lease_of_what_is_released_meanwhile(
+    note: Note, meanwhile: Callable[[Callable[[], object]], None]
+) -> None:
+    begun: list[bool] = []
+    meanwhile(lambda: begun.append(note.begin_release(TOKEN)))
+    assert note.look() is None
+    assert (begun, note.lease) == ([True], None)
+
+
+def test_renewer_takes_back_the_lease_of_an_earlier_holding(
+    note: Note, meanwhile: Callable[[Callable[[], object]], None]
+) -> None:
+    def release_and_acquire() -> None:
+        assert note.begin_release(TOKEN)
+        note.over, note.held = False, holding(b"the next one")
+
+    meanwhile(release_and_acquire)
+    assert note.look() is None
+    lease = note.look()
+    assert lease is not None
+    assert lease.token == b"the next one"
+
+
+def test_lease_that_a_release_needs_is_over_from_the_start(note: Note) -> None:
+    note.begin_release(TOKEN)
+    lease = note.make()
+    assert lease is not None
+    assert (lease.over, lease.begin_renewal(clock())) == (True, None)
+
+
+@pytest.mark.parametrize(
+    "state", ["held", "lease made", "never held", "release begun", "released", "lease lost", "forked"]
+)
+def test_only_what_is_held_is_released_when_it_is_dropped(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewer = Renewer()
+    note = Note(_lock)
+    note.renewer = renewer
+    note.held = None if state == "never held" else holding()
+    if state in ("lease made", "lease lost"):
+        lease = note.make()
+        assert lease is not None
+        lease.over = state == "lease lost"
+    if state in ("release begun", "released"):
+        note.begin_release(TOKEN)
+    if state == "released":
+        note.held = None
+    if state == "forked":
+        note._pid = os.getppid()
+    del note
+    assert renewer.dropped == ([(b"name", TOKEN)] if state in ("held", "lease made") else [])
+
+
+def test_renewer_is_told_to_look_before_a_lease_is_due_and_when_there_are_many_notes(note: Note) -> None:
+    schedule = Schedule()
+    assert schedule.list_note(note, 100.0) == 100.0
+    schedule.looks_at = 90.0
+    assert schedule.list_note(note, 100.0) is None
+    assert schedule.list_note(note, 80.0) == 80.0
+    schedule.looks_at = clock() + 60
+    told = [schedule.list_note(note, schedule.looks_at + 1) is not None for _ in range(2000)]
+    assert (told[0], told[-1]) == (False, True)
+
+
+def test_looking_takes_each_held_note_once(note: Note) -> None:
+    schedule = Schedule()
+    released = Note(_lock)
+    dropped = Note(_lock)
+    dropped.held = holding()
+    for one in (note, released, dropped, note):
+        one.listed_ms = TTL_MS
+        schedule.list_note(one, 0.0)
+    gone = weakref.ref(dropped)
+    del dropped, one
+    assert gone() is None
+    leases = list(schedule.noted())
+    assert [lease.token for lease in leases[:1]] == [TOKEN]
+    assert {id(lease) for lease in leases} == {id(note.lease)}
+    assert (schedule.has_listed, note.listed_ms, released.listed_ms) == (False, 0, 0)
