@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.key_cache import CachedKey, LocalWaiter
+from redislock_fast._lease.key_cache import CachedKey
+from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.steps import Sleep, Steps
 from redislock_fast._transport.loop.lingering import LoopLingering

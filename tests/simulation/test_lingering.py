@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
+from redislock_fast._lease.key_cache import CachedKey, KeyCache
+from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._protocol.queue import WANTED
 from redislock_fast._transport.lingering import Lingering
 from tests.simulation.keepers import Keeper
