@@ -6,13 +6,22 @@ is decided once, by one atomic method of a dict: it gets the local lock, or it g
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from redislock_fast._util.times import drift_s
+from redislock_fast._lease.metrics import report
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import clock, drift_s
+
+if TYPE_CHECKING:
+    from redislock_fast._lease.metrics import Metrics
 
 __all__ = ["LONGEST_KEPT_S", "KeyLease", "LocalWaiter"]
+
+logger = logging.getLogger(__name__)
 
 LONGEST_KEPT_S = 1.0
 """After how long a key is given up though no caller was heard to want it: pollers cannot say so."""
@@ -33,6 +42,7 @@ class KeyLease:
     Attributes:
         keep_until: until when a release may keep the key, in the clock's seconds.
         take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
+        reports: what gets a loss that is found while the key lingers, and the lock's name for it; None: nothing does.
         fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
     """
 
@@ -45,6 +55,7 @@ class KeyLease:
         "heard_by",
         "keep_until",
         "key",
+        "reports",
         "take_until",
         "token",
         "ttl_ms",
@@ -63,6 +74,7 @@ class KeyLease:
         self.key = key
         self.token = token
         self.fences: Sequence[int] | None = None
+        self.reports: tuple[Metrics, str | bytes] | None = None
         self.ttl_ms = ttl_ms
         self.heard_by = heard_by
         self.began_at = began_at
@@ -92,6 +104,15 @@ class KeyLease:
         if not self.fences:
             self.let_go()
         return fence
+
+    def note_loss(self) -> None:
+        """Log that the key was gone before its time while it lingered, and report it for metrics."""
+        now = clock()
+        if now < self.expires_at:
+            logger.warning("The lock %r was lost while its key lingered.", self.key)
+            if self.reports is not None:
+                metrics, name = self.reports
+                report(metrics, "record_loss", name, now - self.began_at, LossReason.DELETED)
 
     def let_go(self) -> None:
         """Have the next release give the key up."""

@@ -9,7 +9,6 @@ leaves each holder its whole `timeout`.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_cache import CachedKey, KeyCache
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["LingerBase", "Turn"]
-
-logger = logging.getLogger(__name__)
 
 
 class Turn:
@@ -301,12 +298,14 @@ class LingerBase(AcquireBase):
             self._hold(cached, cached.lease, owner)
             return True
         cached.lease = None
-        if clock() < lease.expires_at:
-            logger.warning("The lock %r was lost while its key lingered.", self._key)
+        lease.note_loss()
         return False
 
     def _new_lease(self, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
-        return KeyLease(self._key, token, expires_at, self._ttl_ms or 0, self._linger_ms or 0, heard_by, began_at)
+        lease = KeyLease(self._key, token, expires_at, self._ttl_ms or 0, self._linger_ms or 0, heard_by, began_at)
+        if self._options is not None and self._options.metrics is not None:
+            lease.reports = self._options.metrics, self._name
+        return lease
 
     def _note_granted(
         self, cached: CachedKey, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None

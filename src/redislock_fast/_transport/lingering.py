@@ -9,7 +9,6 @@ Thread safety: any thread adds to `_unconfirmed` and removes from it, by atomic 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["LONGEST_TICK_S", "Lingering"]
-
-logger = logging.getLogger(__name__)
 
 LONGEST_TICK_S = 0.5
 _SHORTEST_TICK_S = 0.005
@@ -144,10 +141,9 @@ class Lingering:
             self._post_releases(connection, leases, requests, partial(self._take_replies, connection, pipeline, leases))
             return
         self._unconfirmed.pop(id(leases), None)
-        now = clock()
         for lease, was_held in zip(leases, pipeline.results, strict=True):
-            if not was_held and now < lease.expires_at:
-                logger.warning("The lock %r was lost while its key lingered.", lease.key)
+            if not was_held:
+                lease.note_loss()
 
     def _clean_up_unconfirmed(self, leases: list[KeyLease]) -> None:
         if self._unconfirmed.pop(id(leases), None) is not None:

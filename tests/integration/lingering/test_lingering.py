@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from redis.exceptions import LockNotOwnedError
 
+from redislock_fast import LossReason
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.integration.holding.test_watching import FailureWatcher
 from tests.support.helpers import PATIENCE_S, pause, wait_until
 from tests.support.holding import Holders
 from tests.support.waiting import FAR_S, queued, until_queued
@@ -161,28 +163,49 @@ def test_an_expired_lock_is_not_released(holders: Holders, valkey: Server, conne
     lock.release()
 
 
-def test_a_key_that_has_lingered_for_too_long_is_confirmed(
-    holders: Holders, valkey: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+def test_a_key_that_would_not_outlive_the_timeout_is_confirmed(
+    holders: Holders, valkey: Server, connect: Connect
 ) -> None:
     admin = connect(valkey.port)
-    lock = holders.make(valkey.port, timeout=10, linger=0.5)
-    other = holders.on(lock.lock.redis, timeout=10.4, linger=0.5)
+    lock = holders.make(valkey.port, timeout=10, linger=FAR_S)
+    longer = holders.on(lock.lock.redis, timeout=FAR_S + 20, linger=FAR_S)
     assert lock.call("acquire") is True
     token = admin.get("name")
     lock.release()
-    admin.pexpire("name", 10_000)
-    longer = holders.on(lock.lock.redis, timeout=12, linger=0.5)
     assert longer.call("acquire") is True
     assert admin.get("name") == token
-    assert 12_000 < admin.pttl("name") <= 12_500
-    longer.release()
+    assert FAR_S + 20 < admin.pttl("name") / 1000 <= 2 * FAR_S + 20
+
+
+def test_a_loss_that_the_confirmation_finds_is_logged(
+    holders: Holders, valkey: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = connect(valkey.port)
+    lock = holders.make(valkey.port, timeout=10, linger=FAR_S)
+    longer = holders.on(lock.lock.redis, timeout=FAR_S + 20, linger=FAR_S)
+    assert lock.call("acquire") is True
+    token = admin.get("name")
+    lock.release()
     admin.delete("name")
-    longest = holders.on(lock.lock.redis, timeout=20, linger=0.5)
     with caplog.at_level(logging.WARNING, "redislock_fast"):
-        assert longest.call("acquire") is True
+        assert longer.call("acquire") is True
     assert [record.getMessage() for record in caplog.records] == ["The lock b'name' was lost while its key lingered."]
     assert admin.get("name") != token
-    assert other.call("acquire", blocking=False) is False
+
+
+def test_a_loss_that_is_found_while_the_key_lingers_is_told_to_metrics(
+    holders: Holders, valkey: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = FailureWatcher()
+    lock = holders.make(valkey.port, timeout=FAR_S, linger=SOON_S, metrics=watcher)
+    with caplog.at_level(logging.WARNING, "redislock_fast"):
+        assert lock.call("acquire") is True
+        connect(valkey.port).delete("name")
+        lock.release()
+        wait_until(lambda: watcher.lost, "the loss is found")
+    assert watcher.lost == [("name", LossReason.DELETED)]
+    assert [record.getMessage() for record in caplog.records] == ["The lock b'name' was lost while its key lingered."]
+    assert [success for _, _, success in watcher.released] == [True]
 
 
 @pytest.mark.parametrize(
