@@ -31,7 +31,7 @@ from redislock_fast._procedures import redlock as redlock_procedure
 from redislock_fast._procedures import redlock_renewal, renewal
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, due_at, late_entries
-from redislock_fast._procedures.steps import Ask, AskAll, Sleep, Steps
+from redislock_fast._procedures.steps import Ask, Sleep, Steps
 from redislock_fast._protocol import majority
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.majority import MajorityRound, ReacquireRound
@@ -222,20 +222,18 @@ class _World:
         go_on = partial(self._step, contender, life)
         if type(step) is Sleep:
             self._at(self.now + step.seconds, go_on)
-        elif type(step) is AskAll:
-            missing = len(step.rounds)
+            return
+        assert type(step) is Ask
+        missing = len(step.rounds)
 
-            def end_one() -> None:
-                nonlocal missing
-                missing -= 1
-                if not missing:
-                    go_on()
+        def end_one() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                go_on()
 
-            for round_ in step.rounds:
-                self._ask(contender, round_, end_one)
-        else:
-            assert type(step) is Ask
-            self._ask(contender, step.round, go_on)
+        for round_ in step.rounds:
+            self._ask(contender, round_, end_one)
 
     def _ask(self, contender: _Contender, round_: MajorityRound, go_on: Callable[[], None]) -> None:
         round_.began = self.now * contender.rate

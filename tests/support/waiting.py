@@ -474,14 +474,7 @@ class Peer:
         self._pipe.close()
 
 
-def _serve(
-    pipe: Connection,
-    kind: str,
-    port: int,
-    client_name: str,
-    name: str,
-    settings: dict[str, Any],
-) -> None:
+def _serve(pipe: Connection, kind: str, port: int, client_name: str, name: str, settings: dict[str, Any]) -> None:
     with CALLERS[kind]() as callers:
         contender = callers.contender(callers.client(port, client_name=client_name), name, **settings)
         with contextlib.suppress(EOFError):

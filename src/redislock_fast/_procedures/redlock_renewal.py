@@ -13,7 +13,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.majority_lease import MajorityEntry, MajorityLease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.renewal import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
-from redislock_fast._procedures.steps import AskAll, Steps
+from redislock_fast._procedures.steps import Ask, Steps
 from redislock_fast._protocol.majority import ReacquireRound, TakenRound
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
@@ -86,7 +86,7 @@ def _renewing_batch(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Step
                 ReacquireRound(lease.keys, lease.token, ttl_ms, limit_s([lease], now), list(lease.majority.refusals))
             )
     if asked:
-        gone: list[Any] = yield from attempting(asked, AskAll([*rounds]), lambda: [*map(_verdict, rounds)], losses)
+        gone: list[Any] = yield from attempting(asked, Ask(*rounds), lambda: [*map(_verdict, rounds)], losses)
         if gone:
             yield from _asking_why(gone, losses)
 
@@ -100,7 +100,7 @@ def _asking_why(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
     with unheeded():
-        yield AskAll([*rounds])
+        yield Ask(*rounds)
     for lease, round_ in zip(leases, rounds, strict=True):
         lose(lease, reason_of_round(round_), losses)
 

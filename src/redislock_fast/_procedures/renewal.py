@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._procedures.steps import AskAll, Execute, Split, Steps
+from redislock_fast._procedures.steps import Ask, Execute, Split, Steps
 from redislock_fast._protocol.commands import Reacquire, ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import LossReason
@@ -341,7 +341,7 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 
 
 def attempting(
-    leases: list[Lease], step: Execute | AskAll, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
+    leases: list[Lease], step: Execute | Ask, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
 ) -> Steps:
     """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 

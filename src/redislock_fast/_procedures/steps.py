@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ENTERED",
     "Ask",
-    "AskAll",
     "AwaitTurn",
     "CallHook",
     "Enter",
@@ -130,7 +129,7 @@ class AwaitTurn:
     __slots__ = ("timeout_s", "waiter")
 
     def __init__(self, waiter: LocalWaiter, timeout_s: float | None) -> None:
-        self.waiter = waiter
+        self.waiter: Any = waiter  # of the driver's own transport
         self.timeout_s = timeout_s
 
 
@@ -144,25 +143,16 @@ class CallHook:
 
 
 class Ask:
-    """Ask all servers of a quorum, until the round's outcome is certain or its time is up."""
-
-    __slots__ = ("round",)
-
-    def __init__(self, round_: MajorityRound) -> None:
-        self.round = round_
-
-
-class AskAll:
-    """Run these rounds at once, until the outcome of each is certain or the time of the shortest is up."""
+    """Ask all servers of a quorum, until the outcome of each round is certain or the time of the shortest is up."""
 
     __slots__ = ("rounds",)
 
-    def __init__(self, rounds: list[MajorityRound]) -> None:
+    def __init__(self, *rounds: MajorityRound) -> None:
         self.rounds = rounds
 
 
 Step: TypeAlias = (
-    "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | AwaitTurn | CallHook | Ask | AskAll"
+    "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | AwaitTurn | CallHook | Ask"
 )
 Steps: TypeAlias = Generator[Step, Any, Any]
 

@@ -20,7 +20,7 @@ from redislock_fast._lease.majority_lease import MajorityLease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.redlock_renewal import RedlockLease, renewing
 from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._procedures.steps import Ask, AskAll, Steps
+from redislock_fast._procedures.steps import Ask, Steps
 from redislock_fast._protocol.majority import AcquireRound, MajorityRound, ReacquireRound, ReleaseRound, TakenRound
 from redislock_fast._util.times import clock
 
@@ -45,9 +45,9 @@ class Agreeing:
         """Drive the steps to their end, and interrupt their caller."""
         step = next(steps)
         assert isinstance(step, Ask)
-        assert isinstance(step.round, AcquireRound)
-        self.asked.append(step.round)
-        step.round.verdicts[:] = [True] * len(PORTS)
+        assert isinstance(step.rounds[0], AcquireRound)
+        self.asked.append(step.rounds[0])
+        step.rounds[0].verdicts[:] = [True] * len(PORTS)
         with pytest.raises(StopIteration):
             steps.send(None)
         raise KeyboardInterrupt
@@ -103,16 +103,16 @@ def test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid(is_lat
     owner.hold(majority.token)
     steps = lock._extending(owner, 60, True)
     step = next(steps)
-    assert isinstance(step.round, ReacquireRound)
-    step.round.began = clock()
-    step.round.verdicts[:] = [True] * len(PORTS)
+    assert isinstance(step.rounds[0], ReacquireRound)
+    step.rounds[0].began = clock()
+    step.rounds[0].verdicts[:] = [True] * len(PORTS)
     if not is_late:
         with pytest.raises(StopIteration):
             steps.send(None)
         assert lock.remaining() > 50
         return
     majority.times = (clock(), clock())
-    assert isinstance(steps.send(None).round, ReleaseRound)
+    assert isinstance(steps.send(None).rounds[0], ReleaseRound)
     with pytest.raises(LockNotOwnedError):
         steps.send(None)
     assert not lock.valid
@@ -130,7 +130,7 @@ def test_renewal_that_a_majority_does_not_answer_is_tried_again(votes: list[bool
     losses: list[LeaseLoss] = []
     steps = renewing([lease], losses)
     step = next(steps)
-    assert isinstance(step, AskAll)
+    assert isinstance(step, Ask)
     step.rounds[0].verdicts[:] = votes
     with pytest.raises(StopIteration):
         steps.send(None)
@@ -143,10 +143,10 @@ def test_renewal_that_a_majority_refuses_is_a_loss() -> None:
     losses: list[LeaseLoss] = []
     steps = renewing([lease], losses)
     step = next(steps)
-    assert isinstance(step, AskAll)
+    assert isinstance(step, Ask)
     step.rounds[0].verdicts[:] = [False, False, None]
     step = steps.send(None)
-    assert isinstance(step, AskAll)
+    assert isinstance(step, Ask)
     assert isinstance(step.rounds[0], TakenRound)
     step.rounds[0].verdicts[:] = [True, True, None]
     with pytest.raises(StopIteration):

@@ -17,7 +17,6 @@ from redis.exceptions import (
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import (
     Ask,
-    AskAll,
     AwaitTurn,
     CallHook,
     Enter,
@@ -175,16 +174,13 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
     """
     server = transport.of_running_loop()
     step: Any = None
-    answer: Any = None
-    node: Any = None
     try:
         step = next(steps)
         while True:
-            answer = None
+            answer: Any = None
             try:
                 if type(step) is Listen:
-                    node = step.waiter.node
-                    answer = await node.listen(step.waiter, step.timeout_s)
+                    answer = await server.listen(step.waiter, step.timeout_s)
                 elif type(step) is Execute:
                     if is_observed(client):
                         await execute_observed_async(server, step.operation, step.limit_s, client)
@@ -195,8 +191,7 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                     if answer is None:
                         answer = await server.enter(step.key, step.token, step.limit_s)
                 elif type(step) is AwaitTurn:
-                    turn: Any = step.waiter
-                    await turn.wait(step.timeout_s)
+                    await step.waiter.wait(step.timeout_s)
                 elif type(step) is ExecuteDedicated:
                     await server.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
@@ -208,8 +203,6 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                 elif type(step) is ExecuteAll:
                     await server.execute_all(step.operations, step.limit_s)
                 elif type(step) is Ask:
-                    await server.ask(step.round)
-                elif type(step) is AskAll:
                     await server.ask(*step.rounds)
             except BaseException as error:
                 name_lock(step, error)
@@ -219,7 +212,7 @@ async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
     except StopIteration as end:
         return end.value
     except BaseException as error:
-        step = answer = node = None  # the error keeps this frame, which must keep no connection
+        step = answer = None  # the error keeps this frame, which must keep no connection
         try:
             steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
         finally:

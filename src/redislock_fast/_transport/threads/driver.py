@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.steps import (
     Ask,
-    AskAll,
     AwaitTurn,
     CallHook,
     Enter,
@@ -68,7 +67,7 @@ def transport_of(client: Any) -> ThreadServerTransport:
     return _servers.get(id(owner)) or _servers.add(owner, kind)
 
 
-def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
+def drive(  # noqa: PLR0912  # one branch for each kind of step
     transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
@@ -82,11 +81,10 @@ def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
     """
     generation = fork.generation
     step: Any = None
-    answer: Any = None
     try:
         step = next(steps)
         while True:
-            answer = None
+            answer: Any = None
             try:
                 if fork.generation != generation:  # by a signal handler, between two steps
                     raise Forked
@@ -100,8 +98,7 @@ def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                 elif type(step) is Enter:
                     answer = transport.enter(step.key, step.token, step.limit_s)
                 elif type(step) is AwaitTurn:
-                    turn: Any = step.waiter
-                    turn.wait(step.timeout_s)
+                    step.waiter.wait(step.timeout_s)
                 elif type(step) is ExecuteDedicated:
                     transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
                 elif type(step) is Sleep:
@@ -113,8 +110,6 @@ def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
                 elif type(step) is ExecuteAll:
                     transport.execute_all(step.operations, step.limit_s)
                 elif type(step) is Ask:
-                    transport.ask(step.round)
-                elif type(step) is AskAll:
                     transport.ask(*step.rounds)
             except BaseException as error:
                 name_lock(step, error)
