@@ -6,7 +6,19 @@ still applies, so a change of the code that a fault names must change the fault,
 
 from __future__ import annotations
 
-from tests.planted import batches, commands, core, holding, loops, pipes, redlocks, scripts, transports, waiting
+from tests.planted import (
+    batches,
+    commands,
+    core,
+    holding,
+    lingering,
+    loops,
+    pipes,
+    redlocks,
+    scripts,
+    transports,
+    waiting,
+)
 from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
@@ -16,6 +28,7 @@ FAULTS: tuple[Fault, ...] = (
     *scripts.FAULTS,
     *waiting.FAULTS,
     *holding.FAULTS,
+    *lingering.FAULTS,
     *batches.FAULTS,
     *redlocks.FAULTS,
     *transports.FAULTS,

@@ -70,6 +70,10 @@ class Kept:
     def _watch(self) -> None:
         self.watches += 1
 
+    def key_cache_of(self, _: bytes) -> KeyCache:
+        """The cache that has this key."""
+        return self.key_cache
+
     def key_of(self, name: Any) -> bytes:
         """The key of a lock's name."""
         return name if isinstance(name, bytes) else str(name).encode()

@@ -75,6 +75,12 @@ class _Scene:
             self.holder = lock
             self.let_go(lock)
 
+    def take(self) -> None:
+        """Take the key in memory where that is possible."""
+        lock = BareLock(self.kept, KEY, timeout=10, linger=1)
+        if lock._take_at_once(self.kept.key_cache.of(KEY), lock._mine()):
+            self.holder = lock
+
     def join(self) -> None:
         """Wait for the local lock."""
         waiter = Waiting()
@@ -158,7 +164,17 @@ def _idle(*others: str) -> _Scene:
     return scene
 
 
+def _freeing(*others: str) -> _Scene:
+    """A caller that has the local lock frees it, while threads do something."""
+    scene = _idle(*others)
+    assert scene.cached.try_lock()
+    scene.actors.insert(0, scene.cached.free)
+    return scene
+
+
 _SCENES: dict[str, Callable[[], _Scene]] = {
+    "free and join": partial(_freeing, "join"),
+    "free and wanted": partial(_freeing, "hear"),
     "release and wanted": partial(_releasing, "hear"),
     "release and join": partial(_releasing, "join"),
     "release and join and leave": partial(_releasing, "join_and_leave"),
@@ -170,6 +186,8 @@ _SCENES: dict[str, Callable[[], _Scene]] = {
     "take and take": partial(_idle, "take_and_let_go", "take_and_let_go"),
     "take and wanted": partial(_idle, "take_and_let_go", "hear"),
     "take and sweep": partial(_idle, "take_and_let_go", "sweep"),
+    "take for good and wanted": partial(_idle, "take", "hear"),
+    "take for good and sweep": partial(_idle, "take", "sweep"),
     "take and the end of the watching": partial(_idle, "take_and_let_go", "rest"),
     "take and a lost connection": partial(_idle, "take_and_let_go", "drop_all"),
     "join and sweep": partial(_idle, "join", "sweep"),

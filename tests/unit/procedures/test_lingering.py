@@ -12,6 +12,7 @@ import pytest
 from redislock_fast._procedures.steps import Enter
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import TokenSource
@@ -66,3 +67,55 @@ def test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it() ->
     steps = lock._confirming_kept(cached, lock._mine(), Limit(None))
     step: Any = next(steps)
     assert step.operation.request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN
+
+
+def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: Any = Kept()
+    lease = lease_of(clock())
+    cached = kept.keep(lease, clock() + 1)
+    lock = BareLock(kept, KEY, timeout=10, linger=1)
+    hold = lock._hold
+
+    def hold_and_interrupt(*args: Any) -> None:
+        hold(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lock, "_hold", hold_and_interrupt)
+    owner = lock._mine()
+    to_clean_up: list[tuple[bytes, bytes]] = []
+    with pytest.raises(KeyboardInterrupt):
+        next(lock._acquiring(owner, None, None, None, None, to_clean_up))
+    assert (owner.token, owner.cached) == (None, None)
+    assert (cached.lease, cached.locked_by) == (lease, {})
+    assert (kept.given_up, to_clean_up) == ([], [])
+
+
+def test_key_whose_token_names_another_connection_is_not_kept() -> None:
+    kept: Any = Kept()
+    lock = BareLock(kept, KEY, timeout=10, linger=1)
+    registry = WaiterRegistry(Capabilities(), TokenSource())
+    cached = kept.key_cache.of(KEY)
+    for source, heard_by in ((registry, registry), (TokenSource(), None)):
+        assert cached.try_lock()
+        lock._note_granted(cached, lock._mine(), source.new_token(True), clock() + 11, registry)
+        assert cached.lease.heard_by is heard_by
+        cached.release(clock(), 1.0)
+        assert (cached.lease is not None) is (heard_by is registry)
+
+
+@pytest.mark.parametrize(("age_s", "is_taken"), [(0.5, True), (2.0, False)])
+def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: float, is_taken: bool) -> None:
+    kept: Any = Kept()
+    cached = kept.keep(lease_of(clock() - age_s), clock() + 1)
+    lock = BareLock(kept, KEY, timeout=10, linger=1)
+    steps = lock._acquiring(lock._mine(), None, None, None, None, [])
+    if is_taken:
+        assert _ended(steps, None) is True
+        assert lock._mine().expiry[1] == pytest.approx(clock() + 10)
+        return
+    step: Any = next(steps)
+    confirm = step.operation
+    assert (type(confirm), confirm.ttl_ms) == (Reacquire, 11_000)
+    confirm.result, confirm.sent_at = True, clock() - 0.1
+    assert _ended(steps, None) is True
+    assert cached.lease.expires_at == confirm.sent_at + 11

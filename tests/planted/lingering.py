@@ -1,0 +1,201 @@
+"""Faults of keys that linger."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_KEYS = "tests/unit/lease/test_key_cache.py::"
+_MEET = "tests/unit/lease/test_key_cache_schedules.py::test_two_threads_may_meet_between_any_two_lines"
+_STEPS = "tests/unit/procedures/test_lingering.py::"
+_GIVING_BACK = "tests/unit/transport/test_lingering.py::"
+_STORIES = "tests/simulation/test_lingering.py::test_no_story_breaks_an_invariant[some]"
+
+FAULTS = (
+    Fault(
+        "local caller takes a key that does not outlive its lease",
+        "_procedures/lingering.py",
+        "if lease is None or clock() > lease.take_until_for(self._ttl_ms or 0):",
+        "if lease is None:",
+        f"{_STEPS}test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first",
+    ),
+    Fault(
+        "confirmed key is believed to live from the reply on",
+        "_procedures/lingering.py",
+        "expires_at = confirm.sent_at + ttl_ms / 1000",
+        "expires_at = clock() + ttl_ms / 1000",
+        _STORIES,
+    ),
+    Fault(
+        "caller that frees the local lock does not look at the waiters afterwards",
+        "_lease/key_cache.py",
+        "                if not (self.waiters and self.try_lock()):\n                    return\n",
+        "                return\n",
+        f"{_MEET}[free and join-1]",
+    ),
+    Fault(
+        "caller that frees the local lock does not look whether the key is wanted",
+        "_lease/key_cache.py",
+        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.try_lock():",
+        "while False:",
+        f"{_MEET}[release and wanted-1]",
+    ),
+    Fault(
+        "all callers of the local lock share one name",
+        "_lease/key_cache.py",
+        "            holder = object()\n",
+        "            holder = KeyCache\n",
+        f"{_KEYS}test_one_caller_has_the_local_lock",
+    ),
+    Fault(
+        "end of a turn frees the local lock of another caller",
+        "_procedures/lingering.py",
+        "has_lock = holder is not None and (holder is self.waiter or holder is expiry)",
+        "has_lock = holder is self.waiter or holder is expiry",
+        "tests/unit/lease/test_key_cache_schedules.py::test_end_of_a_turn_frees_the_local_lock_of_no_other_caller",
+    ),
+    Fault(
+        "the last local waiter comes first",
+        "_lease/key_cache.py",
+        "first = self.waiters.popleft()",
+        "first = self.waiters.pop()",
+        f"{_KEYS}test_waiters_get_the_local_lock_in_the_order_of_their_arrival",
+    ),
+    Fault(
+        "local waiter that has got the local lock leaves without it",
+        "_lease/key_cache.py",
+        "        if not waiter.give_up():\n            return False\n",
+        "        waiter.give_up()\n",
+        f"{_KEYS}test_waiter_that_has_got_the_local_lock_cannot_give_it_up",
+    ),
+    Fault(
+        "waiters of a forgotten local lock are not woken",
+        "_lease/key_cache.py",
+        "        for waiter in list(self.waiters):\n            waiter.wake()\n",
+        "",
+        f"{_KEYS}test_waiters_of_an_overdue_local_lock_are_woken_and_begin_again",
+    ),
+    Fault(
+        "wanted is not heard while the key is asked for",
+        "_lease/key_cache.py",
+        "if cached is None or (cached.lease is None and not cached.locked_by):",
+        "if cached is None or cached.lease is None:",
+        f"{_KEYS}test_key_that_is_wanted_while_it_is_asked_for_is_given_up_by_its_release",
+    ),
+    Fault(
+        "wanted is not heard while the first key of a connection is asked for",
+        "_procedures/lingering.py",
+        "return waiter.channel is not None and self._transport.registry_of(self._key) is not None",
+        "return waiter.channel is not None",
+        f"{_STEPS}test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for",
+    ),
+    Fault(
+        "wanted key is passed on for ever",
+        "_lease/key_cache.py",
+        "self.passes < _MOST_PASSES and ",
+        "",
+        f"{_KEYS}test_wanted_key_is_passed_on_sixteen_times",
+    ),
+    Fault(
+        "wanted key is passed on for longer than five milliseconds",
+        "_lease/key_cache.py",
+        " and now < self.wanted_at + _LONGEST_PASSING_S",
+        "",
+        f"{_KEYS}test_wanted_key_is_passed_on_for_five_milliseconds[0.0051-1]",
+    ),
+    Fault(
+        "sweep forgets that keeping a key did not pay",
+        "_lease/key_cache.py",
+        "                if now >= cached.remembers_until:\n",
+        "                if True:\n",
+        f"{_KEYS}test_time_for_which_a_key_is_not_kept_doubles_up_to_a_minute[True]",
+    ),
+    Fault(
+        "sweep gives up a key that was taken meanwhile",
+        "_lease/key_cache.py",
+        "            elif cached.try_lock():\n                if cached.lease is not None:\n                    due",
+        "            elif True:\n                if cached.lease is not None:\n                    due",
+        f"{_MEET}[take for good and sweep-1]",
+    ),
+    Fault(
+        "key of a lost connection lingers where it is released just then",
+        "_lease/key_cache.py",
+        "                cached.wanted_at = clock()  # a release that",
+        "                # a release that",
+        f"{_MEET}[release and a lost connection-1]",
+    ),
+    Fault(
+        "key lingers that nothing watches",
+        "_procedures/lingering.py",
+        "if cached.waiters or cached.must_go or not cached.is_watched:",
+        "if cached.waiters or cached.must_go:",
+        f"{_MEET}[release and the end of the watching-1]",
+    ),
+    Fault(
+        "interrupted acquire cleans up a key that lingers",
+        "_procedures/lingering.py",
+        "                if lease is None or lease.token != token:\n                    to_clean_up",
+        "                if True:\n                    to_clean_up",
+        f"{_STEPS}test_interrupted_acquire_lets_the_key_linger_that_it_has_taken",
+    ),
+    Fault(
+        "flag is taken for known where a key is wanted",
+        "_procedures/lingering.py",
+        "confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag",
+        "confirm = Reacquire(self._key, lease.token, ttl_ms, cached.wanted_at is not None)  # no flag",
+        f"{_STEPS}test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it",
+    ),
+    Fault(
+        "key lingers whose token names another connection",
+        "_procedures/lingering.py",
+        "heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None",
+        "heard_by = registry",
+        f"{_STEPS}test_key_whose_token_names_another_connection_is_not_kept",
+    ),
+    Fault(
+        "lock object goes on with a replaced key",
+        "_transport/threads/cached.py",
+        "        if not cached.is_current:\n",
+        "        if False:\n",
+        (
+            "tests/integration/lingering/test_lingering.py::"
+            "test_lock_object_whose_key_was_given_back_lets_it_linger_again[threads]"
+        ),
+    ),
+    Fault(
+        "forked child has the keys of its parent",
+        "_transport/lingering.py",
+        "        self.key_cache.forget()\n",
+        "",
+        f"{_GIVING_BACK}test_forked_child_leaves_the_keys_to_its_parent[threads]",
+    ),
+    Fault(
+        "lock object of a forked child has its parent's key",
+        "_procedures/settings.py",
+        "        if self._cached is not None:  # of the parent\n            self._cached = None\n",
+        "",
+        _STORIES,
+    ),
+    Fault(
+        "posted release is not cleaned up where its connection was replaced",
+        "_transport/lingering.py",
+        "        self.clean_up_unconfirmed(but_heard_by)\n",
+        "",
+        f"{_GIVING_BACK}test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection[threads]",
+    ),
+    Fault(
+        "posted release that was cleaned up is sent again",
+        "_transport/lingering.py",
+        "        if id(leases) not in self._unconfirmed:",
+        "        if False:",
+        f"{_GIVING_BACK}test_release_that_was_cleaned_up_is_not_sent_again[threads]",
+    ),
+    Fault(
+        "posted release is not watched",
+        "_transport/lingering.py",
+        "        if not self.key_cache.is_watched:  # the replies may not come\n",
+        "        if False:\n",
+        f"{_GIVING_BACK}test_release_that_has_no_reply_yet_is_watched[threads]",
+    ),
+)
