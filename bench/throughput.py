@@ -2,7 +2,7 @@
 
 Each mode is a race of some workloads: one thread, with the C floor and the other libraries; many threads, tasks or
 names at a time, with redis-py, the package and the limit of the server; locks with options beside plain ones; and the
-main rows of all of these.
+main rows of all of these. `--mode linger` is `bench.lingering`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 
 import redislock_fast
-from bench import contestants, topology
+from bench import contestants, lingering, topology
 from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFailedError, Contestant, libraries
 from bench.measuring import arguments, report, rounds, servers
 from bench.measuring.costs import bytes_per_lock
@@ -151,9 +151,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_server(parser)
     parser.add_argument(
         "--mode",
-        choices=_MODES,
+        choices=(*_MODES, lingering.NAME),
         default="single",
-        help="; ".join(f"{name}: {mode.about}" for name, mode in _MODES.items()) + " (default: %(default)s)",
+        help="; ".join(f"{name}: {mode.about}" for name, mode in _MODES.items())
+        + f"; {lingering.NAME}: {lingering.ABOUT} (default: %(default)s)",
     )
     parser.add_argument(
         "--topology",
@@ -176,6 +177,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure, and print the table."""
     if options.topology == "cluster":
         return topology.run(options)
+    if options.mode == lingering.NAME:
+        return lingering.run(options)
     mode = _MODES[options.mode]
     options.rounds = options.rounds or mode.rounds
     options.seconds = options.seconds or mode.seconds

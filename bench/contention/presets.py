@@ -7,10 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.contention.workload import HOT, Workload
-from bench.contestants import BARE, BARE_SOCKETS, OURS, OURS_POLLING, PEERS, PYTHON_REDIS_LOCK, REDIS_PY
+from bench.contestants import (
+    BARE,
+    BARE_SOCKETS,
+    HALF_LINGERING,
+    OURS,
+    OURS_LINGERING,
+    OURS_POLLING,
+    PEERS,
+    PYTHON_REDIS_LOCK,
+    REDIS_PY,
+)
 
-NAMES = (REDIS_PY, OURS, OURS_POLLING, *PEERS, *BARE)
-"""All contestants of this command."""
+_USUAL = (REDIS_PY, OURS, OURS_POLLING, *PEERS, *BARE)
+NAMES = (*_USUAL, OURS_LINGERING, HALF_LINGERING)
+"""All contestants of this command; the last two only where `--only` names them."""
 
 _PROCESSES = (2, 8, 32, 64)
 _IDLE_S = 10.0
@@ -21,7 +32,7 @@ class Race:
     """A workload and its contestants."""
 
     workload: Workload
-    names: Sequence[str] = NAMES
+    names: Sequence[str] = _USUAL
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ PRESETS: Mapping[str, Plan] = {
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan that the options choose."""
-    names = options.only or NAMES
+    names = options.only or _USUAL
     if options.preset:
         plan = PRESETS[options.preset]
         races = (Race(race.workload, [name for name in race.names if name in names]) for race in plan.races)

@@ -156,7 +156,7 @@ def _crew(
     crew = _Crew(witness, prefix)
     try:
         for process in range(workload.processes):
-            crew.enlist(Assignment(url, prefix, contestant.name, terms, workload, process))
+            crew.enlist(Assignment(url, prefix, contestant.name_for(process), terms, workload, process))
         yield crew
     finally:
         crew.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,8 +18,11 @@ from uuid import uuid1
 from bench.contestants import (
     BARE_HOLDINGS,
     BARE_SOCKETS,
+    HALF_LINGERING,
     LEASE_S,
+    LINGER_S,
     OURS,
+    OURS_LINGERING,
     OURS_POLLING,
     PYTHON_REDIS_LOCK,
     REDIS_PY,
@@ -135,6 +139,32 @@ def _ours_with(name: str, settings: dict[str, Any], terms: Options) -> Contestan
     return Contestant(name, __version__, make, str, make_async)
 
 
+def _ours_lingering(terms: Options) -> Contestant:
+    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
+    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
+
+    lock_class, async_lock_class = partial(Lock, linger=LINGER_S), partial(AsyncLock, linger=LINGER_S)
+
+    def make(client: redis.Redis, name: str) -> AnyLock:
+        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=lock_class)
+        return lock
+
+    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        lock: AnyAsyncLock = client.lock(
+            name,
+            timeout=terms.lease_s,
+            sleep=terms.sleep_s,
+            lock_class=async_lock_class,  # type: ignore[arg-type]  # its stub: a class
+        )
+        return lock
+
+    return Contestant(OURS_LINGERING, __version__, make, str, make_async, linger_s=LINGER_S)
+
+
+def _half_lingering(terms: Options) -> Contestant:
+    return replace(_ours(terms), name=HALF_LINGERING, of_processes=(OURS_LINGERING, OURS))
+
+
 def _python_redis_lock(terms: Options) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
@@ -186,6 +216,8 @@ _FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
     OURS_POLLING: ("redislock_fast", partial(_ours_with, OURS_POLLING, {"wait": "poll"})),
+    OURS_LINGERING: ("redislock_fast", _ours_lingering),
+    HALF_LINGERING: ("redislock_fast", _half_lingering),
     **{name: ("redislock_fast", partial(_ours_with, name, {name: True})) for name in WITH_OPTION},
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),

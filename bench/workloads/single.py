@@ -21,20 +21,23 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     """Make the rows of a contestant, one for each way to use a lock."""
     client, rival_client = redis.Redis.from_url(scene.url), redis.Redis.from_url(scene.url)
     name = scene.prefix
-    reused, rival = contestant.make(client, name), contestant.make(rival_client, name)
-    key = contestant.key_of(name)
+    reused = contestant.make(client, name)
+    # A key that was wanted while it lingered is not kept for some time: its check has a name of its own.
+    checked = f"{name}:0" if contestant.linger_s else name
+    rival = contestant.make(rival_client, checked)
 
     def anew() -> AnyLock:
         return contestant.make(client, name)
 
+    def check(holder: Callable[[], AnyLock]) -> None:
+        if contestants.is_left(lambda: scene.witness.exists(contestant.key_of(name)), contestant.linger_s):
+            raise CheckFailedError("the key was left behind")
+        holding = contestant.make(client, checked) if contestant.linger_s else holder()
+        contestants.check(contestant.key_of(checked), holding, rival, scene.witness, contestant.linger_s)
+
     def entrant(workload: str, measure: Callable[[float], Sample], holder: Callable[[], AnyLock]) -> Entrant:
         return Entrant(
-            contestant.name,
-            contestant.name,
-            workload,
-            measure,
-            lambda: contestants.check(key, holder(), rival, scene.witness),
-            limit=contestants.FLOOR,
+            contestant.name, contestant.name, workload, measure, lambda: check(holder), limit=contestants.FLOOR
         )
 
     return [

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import redis.asyncio
 
-from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant
+from bench.contestants import AbsentError, AnyAsyncLock, CheckFailedError, Contestant, is_left
 from bench.measuring.costs import Meter
 from bench.measuring.rounds import Entrant, Sample, Scene
 from bench.workloads.threads import CLEANUP_LIMIT_S
@@ -29,7 +29,9 @@ COUNTS = (1, 10, 100, 1000)
 _T = TypeVar("_T")
 
 
-def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = COUNTS) -> list[Entrant]:
+def entrants_of(
+    contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = COUNTS, pairs_per_yield: int | None = None
+) -> list[Entrant]:
     """Make the rows of a contestant, one for each number of tasks.
 
     Args:
@@ -37,6 +39,8 @@ def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequenc
         scene: of the measurement.
         loop: the module whose `new_event_loop` makes the loop, "asyncio" or "uvloop".
         counts: the numbers of tasks.
+        pairs_per_yield: after so many pairs, a task lets the others run, for locks that are acquired without waiting;
+            None: it relies on its waits.
 
     Raises:
         AbsentError: when there is no such module, or the contestant has no locks for asyncio.
@@ -47,7 +51,7 @@ def entrants_of(contestant: Contestant, scene: Scene, loop: str, counts: Sequenc
         raise AbsentError(f"{loop} is not installed") from None
 
     def entrant(count: int) -> Entrant:
-        crew = Crew(contestant, scene, new_loop(), count)
+        crew = Crew(contestant, scene, new_loop(), count, pairs_per_yield)
         scene.closing.callback(crew.close)
         workload = f"{count:,} task{'s' * (count > 1)}, {loop}"
         return Entrant(contestant.name, contestant.name, workload, crew.measure, crew.check, count)
@@ -61,7 +65,14 @@ class Crew:
     No other crew uses the client, so all of its connections come from this number of tasks.
     """
 
-    def __init__(self, contestant: Contestant, scene: Scene, loop: asyncio.AbstractEventLoop, count: int) -> None:
+    def __init__(
+        self,
+        contestant: Contestant,
+        scene: Scene,
+        loop: asyncio.AbstractEventLoop,
+        count: int,
+        pairs_per_yield: int | None = None,
+    ) -> None:
         if contestant.make_async is None:
             raise AbsentError("no locks for asyncio")
         names = [f"{scene.prefix}:{index}" for index in range(count)]
@@ -72,6 +83,8 @@ class Crew:
         self._locks = [contestant.make_async(self._client, name) for name in names]
         self._keys = [contestant.key_of(name) for name in names]
         self._witness = scene.witness
+        self._linger_s = contestant.linger_s
+        self._pairs_per_yield = pairs_per_yield
 
     def measure(self, seconds: float) -> Sample:
         """Acquire and release the locks for some seconds."""
@@ -123,6 +136,7 @@ class Crew:
     async def _measure(self, seconds: float) -> Sample:
         meter = Meter(self._witness)
         acquires_s, releases_s = array("d"), array("d")
+        pairs_per_yield = self._pairs_per_yield
 
         async def work(lock: AnyAsyncLock) -> int:
             acquire, release = lock.acquire, lock.release
@@ -138,6 +152,9 @@ class Crew:
                 acquires_s.append(acquired - began)
                 releases_s.append(now - acquired)
                 pairs += 1
+                if pairs_per_yield and not pairs % pairs_per_yield:
+                    await asyncio.sleep(0)
+                    now = time.perf_counter()
             return pairs
 
         meter.start()
@@ -173,13 +190,19 @@ class Crew:
             await all_hold.wait()
             await lock.release()
 
-        if self._witness.exists(*self._keys):
+        if await self._are_left():
             raise CheckFailedError("keys were left behind")
         await _each(self._locks, hold)
         if len(tokens - {None}) != len(self._keys):
             raise CheckFailedError(f"{len(self._keys)} tasks hold a lock, with {len(tokens - {None})} tokens")
-        if self._witness.exists(*self._keys):
+        if await self._are_left():
             raise CheckFailedError("released, but keys are still there")
+
+    async def _are_left(self) -> bool:
+        """`is_left`, in another thread: the loop gives back the keys that linger."""
+        if not self._linger_s:
+            return bool(self._witness.exists(*self._keys))
+        return await asyncio.to_thread(is_left, lambda: self._witness.exists(*self._keys), self._linger_s)
 
     def _connections(self) -> int:
         return sum(client["name"] == self._client_name for client in self._witness.client_list())

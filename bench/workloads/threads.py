@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from bench.contestants import AnyLock, CheckFailedError, Contestant
+from bench.contestants import AnyLock, CheckFailedError, Contestant, is_left
 from bench.measuring.costs import Meter
 from bench.measuring.rounds import Entrant, Sample, Scene
 
@@ -124,6 +124,7 @@ class Crew:
         self._locks = [contestant.make(client, name) for name in names]
         self._keys = [contestant.key_of(name) for name in names]
         self._witness = scene.witness
+        self._linger_s = contestant.linger_s
 
     def measure(self, seconds: float) -> Sample:
         """Acquire and release the locks for some seconds, from the moment when all threads are ready."""
@@ -183,13 +184,16 @@ class Crew:
                 all_hold.wait()  # the other threads wait for this one, even if it failed
             lock.release()
 
-        if self._witness.exists(*self._keys):
+        if self._are_left():
             raise CheckFailedError("keys were left behind")
         _each(self._locks, hold)
         if len(tokens - {None}) != len(self._keys):
             raise CheckFailedError(f"{len(self._keys)} threads hold a lock, with {len(tokens - {None})} tokens")
-        if self._witness.exists(*self._keys):
+        if self._are_left():
             raise CheckFailedError("released, but keys are still there")
+
+    def _are_left(self) -> bool:
+        return is_left(lambda: self._witness.exists(*self._keys), self._linger_s)
 
     def _connections(self) -> int:
         return sum(client["name"] == self._client_name for client in self._witness.client_list())
