@@ -31,6 +31,7 @@ def interrupt_when(condition: Callable[[], object]) -> None:
 
 
 PACKAGE = Path(redislock_fast.__file__).parent
+_FINALIZERS = ("_dropped", "__del__")  # of leases and notes: Python ignores what they raise
 _BATCH = ("acquisition.py", "held.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_procedures/batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
@@ -40,7 +41,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
 
     Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
     since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
-    Nor before a `try`, which is no instruction, and belongs to no handler.
+    Nor before a `try`, which is no instruction, and belongs to no handler. Nor in a finalizer.
 
     Returns which line that is; "" when there are fewer.
     """
@@ -67,7 +68,8 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
                 raise KeyboardInterrupt
             return on_line
 
-        return on_line if frame.f_code.co_filename in traced else None
+        is_traced = frame.f_code.co_filename in traced and frame.f_code.co_name not in _FINALIZERS
+        return on_line if is_traced else None
 
     before = sys.gettrace()
     sys.settrace(on_call)
