@@ -160,7 +160,7 @@ def transport_of(client: Any) -> AsyncTransport:
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))
 
 
-async def drive(  # noqa: PLR0912, PLR0915  # one branch for each kind of step
+async def drive(  # noqa: PLR0912  # one branch for each kind of step
     transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
 ) -> Any:
     """Do what the steps say. Returns what they return.
