@@ -106,14 +106,14 @@ FAULTS = (
         "_lease/note.py",
         "            renewer.drop(held[0], held[:2])",
         "            pass",
-        "tests/integration/holding/test_noted.py::test_dropped_lock_is_released_with_a_warning[threads]",
+        "tests/integration/holding/test_noted.py::test_dropped_lock_that_was_noted_is_released[threads]",
     ),
     Fault(
         "noted lock is not renewed",
         "_procedures/lock.py",
         "                renewer.note(note, ttl_ms, sent_at)\n",
         "                pass\n",
-        "tests/integration/holding/test_noted.py::test_each_holding_of_a_lock_is_renewed",
+        "tests/integration/holding/test_noted.py::test_each_noted_holding_is_renewed",
     ),
     Fault(
         "dropped lock is not released",

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from redislock_fast.server import Server
 from tests.integration.holding import test_holding, test_watching
 from tests.integration.holding.conftest import Held
-from tests.support.holding import Holders
+from tests.support.holding import Holders, Losses
 from tests.support.waiting import Callers
 
 _MODULES = (test_holding, test_watching)
@@ -34,3 +35,11 @@ def hold(request: pytest.FixtureRequest, holders: Holders, valkey: Server) -> He
     if getattr(request, "param", "valkey") != "valkey":
         pytest.skip("one server is enough, and no acquire of a Redlock is noted")
     return Held(holders, [valkey])
+
+
+def test_dropped_lock_that_was_noted_is_released(hold: Held, holders: Holders) -> None:
+    test_holding.test_dropped_lock_is_released_with_a_warning(hold, holders)
+
+
+def test_each_noted_holding_is_renewed(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+    test_holding.test_each_holding_of_a_lock_is_renewed(hold, valkey_client, losses)
