@@ -28,7 +28,7 @@ to ask for it (`sys.getswitchinterval`). So only a few are woken at a time, in t
 - A slot that is complete is put into Pipe.ready. The thread that takes it out to wake its owner sets Slot.enters, which
   Pipe.entering counts. The owner clears it as soon as it has the GIL (`_enter`).
 - The reader wakes owners until MOST_ENTERING are entering. It needs no GIL for that, so this is the usual way. An owner
-  that clears `enters` wakes others until FEWEST_ENTERING are entering: it holds the GIL, so it wakes no more than must.
+  that clears `enters` wakes others until FEWEST_ENTERING are entering: it holds the GIL, so it wakes few.
 
 So every ready slot has a thread that wakes its owner. The reader that fills Pipe.ready calls `_take_ready` before it
 goes on, also after an error. That leaves slots only where MOST_ENTERING owners are entering. `entering` falls in

@@ -127,7 +127,7 @@ cdef enum:
     SIGNAL_CHECK_MS = 50      # a signal that came just before a blocking call does not end it
     EACH_US = 2               # the server's time for each of many requests
     MOST_SPUN_FOR = 128       # the largest batch to spin for: with more, spinning would take too much CPU
-    FEWEST_ENTERING = 1       # with fewer, a caller that gets the GIL wakes the next ones itself
+    FEWEST_ENTERING = 2       # with fewer, a caller that gets the GIL wakes the next ones itself
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
 
