@@ -26,6 +26,7 @@ from bench.measuring.costs import bytes_per_lock
 from bench.measuring.rounds import ANEW, Entrant, Scene
 from bench.measuring.tables import (
     BATCH_COLUMNS,
+    CROWD_COLUMNS,
     MAIN_COLUMNS,
     MANY_COLUMNS,
     SINGLE_COLUMNS,
@@ -39,7 +40,7 @@ from bench.workloads.import_cost import import_costs_ms
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
 
 _IMPORTS = 15
-_MOST_LOCKS = max(*threads.COUNTS, *tasks.COUNTS, *batches.COUNTS)
+_MOST_LOCKS = max(*threads.COUNTS, *threads.CROWDS, *tasks.COUNTS, *batches.COUNTS)
 _BOTH = (REDIS_PY, OURS)
 _YARDSTICKS: dict[str, Callable[[Scene], list[Entrant]]] = {
     **{name: partial(floor.entrants_of, name) for name in floor.NAMES},
@@ -103,6 +104,13 @@ _MODES = {
         (_Workload(threads.entrants_of, (wake_ups.NAME,)),),
         MANY_COLUMNS,
         (contestants.BARE_SOCKETS,),
+    ),
+    "crowd": _Mode(
+        f"{' and '.join(f'{count:,}' for count in threads.CROWDS)} threads on one client, and how long a pair takes",
+        (_Workload(partial(threads.entrants_of, counts=threads.CROWDS)),),
+        CROWD_COLUMNS,
+        rounds=5,
+        seconds=2.0,
     ),
     "asyncio": _Mode(
         f"{', '.join(map(str, tasks.COUNTS))} tasks on one client",

@@ -55,6 +55,7 @@ class Sample:
         pairs_per_s: of all threads, tasks or names together.
         latencies_s: of every operation: an acquire or a release, of one lock or of a batch.
         acquires_s: of every acquire, when acquires are measured apart.
+        pairs_s: of every pair, from the start of the acquire to the end of the release.
         connections: of the contestant to the server.
         client_cpu_us: CPU time of this process per pair, in microseconds.
         server_cpu_us: CPU time of the server per pair, in microseconds.
@@ -66,6 +67,7 @@ class Sample:
     client_cpu_us: float | None = None
     server_cpu_us: float | None = None
     acquires_s: Sequence[float] = ()
+    pairs_s: Sequence[float] = ()
 
 
 @dataclass
@@ -175,6 +177,7 @@ def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
     limit = next((e for e in limits if e.workload == entrant.workload), limits[0] if limits else None)
     to_redis_py = _ratios(entrant, redis_py)
     to_limit = _ratios(entrant, limit)
+    fewest = min((e for e in entrants if e.contestant == entrant.contestant), key=lambda e: e.count)
     samples = entrant.samples
     latencies_s = list(chain.from_iterable(sample.latencies_s for sample in samples))
     percentiles_s = statistics.quantiles(latencies_s, n=100) if latencies_s else None
@@ -192,6 +195,10 @@ def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
         "limit": limit and limit.contestant,
         "ratios_to_limit": to_limit,
         "ratio_to_limit": _median(to_limit),
+        "ratio_to_fewest": _median(_ratios(entrant, fewest)),
+        "longest_to_median": max(
+            (max(s.pairs_s) / statistics.median(s.pairs_s) for s in samples if s.pairs_s), default=None
+        ),
         "latency_p50_ms": percentiles_s and 1000 * percentiles_s[49],
         "latency_p99_ms": percentiles_s and 1000 * percentiles_s[98],
         "client_cpu_us": _median([sample.client_cpu_us for sample in samples]),

@@ -52,6 +52,16 @@ def _to_limit(limit: str) -> Column:
 
 SINGLE_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
 MANY_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
+CROWD_COLUMNS = (
+    _CONTESTANT,
+    _WORKLOAD,
+    _RATE,
+    _SPREAD,
+    _TO_REDIS_PY,
+    Column(": fewest\nthreads", "{:.2f}".format, ("ratio_to_fewest",)),
+    Column("longest pair\n: median", "{:.1f}".format, ("longest_to_median",)),
+    *_COSTS,
+)
 BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
 TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 REDLOCK_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("bare"))

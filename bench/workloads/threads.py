@@ -1,4 +1,4 @@
-"""The workload of `python -m bench throughput --mode threads`: many threads on one client.
+"""The workload of `python -m bench throughput --mode threads` and `--mode crowd`: many threads on one client.
 
 Each thread has a lock with a name of its own, so no thread waits for the lock of another. All threads start at once. A
 pair that is under way at the end of the time is finished and counts, and so does its time.
@@ -25,6 +25,9 @@ from bench.measuring.rounds import Entrant, Sample, Scene
 COUNTS = (4, 16, 64)
 """The numbers of threads; each is a row."""
 
+CROWDS = (100, 1000)
+"""The numbers of threads of `--mode crowd`."""
+
 CLEANUP_LIMIT_S = 2.0
 """How long a contestant may take to clean up after acquires that have failed."""
 
@@ -50,12 +53,14 @@ class Turns:
         seconds: from the start to the end of the last thread.
         acquires_s: how long each acquire took.
         releases_s: how long each release took.
+        pairs_s: how long each pair took.
     """
 
     pairs: int
     seconds: float
     acquires_s: Sequence[float]
     releases_s: Sequence[float]
+    pairs_s: Sequence[float]
 
     @property
     def pairs_per_s(self) -> float:
@@ -79,7 +84,7 @@ def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], 
     Raises:
         CheckFailedError: when a lock is not acquired.
     """
-    acquires_s, releases_s = array("d"), array("d")
+    acquires_s, releases_s, pairs_s = array("d"), array("d"), array("d")
     began_all = deadline = 0.0
 
     def start() -> None:
@@ -104,11 +109,13 @@ def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], 
             now = time.perf_counter()
             acquires_s.append(acquired - began)
             releases_s.append(now - acquired)
+            pairs_s.append(now - began)
             pairs += 1
         return pairs, now
 
     done = _each(locks, work)
-    return Turns(sum(pairs for pairs, _ in done), max(ended for _, ended in done) - began_all, acquires_s, releases_s)
+    seconds_all = max(ended for _, ended in done) - began_all
+    return Turns(sum(pairs for pairs, _ in done), seconds_all, acquires_s, releases_s, pairs_s)
 
 
 class Crew:
@@ -138,6 +145,7 @@ class Crew:
             client_cpu_us,
             server_cpu_us,
             acquires_s=turns.acquires_s,
+            pairs_s=turns.pairs_s,
         )
 
     def acquire_within(self, limit_s: float, tries: int) -> int:

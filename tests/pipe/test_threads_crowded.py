@@ -5,16 +5,20 @@ As in `test_threads.py`, the peer is in the test's own hands unless a test is ab
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from redislock_fast._pipe.base import NoReply, Pipe, Reply
+from redislock_fast._pipe.base import ConnectionBroken, NoReply, Pipe, Reply
+from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
-from tests.support.pipes import FOREVER, Peer
+from tests.support.pipes import FOREVER, Peer, compiled_pipe
 
 REPLIES: dict[bytes, tuple[bytes, Reply]] = {
     b"one": (b":1\r\n", 1),
@@ -117,3 +121,96 @@ def test_a_thousand_threads_each_get_their_own_replies(
             future.result(timeout=60)
     assert not pipe.broken
     pipe.close()
+
+
+def test_a_crowd_that_is_answered_in_one_piece_wakes_up_completely(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    with ThreadPoolExecutor(100) as pool:
+        for _ in range(5):
+            crowd = [pool.submit(pipe.call, (b"one",), 20.0) for _ in range(100)]
+            peer.answer(b"".join(REPLIES[request[0]][0] for request in peer.read(100)))
+            assert [1] * 100 == [future.result(timeout=10) for future in crowd]
+
+
+def test_a_crowd_wakes_up_completely_when_the_connection_breaks(pair: tuple[Pipe, Peer]) -> None:
+    pipe, peer = pair
+    with ThreadPoolExecutor(100) as pool:
+        crowd = [pool.submit(pipe.call, (b"lost",), FOREVER) for _ in range(100)]
+        peer.read(100)
+        peer.sock.close()
+        assert [ConnectionBroken] * 100 == [type(future.exception(timeout=20)) for future in crowd]
+
+
+class Interruption(Exception):
+    """Raised by a signal handler."""
+
+
+@pytest.fixture
+def crowd() -> Iterator[tuple[Pipe, Peer, ThreadPoolExecutor]]:
+    """A compiled pipe and many threads, in an interpreter whose GIL stays with a thread until that blocks."""
+    interval_s = sys.getswitchinterval()
+    ours, theirs = socket.socketpair()
+    pool = ThreadPoolExecutor(32)
+    pipe = compiled_pipe(ours)
+    sys.setswitchinterval(30)
+    try:
+        yield pipe, Peer(theirs), pool
+    finally:
+        sys.setswitchinterval(interval_s)
+        pipe.close()
+        theirs.close()
+        pool.shutdown(wait=False)  # callers of a failed test end with their pipe
+
+
+def keep_the_gil(seconds: float) -> None:
+    """Let only what needs no GIL go on."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+@pytest.mark.skipif(compiled is None, reason="the reader in Python needs the GIL")
+def test_a_reply_that_came_in_time_counts_though_its_caller_was_not_woken_in_time(
+    crowd: tuple[Pipe, Peer, ThreadPoolExecutor],
+) -> None:
+    pipe, peer, pool = crowd
+    calls = [pool.submit(pipe.call, (b"one",), 0.8) for _ in range(32)]
+    assert len(peer.read(32)) == 32
+    peer.answer(32 * b":1\r\n")
+    keep_the_gil(0.9)
+    assert [1] * 32 == [call.result(timeout=20) for call in calls]
+
+
+@pytest.mark.skipif(compiled is None, reason="the reader in Python needs the GIL")
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs pthread_kill")
+def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
+    crowd: tuple[Pipe, Peer, ThreadPoolExecutor],
+) -> None:
+    pipe, peer, pool = crowd
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    def answer_and_interrupt() -> list[Future[Reply]]:
+        after = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(15)]
+        peer.read(32 - len(after))
+        peer.read(len(after))
+        peer.answer(32 * b":1\r\n")
+        keep_the_gil(0.05)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        keep_the_gil(0.05)
+        return after
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        before = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(16)]
+        with ThreadPoolExecutor(1) as other:
+            peer_side = other.submit(answer_and_interrupt)
+            with pytest.raises(Interruption):
+                pipe.call((b"one",), FOREVER)
+            after = peer_side.result(timeout=20)
+        assert [1] * 31 == [call.result(timeout=20) for call in (*before, *after)]
+    finally:
+        signal.signal(signal.SIGUSR1, previous)

@@ -29,6 +29,21 @@ FAULTS = (
         "tests/pipe/test_threads.py::test_a_reader_whose_time_is_up_hands_reading_on[compiled]",
     ),
     Fault(
+        "compiled: woken callers leave the others of a crowd asleep",
+        "_pipe/threads.pyx",
+        "            ready = self._take_ready(FEWEST_ENTERING)\n",
+        "            ready = NULL\n",
+        "tests/pipe/test_threads_crowded.py::test_a_crowd_that_is_answered_in_one_piece_wakes_up_completely[compiled]",
+    ),
+    Fault(
+        "compiled: caller that is not woken in time overlooks its reply",
+        "_pipe/threads.pyx",
+        "        if status != PY_LOCK_ACQUIRED and not self._has_ended(wait.slot):\n",
+        "        if status != PY_LOCK_ACQUIRED:\n",
+        "tests/pipe/test_threads_crowded.py"
+        "::test_a_reply_that_came_in_time_counts_though_its_caller_was_not_woken_in_time",
+    ),
+    Fault(
         "compiled: thread that asks is not known to be inside",
         "_pipe/threads.pyx",
         "        inside.add(thread)\n",

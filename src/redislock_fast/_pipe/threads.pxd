@@ -22,6 +22,22 @@ So every queued byte has a thread that sends it: a sender, which ends in the sec
 else the reader, after its next reply, or before it blocks for one that may be far away, and within SIGNAL_CHECK_MS in
 any case. Only while no thread reads do bytes wait for the next reader.
 
+Where a thousand callers are woken at once, they all wait for the GIL, and each of them wakes up every few milliseconds
+to ask for it (`sys.getswitchinterval`). So only a few are woken at a time, in the order of their requests:
+
+- A slot that is complete is put into Pipe.ready. The thread that takes it out to wake its owner sets Slot.enters, which
+  Pipe.entering counts. The owner clears it as soon as it has the GIL (`_enter`).
+- The reader wakes owners until MOST_ENTERING are entering. It needs no GIL for that, so this is the usual way. An owner
+  that clears `enters` wakes others until FEWEST_ENTERING are entering: it holds the GIL, so it wakes few.
+
+So every ready slot has a thread that wakes its owner. The reader that fills Pipe.ready calls `_take_ready` before it
+goes on, also after an error. That leaves slots only where MOST_ENTERING owners are entering. `entering` falls in
+`_enter` alone, which takes a ready slot in the same section where it would fall to 0. So when a section ends with ready
+slots, an owner is entering, or a reader is about to call `_take_ready`. An owner runs no Python code between its waking
+and its `_enter`: no signal handler, no error and no fork comes between them. An owner that is not woken in time (by its
+time limit, by a signal, or since other threads end with the interpreter before they have the GIL: the main thread looks
+every SIGNAL_CHECK_MS) takes its slot out of Pipe.ready itself (`_has_ended`).
+
 A forked child has one thread, and may have copied the mutex in its locked state. It never takes the mutex: it checks
 Pipe.forked first.
 """
@@ -72,9 +88,10 @@ cdef struct Slot:
     unsigned long long ends    # mutex; the offset behind its last byte
     SlotState state            # mutex; the reader reads its own slot's without, since it alone changes it
     Plain plain                # as reply
+    bint enters                # mutex, until wake is released; then the owner. It is woken, and has not yet had the GIL
     # Made under the mutex when the slot is queued; from then on the owner's, and NULL while the owner reads. The thread
-    # that takes the state away from WAITING (unless it is the owner) releases it once, after the mutex; the owner keeps
-    # the slot until then.
+    # that takes the slot out of Pipe.ready, or takes the state away from WAITING without putting it there, releases it
+    # once, after the mutex (unless it is the owner); the owner keeps the slot until then.
     PyThread_type_lock wake
 
 

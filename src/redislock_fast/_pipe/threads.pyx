@@ -112,7 +112,14 @@ cdef extern from *:
     #ifndef MSG_NOSIGNAL   /* macOS: Python ignores SIGPIPE for the whole process */
     #define MSG_NOSIGNAL 0
     #endif
+
+    #ifdef Py_GIL_DISABLED /* woken callers run at once */
+    #define MOST_ENTERING PY_SSIZE_T_MAX
+    #else
+    #define MOST_ENTERING 8
+    #endif
     """
+    const Py_ssize_t MOST_ENTERING  # callers that a reader has woken and that wait for the GIL, see threads.pxd
 
 cdef enum:
     INBOX_BYTES = 65536
@@ -120,6 +127,7 @@ cdef enum:
     SIGNAL_CHECK_MS = 50      # a signal that came just before a blocking call does not end it
     EACH_US = 2               # the server's time for each of many requests
     MOST_SPUN_FOR = 128       # the largest batch to spin for: with more, spinning would take too much CPU
+    FEWEST_ENTERING = 2       # with fewer, a caller that gets the GIL wakes the next ones itself
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
 
@@ -170,6 +178,7 @@ cdef class Pipe:
     cdef Slot* last_listener       # mutex
     cdef Slot* ready               # mutex; slots whose owners are to be woken, oldest first
     cdef Slot* ready_tail          # mutex
+    cdef Py_ssize_t entering       # mutex; how many slots have `enters` set
     cdef bint reading              # mutex; a thread is the reader
     cdef bint sending              # mutex; a thread is a sender
     cdef bint callers_send         # mutex; see threads.pxd
@@ -425,6 +434,8 @@ cdef class Pipe:
         while True:
             with nogil:
                 outcome = self._drive(wait)
+            if wait.woken and wait.slot.enters:
+                self._enter(wait.slot)
             if outcome == OUTCOME_COMPLETE:
                 return 0
             if outcome > 0:
@@ -501,8 +512,10 @@ cdef class Pipe:
             wait_us = 1000 * SIGNAL_CHECK_MS
             lapsed = OUTCOME_SIGNAL
         status = PyThread_acquire_lock_timed(wait.slot.wake, wait_us, 1)
-        if status != PY_LOCK_ACQUIRED:
-            return OUTCOME_SIGNAL if status == PY_LOCK_INTR else lapsed
+        if status == PY_LOCK_INTR:
+            return OUTCOME_SIGNAL
+        if status != PY_LOCK_ACQUIRED and not self._has_ended(wait.slot):
+            return lapsed
         wait.woken = True
         with self.mutex:
             if wait.slot.state == LEAD:
@@ -524,10 +537,9 @@ cdef class Pipe:
             if state == WAITING:
                 wait.slot.state = ABANDONED
         if state != WAITING and not wait.woken:
-            # The thread that changed the state is about to release wake, without the GIL; or it is the reader, which
-            # still parses and has yet to wake the slots that are ready.
-            self._wake_ready()
-            PyThread_acquire_lock(wait.slot.wake, WAIT_LOCK)
+            self._has_ended(wait.slot)
+            if wait.slot.enters:
+                self._enter(wait.slot)
         if state == LEAD:
             wait.lead = True
             with self.mutex:
@@ -728,7 +740,7 @@ cdef class Pipe:
             if self.timed != 0 and (self.head == NULL or self.head.begins >= self.timed):
                 self.far = self.heard - self.timed_at > 1e-6 * FAR_US
                 self.timed = 0
-            ready = self._take_ready()
+            ready = self._take_ready(MOST_ENTERING)
         wake_all(ready)
 
     cdef int _deliver_rest(self) except -1:
@@ -895,16 +907,56 @@ cdef class Pipe:
                 self.ready_tail.next = slot
             self.ready_tail = slot
 
-    cdef Slot* _take_ready(self) noexcept nogil:
-        """Under the mutex: the slots that the caller now has to wake."""
-        cdef Slot* slot = self.ready
-        self.ready = NULL
-        return slot
+    cdef Slot* _take_ready(self, Py_ssize_t most) noexcept nogil:
+        """Under the mutex: the slots that the caller now has to wake, so that at most so many owners are entering."""
+        cdef Slot* first = self.ready
+        cdef Slot* last = NULL
+        while self.ready != NULL and self.entering < most:
+            last = self.ready
+            last.enters = True
+            self.entering += 1
+            self.ready = last.next
+        if last == NULL:
+            return NULL
+        last.next = NULL
+        return first
 
-    cdef void _wake_ready(self) noexcept nogil:
+    cdef void _enter(self, Slot* slot) noexcept nogil:
+        """Owner, woken and with the GIL: it is not entering any more. Wake the next ones if no other owner will."""
         cdef Slot* ready
         with self.mutex:
-            ready = self._take_ready()
+            slot.enters = False
+            self.entering -= 1
+            ready = self._take_ready(FEWEST_ENTERING)
+        wake_all(ready)
+
+    cdef bint _has_ended(self, Slot* slot) noexcept nogil:
+        """Owner, which was not woken: whether its wait has ended all the same. Then nothing releases wake any more."""
+        cdef Slot* before = NULL
+        cdef Slot* other
+        with self.mutex:
+            if slot.state == WAITING:
+                return False
+            other = self.ready
+            while other != NULL and other != slot:
+                before = other
+                other = other.next
+            if other != NULL:
+                if before == NULL:
+                    self.ready = slot.next
+                else:
+                    before.next = slot.next
+                if self.ready_tail == slot:
+                    self.ready_tail = before
+                return True
+        PyThread_acquire_lock(slot.wake, WAIT_LOCK)  # a thread is about to release it, and does not need the GIL for it
+        return True
+
+    cdef void _wake_ready(self) noexcept nogil:
+        """Reader, after it has made slots ready: wake their owners, as many as may be entering."""
+        cdef Slot* ready
+        with self.mutex:
+            ready = self._take_ready(MOST_ENTERING)
         wake_all(ready)
 
     cdef void _hand_over(self) noexcept nogil:

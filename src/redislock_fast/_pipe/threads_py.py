@@ -2,7 +2,8 @@
 
 It uses the socket object's methods alone, so it serves where there is no compiled core (no compiler, PyPy, Windows),
 TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` and the rules
-for senders in `threads.pxd` hold here, too. One thing is weaker: Python may raise KeyboardInterrupt between any two
+for senders in `threads.pxd` hold here, too. It wakes all callers at once: its reader needs the GIL as they do, and
+completes their slots one by one. One thing is weaker: Python may raise KeyboardInterrupt between any two
 steps. While a caller waits, that is harmless. At any other time the state of the pipe is then unknown, so the interrupt
 breaks the connection, and every caller gets an error.
 
