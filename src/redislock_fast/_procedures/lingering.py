@@ -273,8 +273,8 @@ class LingerBase(AcquireBase):
         """Note that the owner holds the lock from now on. It has the local lock."""
         ttl_s = self._ttl_s()
         expiry = lease.token, min(clock() + ttl_s, lease.deadline + drift_s(ttl_s))
+        owner.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
         cached.locked_by[0] = expiry
-        owner.expiry = expiry
         owner.cached = cached
         owner.contended = None
         owner.token = lease.token

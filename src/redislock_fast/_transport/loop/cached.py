@@ -99,6 +99,9 @@ class CachedBase(UncontendedBase):
         except BaseException as interruption:
             if owner.token == token:  # the interruption came just after it was noted
                 owner.token = owner.cached = None
+            if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
+                turn.end(owner.expiry)
+                raise
             begun = (connection, None, interruption)
         if begun is None:
             turn.end(None)
