@@ -30,14 +30,14 @@ FAULTS = (
     Fault(
         "caller that frees the local lock does not look at the waiters afterwards",
         "_lease/key_cache.py",
-        "                if not (self.waiters and self.try_lock()):\n                    return\n",
-        "                return\n",
+        "                    if not (self.waiters and self.try_lock(mine)):\n                        return\n",
+        "                    return\n",
         f"{_MEET}[free and join-1]",
     ),
     Fault(
         "caller that frees the local lock does not look whether the key is wanted",
         "_lease/key_cache.py",
-        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.try_lock():",
+        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self._drop_if_free():",
         "while False:",
         f"{_MEET}[release and wanted-1]",
     ),
@@ -58,8 +58,8 @@ FAULTS = (
     Fault(
         "the last local waiter comes first",
         "_lease/key_cache.py",
-        "first = self.waiters.popleft()",
-        "first = self.waiters.pop()",
+        "first = self.waiters[0] if self.waiters else None",
+        "first = self.waiters[-1] if self.waiters else None",
         f"{_KEYS}test_waiters_get_the_local_lock_in_the_order_of_their_arrival",
     ),
     Fault(
@@ -197,5 +197,22 @@ FAULTS = (
         "        if not self.key_cache.is_watched:  # the replies may not come\n",
         "        if False:\n",
         f"{_GIVING_BACK}test_release_that_has_no_reply_yet_is_watched[threads]",
+    ),
+    Fault(
+        "interrupted release forgets the first local waiter",
+        "_lease/key_cache.py",
+        "            elif holder is not None and (holder is mine or holder is first):\n                self.unlock()\n",
+        "",
+        (
+            "tests/integration/lingering/test_interrupts.py::"
+            "test_interrupt_at_any_line_of_a_release_forgets_no_local_waiter"
+        ),
+    ),
+    Fault(
+        "interrupt of an acquire with linger is swallowed",
+        "_transport/threads/cached.py",
+        "            if cached.lease is not None or cached.locked_by.get(0) is not token:",
+        "            if False:",
+        "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[_take-free]",
     ),
 )

@@ -21,7 +21,6 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections import deque
@@ -113,17 +112,36 @@ class CachedKey:
 
     def unlock(self) -> None:
         """Give the local lock to the first waiter; without waiters, free it. The caller has it."""
-        while True:
-            try:
-                first = self.waiters.popleft()
-            except IndexError:
-                self.locked_by.pop(0, None)
-                if not (self.waiters and self.try_lock()):
-                    return
-            else:
-                self.locked_by[0] = first
-                if first.give():
-                    return
+        mine = self.locked_by.get(0)
+        first: LocalWaiter | None = None
+        try:
+            while True:
+                first = self.waiters[0] if self.waiters else None  # none but this caller removes one that has not left
+                if first is None:
+                    self.locked_by.pop(0, None)
+                    if not (self.waiters and self.try_lock(mine)):
+                        return
+                else:
+                    self.locked_by[0] = first
+                    was_given = first.give()
+                    self._remove(first)
+                    if was_given:
+                        return
+        except IndexError:  # it has left just now
+            self.unlock()
+        except BaseException:  # an interrupt may come before any line, and a waiter must not be forgotten
+            holder = self.locked_by.get(0)
+            if first is not None and first.is_given:
+                first.wake()
+            elif holder is not None and (holder is mine or holder is first):
+                self.unlock()
+            raise
+
+    def _remove(self, waiter: LocalWaiter) -> None:
+        try:  # noqa: SIM105  # a hot path, in which `suppress` takes as long as all the rest
+            self.waiters.remove(waiter)
+        except ValueError:
+            pass
 
     def join(self, waiter: LocalWaiter) -> None:
         """Add a waiter for the local lock. It may get it at once."""
@@ -139,23 +157,38 @@ class CachedKey:
         """Remove a waiter. Returns False where it has got the local lock."""
         if not waiter.give_up():
             return False
-        with contextlib.suppress(ValueError):
-            self.waiters.remove(waiter)
+        self._remove(waiter)
         return True
 
-    def tidy(self) -> None:
-        """Look after a local lock that was freed whether a waiter wants it, or the key must be given up."""
-        if self.try_lock():
-            self.free()
+    def tidy(self, holder: object) -> None:
+        """Finish what this holder of the local lock has begun to free: give it to a waiter, or give the key up."""
+        me = object()
+        try:
+            if self.locked_by.get(0) is holder or self.try_lock(me):
+                self.free()
+        finally:
+            if self.locked_by.get(0) is me:
+                self.unlock()
 
     def free(self) -> None:
         """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
-        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.try_lock():
-            self.drop()
-            self.unlock()
+        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self._drop_if_free():
+            pass
         if self.lease is not None and not self._cache.is_watched:
             self._cache.watch()
+
+    def _drop_if_free(self) -> bool:
+        """Give the key up. Returns False where another caller has the local lock."""
+        me = object()
+        try:
+            if not self.try_lock(me):
+                return False
+            self.drop()
+        finally:
+            if self.locked_by.get(0) is me:
+                self.unlock()
+        return True
 
     # ---- what the holder of the local lock does ----
 

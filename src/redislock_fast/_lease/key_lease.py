@@ -125,23 +125,24 @@ class LocalWaiter:
     __slots__ = ("_outcome",)
 
     def __init__(self) -> None:
-        self._outcome: dict[int, bool] = {}
+        self._outcome: dict[int, object] = {}
 
     @property
     def is_given(self) -> bool:
         """Whether the caller has the local lock."""
-        return self._outcome.get(0, False)
+        return self._outcome.get(0) is not None
 
     def give(self) -> bool:
-        """Give the caller the local lock, and wake it. Returns False where it has given up."""
-        if not self._outcome.setdefault(0, True):
+        """Give the caller the local lock, and wake it. Returns False where it has given up, or has had it before."""
+        gift = object()
+        if self._outcome.setdefault(0, gift) is not gift:
             return False
         self.wake()
         return True
 
     def give_up(self) -> bool:
         """Stop waiting. Returns False where the caller has got the local lock."""
-        return not self._outcome.setdefault(0, False)
+        return self._outcome.setdefault(0, None) is None
 
     @abstractmethod
     def wake(self) -> None:

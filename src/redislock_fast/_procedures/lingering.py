@@ -145,11 +145,13 @@ class LingerBase(AcquireBase):
                 cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
                 if not cached.waiters:
                     cached.locked_by.pop(0, None)
-            finally:  # an interrupt may come before any line
-                if cached.locked_by.get(0) is expiry:
+                else:
                     cached.free()
                 if cached.waiters or cached.must_go or not cached.is_watched:
-                    cached.tidy()
+                    cached.tidy(expiry)
+            except BaseException:  # an interrupt may come before any line
+                cached.tidy(expiry)
+                raise
             return
         was_held = self._let_linger(owner)
         owner.token = None

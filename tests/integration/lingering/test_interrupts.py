@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 import redis
@@ -17,7 +17,7 @@ from redis.exceptions import LockError
 from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import PATIENCE_S, pause, start
+from tests.support.helpers import PATIENCE_S, pause, start, wait_until
 from tests.support.interrupts import interrupted_at
 from tests.support.waiting import FAR_S
 
@@ -122,4 +122,21 @@ def test_interrupt_at_any_line_of_a_local_waiter_leaves_the_key_usable(
         assert holds.wait(PATIENCE_S)
         place = interrupted.at(number, work, "name", is_over.set)
         holding.result(PATIENCE_S)
+    assert number > 10
+
+
+@pytest.mark.timeout(100)
+def test_interrupt_at_any_line_of_a_release_forgets_no_local_waiter(valkey: Server, connect: Connect) -> None:
+    client = connect(valkey.port)
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        holder, waiter = (_lock(client, "name", FAR_S) for _ in range(2))
+        assert holder.acquire()
+        waiting = start(partial(_use, waiter))
+        wait_until(partial(getattr, holder, "wanted"), "a thread waits")
+        place = interrupted_at(number, holder.release, *_FILES)
+        with contextlib.suppress(LockError):
+            holder.release()
+        waiting.result(PATIENCE_S)
     assert number > 10
