@@ -23,7 +23,7 @@ from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.handles import HandleBase
 from redislock_fast._procedures.settings import Backoff
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
-from redislock_fast._procedures.waiters import Grant
+from redislock_fast._procedures.waiters import Grant, Waiter
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
@@ -281,24 +281,32 @@ class AcquireBase(HandleBase):
         ticket = self._transport.new_token(self._key)
         return Waiting(self._key, ticket, self._ttl_ms, sleep_s, limit, token, kind, observed)
 
-    def _queueing(self, waiting: Waiting, owner: Owner, to_clean_up: CleanupEntries) -> Steps:
+    def _queueing(
+        self,
+        waiting: Waiting,
+        owner: Owner,
+        to_clean_up: CleanupEntries,
+        begun: tuple[Waiter, object] | None = None,
+    ) -> Steps:
         """Wait in the lock's queue. Returns a Grant, TIME_UP or POLL.
 
-        Mostly one message grants the lock. Everything else goes to the steps of `waiting`.
+        Mostly one message grants the lock. Everything else goes to the steps of `waiting`, and so does a wait that has
+        `begun`; see there.
         """
-        waiter, outcome = None, None
-        heard: object = ENTERED
+        waiter, heard = begun or (None, ENTERED)
+        outcome = None
         try:
-            waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
-            try:
-                timeout_s = None if waiter is None else waiting.join(waiter)
-                if timeout_s is not None:
-                    heard = yield Listen(waiter, timeout_s)
-                    outcome = waiting.granted(waiter, heard)
-                    if outcome is not None:
-                        waiter.registry.leave(waiter)
-            except BaseException as error:
-                heard, outcome = error, None
+            if begun is None:
+                waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+                try:
+                    timeout_s = None if waiter is None else waiting.join(waiter)
+                    if timeout_s is not None:
+                        heard = yield Listen(waiter, timeout_s)
+                        outcome = waiting.granted(waiter, heard)
+                        if outcome is not None:
+                            waiter.registry.leave(waiter)
+                except BaseException as error:
+                    heard, outcome = error, None
             if outcome is None:
                 outcome = yield from waiting.steps((waiter, heard))
             if type(outcome) is Grant:
@@ -311,7 +319,7 @@ class AcquireBase(HandleBase):
             to_clean_up += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]
             raise
         finally:
-            waiter = heard = None  # else an error would keep this frame, and this frame the error
+            waiter = heard = begun = None  # else an error would keep this frame, and this frame the error
 
     def _asking_once(self, call: _Call, to_clean_up: CleanupEntries) -> Steps:
         """Ask another process for a key that may linger there, after an attempt that must not wait has failed.

@@ -213,7 +213,16 @@ def test_interrupt_just_behind_the_noting(world: World, settings: dict[str, Any]
     world.until_free()
 
 
-def test_interrupt_just_behind_the_noting_of_a_grant(world: World, fleet: list[Server]) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["after an attempt", "at once"])
+def test_interrupt_just_behind_the_noting_of_a_grant(
+    world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if at_once:
+        queue_at_once(monkeypatch)
+        lock = world.lock()
+        world.do(lock.locked)  # connects
+        world.do(lock.acquire)  # subscribes
+        world.do(lock.release)
     with redis.Redis(port=fleet[0].port) as client:
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
         holder.acquire()

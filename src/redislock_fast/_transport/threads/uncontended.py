@@ -1,7 +1,7 @@
-"""An uncontended acquire and release by a thread, in as few calls as can be.
+"""The usual acquire and release by a thread, in as few calls as can be: uncontended, or granted by the first message.
 
-The one request leaves without steps or a state machine. Only the reply that settles it is handled here; any other
-outcome is handed to the steps of `_procedures/lock.py`, which go on from there. No other module knows of this.
+The one request leaves without steps or a state machine. Only the reply or message that settles it is handled here; any
+other outcome is handed to the steps of `_procedures/lock.py`, which go on from there. No other module knows of this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from redislock_fast._lease.telling import is_telling
 from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
-from redislock_fast._procedures.waiting import POLL
+from redislock_fast._procedures.steps import ENTERED
+from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -24,6 +25,7 @@ from redislock_fast._util.tracing import OWN, providers
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
+    from redislock_fast._procedures.waiters import Waiter
     from redislock_fast._protocol.operation import Begun
 
 __all__ = ["UncontendedBase"]
@@ -34,7 +36,8 @@ _Client = redis.Redis
 class UncontendedBase(LockBase):
     """A lock for threads. The public classes describe the parameters.
 
-    By steps and a state machine, a pair takes 7 us of CPU more, of 30 in all.
+    By steps and a state machine, an uncontended pair takes 7 us of CPU more, of 30 in all. By steps, 32 processes that
+    contend for one lock acquire it a fourteenth less often.
     """
 
     _transport: ThreadServerTransport
@@ -81,9 +84,7 @@ class UncontendedBase(LockBase):
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
             if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
                 connection = None
-            if connection is None and options is None:
-                waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if drive(transport, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
+                if options is None and self._acquire_contended(owner, token):
                     return True
         if connection is not None:
             request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
@@ -110,6 +111,32 @@ class UncontendedBase(LockBase):
         del connection  # an error keeps this frame, which must keep neither it nor a connection
         steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(drive(self._transport, steps, to_clean_up))
+
+    def _acquire_contended(self, owner: Owner, token: bytes) -> bool:
+        """Acquire by the lock's queue, on the same settings. Returns False where the connection takes no messages."""
+        transport = self._transport
+        waiting = Waiting(self._key, token, self._ttl_ms, self.sleep, Limit(None))
+        begun: tuple[Waiter, object] | None = None
+        waiter = transport.waiter(self._key, token)
+        if waiter is not None:
+            heard: object = ENTERED
+            try:
+                timeout_s = waiting.join(waiter)
+                if timeout_s is not None:
+                    heard = transport.hear(waiter.mailbox, timeout_s)
+                    grant = waiting.granted(waiter, heard)
+                    if grant is not None:
+                        waiter.registry.leave(waiter)
+                        grant.note(owner, token, waiting.ttl_ms)
+                        return True
+            except BaseException as interruption:
+                heard = interruption
+            begun = (waiter, heard)
+            del heard
+        to_clean_up: CleanupEntries = []
+        steps = self._queueing(waiting, owner, to_clean_up, begun)
+        del waiter, begun  # an error keeps this frame, which must keep neither it nor a connection
+        return drive(transport, steps, to_clean_up) is not POLL
 
     def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
