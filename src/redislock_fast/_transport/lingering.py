@@ -93,6 +93,9 @@ class Lingering:
         self._post_releases(
             connection, leases, requests, partial(self._take_first, connection, leases, asked, is_wanted)
         )
+        if is_wanted and connection.registry is not None:  # behind the requests, for which another process waits
+            for lease in leases:
+                connection.registry.note_hand_over(lease.key, True)
 
     def _post_releases(
         self,

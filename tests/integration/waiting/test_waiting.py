@@ -130,10 +130,11 @@ def test_acquire_after_a_hand_over_makes_no_attempt(callers: Callers, server: Se
     assert "SET" not in sent.commands
 
 
+@pytest.mark.parametrize("lingers", [{}, {"linger": LATE["timeout"]}], ids=["plain", "linger"])
 def test_acquire_after_a_hand_over_of_a_granted_lock_makes_no_attempt(
-    callers: Callers, server: Server, client: redis.Redis
+    callers: Callers, server: Server, client: redis.Redis, lingers: dict[str, Any]
 ) -> None:
-    first = callers.contender(warm(callers, server, client), **LATE)
+    first = callers.contender(warm(callers, server, client), **LATE, **lingers)
     second = callers.contender(callers.client(server.port), **LATE)
     assert second.call("acquire")
     answers = queue_up([first], client)

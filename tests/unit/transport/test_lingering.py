@@ -47,6 +47,9 @@ class _Connection:
     def mailbox(self) -> object:
         return object()
 
+    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
+        """Note nothing."""
+
     def post_many(self, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         """Send requests of a thread."""
         self.posted += requests

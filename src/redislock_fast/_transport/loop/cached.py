@@ -80,7 +80,7 @@ class CachedBase(UncontendedBase):
         """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
         server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
         connection, registry = server.connection, server.registry_of(self._key)
-        if connection is None or registry is None or registry.is_contended(self._key, True):
+        if connection is None or registry is None or registry.looks_contended(self._key):
             return None, None
         token = registry.new_token(listens=True)
         turn = Turn(server.key_cache_of(self._key))

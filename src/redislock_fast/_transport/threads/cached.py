@@ -78,7 +78,7 @@ class CachedBase(UncontendedBase):
         """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
         transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
         connection, registry = transport.connection, transport.registry_of(self._key)
-        if connection is None or registry is None or registry.is_contended(self._key, True):
+        if connection is None or registry is None or registry.looks_contended(self._key):
             return None, None
         token = registry.new_token(listens=True)
         turn = Turn(transport.key_cache_of(self._key))
