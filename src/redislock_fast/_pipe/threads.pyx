@@ -116,7 +116,7 @@ cdef extern from *:
     #ifdef Py_GIL_DISABLED /* woken callers run at once */
     #define MOST_ENTERING PY_SSIZE_T_MAX
     #else
-    #define MOST_ENTERING 8
+    #define MOST_ENTERING 16
     #endif
     """
     const Py_ssize_t MOST_ENTERING  # callers that a reader has woken and that wait for the GIL, see threads.pxd
