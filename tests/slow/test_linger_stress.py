@@ -59,9 +59,14 @@ class Board:
     """Says for each lock which caller is inside. All programs map the same file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b")
+        self._file = path.open("r+b")  # `close` closes it
         self._map = mmap.mmap(self._file.fileno(), _SIZE)
         self._mutex = threading.Lock()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._map.close()
+        self._file.close()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -261,7 +266,7 @@ def test_processes_that_linger_wait_and_die_never_hold_a_lock_at_once_and_leave_
         program.communicate()
     assert [(code, errors) for code, _, errors in ends] == [(0, "")] * PROGRAMS
     overlaps, entries = board.counts()
-    print(entries, [printed for _, printed, _ in ends])
+    board.close()
     assert overlaps == 0
     assert entries > 100 * PROGRAMS
     wait_until(lambda: admin.exists(*NAMES, *map(queue_of, NAMES)) == 0, "nothing is left")
