@@ -221,7 +221,7 @@ class Lock(CachedBase, redis.lock.Lock):
             self._own_nothing()
         owner = self._owners
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None:
+        if cached is not None and self._has_own_release():
             self._release_here(owner, cached)
             return
         token = owner.token

@@ -51,9 +51,16 @@ FAULTS = (
     Fault(
         "end of a turn frees the local lock of another caller",
         "_procedures/lingering.py",
-        "has_lock = holder is not None and (holder is self.waiter or holder is expiry)",
-        "has_lock = holder is self.waiter or holder is expiry",
+        "return holder is not None and (holder is self.waiter or holder is self.expiry)",
+        "return holder is self.waiter or holder is self.expiry",
         "tests/unit/lease/test_key_cache_schedules.py::test_end_of_a_turn_frees_the_local_lock_of_no_other_caller",
+    ),
+    Fault(
+        "an acquire takes the expiry of a shared owner for its own",
+        "_procedures/lingering.py",
+        "return holder is not None and (holder is self.waiter or holder is self.expiry)",
+        "return type(holder) is tuple or (holder is not None and holder is self.waiter)",
+        "tests/integration/lingering/test_sharing.py::test_an_attempt_that_does_not_wait_frees_nothing[threads]",
     ),
     Fault(
         "the last local waiter comes first",

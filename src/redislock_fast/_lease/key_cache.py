@@ -55,7 +55,7 @@ class CachedKey:
         cache: has it.
 
     Attributes:
-        locked_by: the local lock: empty, or with one entry. Its value tells the holder: the expiry that its owner has
+        locked_by: the local lock: empty, or with an entry 0. Its value tells the holder: the expiry that its owner has
             noted (a tuple), or any other object while the key is asked for or given up.
         waiters: the callers that wait for the local lock, in order.
         lease: what the server has granted; None where it has not, or where it was given up.
@@ -115,6 +115,7 @@ class CachedKey:
         mine = self.locked_by.get(0)
         first: LocalWaiter | None = None
         try:
+            self.locked_by.pop(1, None)
             while True:
                 first = self.waiters[0] if self.waiters else None  # none but this caller removes one that has not left
                 if first is None:
@@ -249,6 +250,12 @@ class CachedKey:
         lease = self.lease
         is_held = type(self.locked_by.get(0)) is tuple
         return lease.expires_at + _OVERDUE_S if is_held and lease is not None else math.inf
+
+    def lose(self, token: bytes) -> None:
+        """Have the local waiters ask the server: a holder has lost the key with this token, and may not know it yet."""
+        lease = self.lease
+        if lease is not None and lease.token == token:
+            self.replace()
 
     def replace(self) -> None:
         """Have the cache make another object for the key. The waiters begin again with that."""

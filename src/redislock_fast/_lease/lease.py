@@ -68,6 +68,7 @@ class Lease:
         troubled: whether the last renewal got no reply.
         task: the owner's task, where it is to be cancelled for a loss.
         record: the renewer's reference to the lease.
+        cached: the `CachedKey` of a lock with `linger`.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Lease:
         "_releasing",
         "begun",
         "busy",
+        "cached",
         "ceiling",
         "contended",
         "depth",
@@ -126,6 +128,7 @@ class Lease:
         self.wanted = False
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
+        self.cached: Any = None
 
     # ---- validity ----
 
@@ -157,6 +160,8 @@ class Lease:
             if self.loss is not None or (self.over and not by_release):
                 return False
             self.loss = reason
+        if self.cached is not None:
+            self.cached.lose(self.token)
         if self.options.metrics is not None:
             lock = self.lock()
             name = self.key if lock is None else lock.name

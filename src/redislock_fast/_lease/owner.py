@@ -166,10 +166,12 @@ class Owner:
             lease is not None and (lease.renewing or lease.troubled or lease.busy > 0)
         )
 
-    def take_cached(self) -> CachedKey | None:
-        """Take `cached` out, for one caller alone where several share the owner."""
+    def forget_cached(self) -> None:
+        """Have other callers of the process ask the server for the key of a lock with `linger`, which was held."""
         cached, self.cached = self.cached, None
-        return cached
+        if cached is not None:
+            cached.lease = None
+            cached.free()
 
     def note_release(self, operation: commands.Release) -> None:
         """Note that a release has failed, and may have been executed."""
@@ -203,10 +205,6 @@ class SharedOwner(Owner, SimpleNamespace):
     """The one owner of all threads or tasks that share the lock object."""
 
     is_shared = True
-
-    def take_cached(self) -> CachedKey | None:
-        cached: CachedKey | None = vars(self).pop("cached", None)
-        return cached
 
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 

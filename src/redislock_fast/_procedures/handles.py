@@ -48,11 +48,8 @@ class HandleBase(LeaseBase):
                 raise self._lost_error("detach", lease)
             lease_end = lease.expires_at
             self._forget(held, lease)
-        cached = held.take_cached()
-        if cached is not None:
-            cached.lease = None  # it goes with the handle
-            cached.free()
         held.token = None
+        held.forget_cached()  # it goes with the handle
         name = self.name if isinstance(self.name, (str, bytes)) else self._key
         return Handle.of(name, token, self._timeout, lease_end, held.fence)
 

@@ -339,6 +339,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         assert token is not None
         lease = Lease(weakref.ref(self), self._key, token, self._ttl_ms, pending.expires_at(token), options)
         lease.contended = pending.contended == token
+        lease.cached = pending.cached
         lease.task = None if task is None else weakref.ref(task)
         before = owner.lease
         if before is not pending.lease and lease.is_lost():
@@ -374,6 +375,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         if held.token != token:  # where the owner is shared, another caller may have acquired meanwhile
             return
         held.token = None
+        held.forget_cached()
         if held.lease is not None:
             self._account(held, held.lease, False)
 
@@ -390,6 +392,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         if not lease.end():
             if owner.token == lease.token:
                 owner.token = None
+                owner.forget_cached()
             self._account(owner, lease, False)
             raise self._lost_error("release", lease)
         owner.expiry = (lease.token, lease.expires_at)

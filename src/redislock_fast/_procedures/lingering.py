@@ -33,15 +33,19 @@ class Turn:
 
     Args:
         cache: the keys of the server.
+
+    Attributes:
+        expiry: the expiry that was noted for the holder; another acquire that shares the owner has another object.
     """
 
-    __slots__ = ("_has_joined", "cache", "cached", "waiter")
+    __slots__ = ("_has_joined", "cache", "cached", "expiry", "waiter")
 
     waiter: Any  # a `LocalWaiter`, or another object that names the acquire at the local lock
 
     def __init__(self, cache: KeyCache) -> None:
         self.cache = cache
         self.cached: CachedKey | None = None
+        self.expiry: tuple[bytes, float] | None = None
         self._has_joined = False
 
     def begin(self, cached: CachedKey, waiter: Any) -> Any:
@@ -62,18 +66,20 @@ class Turn:
         """What the server has granted."""
         return None if self.cached is None else self.cached.lease
 
-    def end(self, expiry: object) -> None:
-        """Stop waiting, and free the local lock if it was got. The holder may have noted its `expiry` there."""
+    @property
+    def has_lock(self) -> bool:
+        """Whether the local lock is this acquire's, which has not joined, or has left."""
+        holder = None if self.cached is None else self.cached.locked_by.get(0)
+        return holder is not None and (holder is self.waiter or holder is self.expiry)
+
+    def end(self, owner: Owner) -> None:
+        """Stop waiting. If the local lock was got, the owner holds nothing, and the local lock is freed."""
         cached = self.cached
-        if cached is None:
+        if cached is None or (self._has_joined and cached.leave(self.waiter)) or not self.has_lock:
             return
-        if self._has_joined:
-            has_lock = not cached.leave(self.waiter)
-        else:
-            holder = cached.locked_by.get(0)
-            has_lock = holder is not None and (holder is self.waiter or holder is expiry)
-        if has_lock:
-            cached.free()
+        if owner.expiry is self.expiry:
+            owner.token = owner.cached = None
+        cached.free()
 
 
 class LingerBase(AcquireBase):
@@ -140,8 +146,10 @@ class LingerBase(AcquireBase):
             and cached.is_current
             and self.thread_local
         ):
+            owner.cached = owner.token = (
+                None  # before an interrupt could free the local lock of a lock that is held yet
+            )
             try:
-                owner.cached = owner.token = None
                 cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
                 if not cached.waiters:
                     cached.locked_by.pop(0, None)
@@ -153,9 +161,7 @@ class LingerBase(AcquireBase):
                 cached.tidy(expiry)
                 raise
             return
-        was_held = self._let_linger(owner)
-        owner.token = None
-        if not was_held:
+        if not self._let_linger(owner):
             raise self._not_owned("release")
 
     # ---- acquire ----
@@ -182,6 +188,7 @@ class LingerBase(AcquireBase):
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
         if turn is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
+            self._transport.key_cache_of(self._key).hear_wanted(self._key)  # a hook may poll
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         has_lock = turn is not None
         turn = turn or Turn(self._transport.key_cache_of(self._key))
@@ -193,7 +200,7 @@ class LingerBase(AcquireBase):
             return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
         except BaseException:
             token, lease = owner.token, turn.lease
-            if token is not None and token != before:
+            if token is not None and token != before and turn.has_lock:
                 owner.token = owner.cached = None
                 if lease is None or lease.token != token:
                     to_clean_up.append((self._key, token))
@@ -201,7 +208,7 @@ class LingerBase(AcquireBase):
             raise
         finally:
             if not acquired:
-                turn.end(owner.expiry)
+                turn.end(owner)
 
     def _acquiring_in_turn(
         self,
@@ -217,7 +224,7 @@ class LingerBase(AcquireBase):
         cached = self._cached = turn.cached
         assert cached is not None
         turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
-        if self._take(cached, owner) or (yield from self._confirming_kept(cached, owner, limit)):
+        if self._take(turn, owner) or (yield from self._confirming_kept(turn, owner, limit)):
             return True
         acquired = yield from self._acquiring_until(
             limit, owner, sleep, blocking, None, to_clean_up, attempt, self._linger_ms
@@ -228,7 +235,7 @@ class LingerBase(AcquireBase):
             assert expires_at is not None
             if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
                 cached.wanted_at = clock()
-            self._note_granted(cached, owner, token, expires_at, self._transport.registry_of(self._key))
+            self._note_granted(turn, owner, token, expires_at, self._transport.registry_of(self._key))
         return acquired
 
     def _is_heard(self, limit: Limit) -> Steps:
@@ -259,32 +266,35 @@ class LingerBase(AcquireBase):
             if not cached.leave(turn.waiter):
                 return True
 
-    def _take(self, cached: CachedKey, owner: Owner) -> bool:
+    def _take(self, turn: Turn, owner: Owner) -> bool:
         """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
-        lease = cached.lease
+        lease = turn.lease
         if lease is None or clock() > lease.take_until_for(self._ttl_ms or 0):
             return False
-        self._hold(cached, lease, owner)
+        self._hold(turn, lease, owner)
         return True
 
     def _ttl_s(self) -> float:
         assert self._ttl_ms is not None
         return self._ttl_ms / 1000
 
-    def _hold(self, cached: CachedKey, lease: KeyLease, owner: Owner) -> None:
+    def _hold(self, turn: Turn, lease: KeyLease, owner: Owner) -> None:
         """Note that the owner holds the lock from now on. It has the local lock."""
         ttl_s = self._ttl_s()
         expiry = lease.token, min(clock() + ttl_s, lease.deadline + drift_s(ttl_s))
-        owner.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
+        cached = turn.cached
+        assert cached is not None
+        turn.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
         cached.locked_by[0] = expiry
+        owner.expiry = expiry
         owner.cached = cached
         owner.contended = None
         owner.token = lease.token
 
-    def _confirming_kept(self, cached: CachedKey, owner: Owner, limit: Limit) -> Steps:
+    def _confirming_kept(self, turn: Turn, owner: Owner, limit: Limit) -> Steps:
         """Set the ttl of a key that lingers. Returns whether the lock is held; else it lingers no more."""
-        lease = cached.lease
-        if lease is None:
+        cached, lease = turn.cached, turn.lease
+        if cached is None or lease is None:
             return False
         ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
         confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
@@ -297,7 +307,7 @@ class LingerBase(AcquireBase):
             expires_at = confirm.sent_at + ttl_ms / 1000
             cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
             cached.lease.fences = lease.fences
-            self._hold(cached, cached.lease, owner)
+            self._hold(turn, cached.lease, owner)
             return True
         cached.lease = None
         lease.note_loss()
@@ -310,50 +320,72 @@ class LingerBase(AcquireBase):
         return lease
 
     def _note_granted(
-        self, cached: CachedKey, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
+        self, turn: Turn, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
     ) -> None:
         """Note the key that the server has granted to the owner, which has the local lock.
 
         Args:
-            cached: the key in the cache.
+            turn: of the acquire.
             owner: the holder.
             token: the key's.
             expires_at: when the key expires on the server at the earliest, in the clock's seconds.
             registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
         """
         heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
-        cached.lease = lease = self._new_lease(token, expires_at, heard_by, clock())
-        self._hold(cached, lease, owner)
+        assert turn.cached is not None
+        turn.cached.lease = lease = self._new_lease(token, expires_at, heard_by, clock())
+        self._hold(turn, lease, owner)
 
     # ---- release ----
 
     def _give_up_cached(self, owner: Owner) -> None:
         """Give up the key of a lock that is not to be held after all."""
-        cached = owner.take_cached()
+        cached, owner.cached = owner.cached, None
         if cached is not None:
             cached.drop()
             cached.free()
 
     def _let_linger(self, owner: Owner) -> bool:
-        """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held."""
-        cached = owner.take_cached()
+        """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.
+
+        The owner has no token then, unless another caller that shares it has acquired meanwhile.
+        """
+        cached = owner.cached
         if cached is None:
-            return False  # another caller that shares the owner releases it
-        holder, expiry = cached.locked_by.get(0), owner.expiry
+            return False  # another caller that shares the owner has released it
+        claim: list[bool] = []
         try:
-            lease, end = cached.lease, expiry[1]
-            if lease is None or end is None or expiry[0] != lease.token:
-                return False
-            now = clock()
-            if expiry is not holder and expiry != holder:  # prolonged, or cut
-                lease.set_end(end)
-            if owner.is_prolonging:  # a request under way may cut the lease yet
-                lease.let_go()
-            if now >= end:
-                return False
-            cached.release(now, (self._linger_ms or 0) / 1000)
-            return True  # with the local lock freed
-        finally:
-            if cached.locked_by.get(0) is holder:  # lost, or interrupted
-                cached.drop()
-                cached.free()
+            try:
+                return cached.locked_by.setdefault(1, claim) is claim and self._releasing_kept(cached, owner, claim)
+            finally:
+                self._end_claim(cached, owner, claim)
+        except BaseException:  # an interrupt may come before any line
+            self._end_claim(cached, owner, claim)
+            raise
+
+    def _releasing_kept(self, cached: CachedKey, owner: Owner, claim: list[bool]) -> bool:
+        """`_let_linger`, for the one caller that releases what the owner holds."""
+        if owner.cached is not cached:
+            return False
+        claim.append(True)
+        owner.cached = owner.token = None  # first: the next holder may have the same owner and token
+        lease, (token, end) = cached.lease, owner.expiry
+        now = clock()
+        if lease is None or end is None or token != lease.token or now >= end:
+            return False
+        if owner.expiry != cached.locked_by.get(0):  # prolonged, or cut
+            lease.set_end(end)
+        if owner.is_prolonging:  # a request under way may cut the lease yet
+            lease.let_go()
+        cached.release(now, (self._linger_ms or 0) / 1000)
+        return True
+
+    @staticmethod
+    def _end_claim(cached: CachedKey, owner: Owner, claim: list[bool]) -> None:
+        if cached.locked_by.get(1) is not claim:
+            return
+        if owner.cached is cached or not claim:  # nothing was released
+            cached.locked_by.pop(1, None)
+        else:  # lost, or interrupted
+            cached.drop()
+            cached.free()

@@ -287,17 +287,15 @@ class LockBase(LingerBase):
         lease = owner.lease if begun is None or owner.token == token else None
         if lease is not None and not self._may_release(owner, lease):
             return
-        release = object()
+        is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
         try:
             if lease is not None and not lease.begin_release(release):
                 raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
             if not (yield from self._asking_release(owner, token, begun)):
                 raise self._not_owned("release")
-            if owner.token == token:  # where the token is shared, another may have acquired meanwhile
-                owner.token = None
+            self._forget_released(owner, token, expiry, is_cached)
         except LockNotOwnedError as error:
-            if owner.token == token:
-                owner.token = None
+            self._forget_released(owner, token, expiry, is_cached)
             if lease is not None:
                 self._account(owner, lease, False)
                 yield from self._raising_lost("release", lease, error, by_release=True)
@@ -323,6 +321,16 @@ class LockBase(LingerBase):
         *_, options, begun = held
         report(options.metrics, "record_release", self.name, clock() - begun, True)
 
+    @staticmethod
+    def _forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:
+        """Note that the lock was released. Where the owner is shared, another caller may have acquired meanwhile.
+
+        With a key of the cache, that has the same token, but another `expiry`.
+        """
+        if owner.token == token and (owner.expiry is expiry or not is_cached):
+            owner.token = None
+            owner.forget_cached()
+
     def _releasing_for_caller(self, expected_token: Any) -> Steps:
         """Release by token, for a caller of `do_release`."""
         if not (yield from self._releasing_token(expected_token, self._acting() or self._held())):
@@ -330,7 +338,7 @@ class LockBase(LingerBase):
 
     def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
         """Release by token. Returns whether the lock was held with it."""
-        if owner.cached is not None:
+        if owner.cached is not None and self._has_own_hooks():
             return self._let_linger(owner)
         if _is_replaced(self.lua_release, RELEASE):
             return (yield from self._calling_script(self.lua_release, [expected_token]))

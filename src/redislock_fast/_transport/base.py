@@ -22,6 +22,7 @@ from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
+from redislock_fast._transport.closing import notice_closing
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.reauth import take_part
@@ -163,6 +164,11 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
 
     def _is_owner_gone(self) -> bool:
         return self._owner() is None
+
+    def _notice_closing(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            notice_closing(owner, self)
 
     def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:  # noqa: ARG002  # one server
         """A new token, with the identifier of the connection on which a request for this lock would leave.

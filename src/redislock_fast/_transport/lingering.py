@@ -74,6 +74,17 @@ class Lingering:
         registry.on_wanted = self.key_cache.hear_wanted
         return registry
 
+    def _is_owner_gone(self) -> bool:
+        """Whether the client is gone; see `Cleanup`."""
+        return False
+
+    def _notice_closing(self) -> None:
+        """Have what lingers given up when the client is closed."""
+
+    def give_up_keys(self) -> None:
+        """Give up what lingers, in the background."""
+        self.key_cache.drop_all()
+
     @property
     def tick_s(self) -> float:
         """How long to wait between two looks at the keys that linger, in seconds."""

@@ -200,7 +200,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None:
+        if cached is not None and self._has_own_release():
             return self._release_lingering(owner, cached)
         token = owner.token
         if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():

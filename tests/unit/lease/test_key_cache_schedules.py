@@ -241,7 +241,7 @@ class _EndOfATurn:
         self._turn = Turn(kept.key_cache)
         self._turn.begin(self._cached, b"a new token")
         self._other = object()
-        self.actors: list[Callable[[], object]] = [partial(self._turn.end, None), self._lock]
+        self.actors: list[Callable[[], object]] = [partial(self._turn.end, Owner()), self._lock]
 
     def _lock(self) -> None:
         assert self._cached.try_lock(self._other)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.steps import Enter
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
@@ -17,6 +18,13 @@ from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import TokenSource
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
+
+
+def _turn_at(cached: Any) -> Turn:
+    """The turn of an acquire that has the local lock."""
+    turn = Turn(cached._cache)
+    turn.begin(cached, b"")
+    return turn
 
 
 class _Transport(Kept):
@@ -64,7 +72,7 @@ def test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it() ->
     cached = transport.keep(lease_of(now - 2), now)
     assert cached.try_lock()
     cached.wanted_at = now  # said of an earlier token
-    steps = lock._confirming_kept(cached, lock._mine(), Limit(None))
+    steps = lock._confirming_kept(_turn_at(cached), lock._mine(), Limit(None))
     step: Any = next(steps)
     assert step.operation.request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN
 
@@ -97,7 +105,7 @@ def test_key_whose_token_names_another_connection_is_not_kept() -> None:
     cached = kept.key_cache.of(KEY)
     for source, heard_by in ((registry, registry), (TokenSource(), None)):
         assert cached.try_lock()
-        lock._note_granted(cached, lock._mine(), source.new_token(True), clock() + 11, registry)
+        lock._note_granted(_turn_at(cached), lock._mine(), source.new_token(True), clock() + 11, registry)
         assert cached.lease.heard_by is heard_by
         cached.release(clock(), 1.0)
         assert (cached.lease is not None) is (heard_by is registry)

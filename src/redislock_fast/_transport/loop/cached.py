@@ -34,7 +34,8 @@ class CachedBase(UncontendedBase):
     async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
         cached = self._cached or self._cached_key()
-        if self._take_at_once(cached, owner):
+        own_hook = self._own_hooks.do_acquire
+        if getattr(self.do_acquire, "__func__", None) is own_hook and self._take_at_once(cached, owner):
             return True
         if not cached.is_current:
             cached = self._cached_key()
@@ -51,7 +52,7 @@ class CachedBase(UncontendedBase):
                 turn, attempt = await self._begin_fetching(cached, owner)
             elif self.blocking if blocking is None else blocking:
                 turn = await self._begin_waiting(cached, owner)
-            if turn is not None and owner.cached is cached:
+            if turn is not None and turn.expiry is not None:
                 return True
         to_clean_up: CleanupEntries = []
         steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
@@ -67,12 +68,10 @@ class CachedBase(UncontendedBase):
             if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
                 await waiter.wait(None)
             if not cached.leave(waiter):
-                self._take(cached, owner)
+                self._take(turn, owner)
                 return turn
         except BaseException:
-            if owner.cached is cached:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
-            turn.end(owner.expiry)
+            turn.end(owner)
             raise
         return None
 
@@ -93,18 +92,16 @@ class CachedBase(UncontendedBase):
             if cached.lease is None and cached.try_lock(token):
                 reply = await connection.pipe.call(request, connection.timeout_s)
                 if reply == ours:
-                    self._note_granted(cached, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                    self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
                     return turn, attempt
                 begun = (connection, reply, None)
         except BaseException as interruption:
-            if owner.token == token:  # the interruption came just after it was noted
-                owner.token = owner.cached = None
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
-                turn.end(owner.expiry)
+                turn.end(owner)
                 raise
             begun = (connection, None, interruption)
         if begun is None:
-            turn.end(None)
+            turn.end(owner)
             return None, None
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return turn, attempt

@@ -40,7 +40,7 @@ class _ServerTransport(Protocol):
     def cleaning_up(self) -> asyncio.Task[None] | None:
         """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
 
-    def give_back_keys(self) -> None:
+    def give_up_keys(self) -> None:
         """Give up the keys that linger."""
 
     def stop(self) -> Iterable[asyncio.Task[Any]]:
@@ -107,7 +107,7 @@ class LoopEnd:
         give_up = self._loop.time() + _LIMIT_S
         servers = list(self._servers)
         for server in servers:
-            server.give_back_keys()
+            server.give_up_keys()
         try:
             while cleaning_up := [task for server in servers if (task := server.cleaning_up()) is not None]:
                 if not await self._wait(cleaning_up, give_up):

@@ -81,28 +81,32 @@ class LoopLingering(Lingering):
             self._loop.call_soon_threadsafe(super()._give_back, leases, is_wanted)
 
     def _watch_keys(self) -> None:
-        self._loop.call_later(self.tick_s, _sweep, weakref.ref(self))
+        self._notice_closing()
+        self._watch_later()
+
+    def _watch_later(self) -> None:
+        # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
+        self._loop.call_later(self.tick_s, self.watch_keys)
 
     def watch_keys(self) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
+        goes_on = True
+        try:
+            goes_on = self._sweep_keys()
+        finally:  # an interrupt may strike the loop, which may run again
+            if goes_on:
+                self._watch_later()
+
+    def _sweep_keys(self) -> bool:
         cache, connection = self.key_cache, self.connection
+        if self._is_owner_gone():
+            cache.drop_all()
         if connection is None or connection is not self._listening_on:
             self._listening_on = connection
             self.drop_keys(None if connection is None else connection.registry)
             if connection is not None:
                 connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(self)))
-        if cache.sweep(clock()) or self.has_unconfirmed or not cache.rests():
-            self._watch_keys()
-
-    def give_back_keys(self) -> None:
-        """Give up what lingers."""
-        self.key_cache.drop_all()
-
-
-def _sweep(transport_ref: weakref.ref[LoopLingering]) -> None:
-    transport = transport_ref()
-    if transport is not None:
-        transport.watch_keys()
+        return cache.sweep(clock()) or self.has_unconfirmed or not cache.rests()
 
 
 def _note_broken(transport_ref: weakref.ref[LoopLingering], _: object) -> None:

@@ -76,10 +76,6 @@ class ThreadLingering(Lingering):
     def hear(self, mailbox: Any, timeout_s: float) -> object:
         """Wait for the next message in a mailbox; see `ThreadServerTransport`."""
 
-    @abstractmethod
-    def _is_owner_gone(self) -> bool:
-        """Whether the client is gone; see `Cleanup`."""
-
     def local_waiter(self) -> LocalWaiter:
         return _ThreadWaiter()
 
@@ -95,7 +91,7 @@ class ThreadLingering(Lingering):
 
     def _watch_keys(self) -> None:
         self._used_at = clock()
-        watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="redislock_fast-linger", daemon=True)
+        watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
         try:
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
@@ -103,6 +99,7 @@ class ThreadLingering(Lingering):
             self.key_cache.is_watched = False
             return
         _watched.add(self)
+        self._notice_closing()
 
     def watch_keys(self) -> bool:
         """Listen for a while, and give up what has lingered for long enough. Returns False where nothing lingers."""
@@ -137,7 +134,7 @@ class ThreadLingering(Lingering):
 
     def give_back_keys(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
-        self.key_cache.drop_all()
+        self.give_up_keys()
         connection = self.connection
         if connection is not None and self.has_unconfirmed:
             with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
@@ -155,9 +152,7 @@ def _give_back_at_exit() -> None:
         transport.give_back_keys(max(deadline - clock(), 0.0))
 
 
-def _watch(transport_ref: weakref.ref[ThreadLingering]) -> None:
-    while True:
-        transport = transport_ref()
-        if transport is None or not transport.watch_keys():
-            return
-        del transport
+def _watch(transport: ThreadLingering) -> None:
+    # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
+    while transport.watch_keys():
+        pass

@@ -1,0 +1,172 @@
+"""An interrupt at any line of calls with `linger`, for threads, threads that share locks and tasks, and on options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import redislock_fast
+from redislock_fast.server import Server
+from tests.integration.lock.test_interrupts import (
+    CHANNELS,
+    FACADE,
+    LoopWorld,
+    ThreadWorld,
+    World,
+    collected,
+    untraced,
+)
+from tests.support.helpers import PATIENCE_S, pause, start
+from tests.support.interrupts import interrupted_at
+
+__all__ = ["collected"]
+
+LINGERING = (
+    "_lease/key_cache.py",
+    "_lease/owner.py",
+    "_procedures/lingering.py",
+    "_transport/lingering.py",
+    "_transport/threads/cached.py",
+    "_transport/loop/cached.py",
+    "_transport/threads/lingering.py",
+)
+"""Not `_transport/loop/lingering.py`: an interrupt that strikes its timer strikes the loop, and ends it."""
+BRIEF_S = 0.01
+SOON_S = 0.003
+
+pytestmark = [
+    pytest.mark.slow,
+    untraced,
+    pytest.mark.usefixtures("collected"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
+    pytest.mark.parametrize("fleet", ["valkey"], indirect=True),
+]
+
+
+class _Threads(ThreadWorld):
+    """With locks that threads do not share: these take fewer steps."""
+
+    shared = ThreadWorld.lock
+
+    def lock(self, **settings: Any) -> Any:
+        return redislock_fast.Lock(self.client, "name", 60, **settings)
+
+
+class _SharingThreads(_Threads):
+    """With locks that threads share."""
+
+    lock = ThreadWorld.lock
+
+
+@pytest.fixture(params=[_Threads, _SharingThreads, LoopWorld], ids=["threads", "sharing threads", "tasks"])
+def world(request: pytest.FixtureRequest, fleet: list[Server]) -> Iterator[Any]:
+    """All worlds in turn, connected and subscribed."""
+    running: World = request.param(fleet[:1])
+    lock = running.lock(linger=BRIEF_S)
+    running.do(lock.acquire)
+    running.do(lock.release)
+    yield running
+    running.close()
+
+
+only_threads = pytest.mark.parametrize(
+    "world", [_Threads, _SharingThreads], indirect=True, ids=["threads", "sharing threads"]
+)
+"""In a loop, the interrupt may strike the other task."""
+
+
+def _interrupted(number: int, world: Any, call: Callable[[], Any]) -> str:
+    place = interrupted_at(number, lambda: world.do(call), *FACADE, *CHANNELS, *LINGERING)
+    assert " raises " not in place
+    return place
+
+
+def _assert_whole(world: Any, lock: Any, place: str) -> None:
+    """Assert that the lock is held by this object or by none, and can be taken by one other then."""
+    other = world.lock(linger=BRIEF_S)
+    if lock.local.token is not None:  # returned, or about to
+        assert world.do(lambda: other.acquire(blocking=False)) is False, place
+        world.do(lock.release)
+    assert world.do(lambda: other.acquire(blocking_timeout=PATIENCE_S)) is True, place
+    assert world.do(lambda: world.lock(linger=BRIEF_S).acquire(blocking=False)) is False, place
+    world.do(other.release)
+    world.until_free()
+
+
+SETTINGS = pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"blocking_timeout": 10}], ids=str)
+
+
+@SETTINGS
+@pytest.mark.parametrize("lingers", [False, True], ids=["free", "lingering"])
+def test_acquire_interrupted_at_any_line(world: Any, settings: dict[str, Any], lingers: bool) -> None:
+    for number in range(1, 1000):
+        if lingers:
+            keeper = world.lock(linger=60)
+            world.do(keeper.acquire)
+            world.do(keeper.release)
+        lock = world.lock(**settings, linger=BRIEF_S)
+        place = _interrupted(number, world, lock.acquire)
+        _assert_whole(world, lock, place)
+        if not place:
+            assert number > 15
+            return
+
+
+@SETTINGS
+@only_threads
+def test_local_waiter_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
+    for number in range(1, 1000):
+        holder = world.shared(linger=BRIEF_S)
+        world.do(holder.acquire)
+        lock = world.lock(**settings, linger=BRIEF_S)
+
+        def release_soon(holder: Any = holder) -> None:
+            pause(SOON_S)
+            holder.release()
+
+        released = start(release_soon)
+        place = _interrupted(number, world, lock.acquire)
+        released.result(PATIENCE_S)
+        _assert_whole(world, lock, place)
+        if not place:
+            assert number > 30
+            return
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+def test_release_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
+    for number in range(1, 1000):
+        lock = world.lock(**settings, linger=BRIEF_S)
+        world.do(lock.acquire)
+        place = _interrupted(number, world, lock.release)
+        if lock.local.token is not None:
+            world.do(lock.release)
+        _assert_whole(world, lock, place)
+        if not place:
+            assert number > 10
+            return
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+@only_threads
+def test_release_with_a_local_waiter_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
+    for number in range(1, 1000):
+        lock, waiter = world.lock(**settings, linger=BRIEF_S), world.lock(linger=BRIEF_S)
+
+        def use(waiter: Any = waiter) -> None:
+            waiter.acquire()
+            waiter.release()
+
+        world.do(lock.acquire)
+        served = start(use)
+        pause(SOON_S)
+        place = _interrupted(number, world, lock.release)
+        if lock.local.token is not None:
+            world.do(lock.release)
+        served.result(PATIENCE_S)
+        _assert_whole(world, lock, place)
+        if not place:
+            assert number > 10
+            return
