@@ -222,4 +222,11 @@ FAULTS = (
         "            if False:",
         "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[_take-free]",
     ),
+    Fault(
+        "two threads watch the keys that linger",
+        "_lease/key_cache.py",
+        "        except IndexError:\n            return\n        try:\n            self.is_watched = True",
+        "        except IndexError:\n            pass\n        try:\n            self.is_watched = True",
+        "tests/unit/lease/test_key_cache.py::test_of_several_callers_one_begins_the_watching",
+    ),
 )

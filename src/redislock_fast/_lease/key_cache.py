@@ -21,6 +21,7 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -309,6 +310,7 @@ class KeyCache:
         self._keys: dict[bytes, CachedKey] = {}
         self._listeners: dict[bytes, _Listener] = {}
         self.is_watched = False
+        self._may_watch = [None]  # taken out by the one caller that begins the watching, and put back by its end
         self.shortest_s = LONGEST_KEPT_S
 
     def of(self, key: bytes) -> CachedKey:
@@ -322,9 +324,22 @@ class KeyCache:
             self._keys.pop(cached.key, None)
 
     def watch(self) -> None:
-        """Have the keys watched."""
-        self.is_watched = True
-        self._watch()
+        """Have the keys watched. Of several callers at once, one begins it."""
+        try:
+            self._may_watch.pop()
+        except IndexError:
+            return
+        try:
+            self.is_watched = True
+            self._watch()
+        except BaseException:  # an interrupt
+            self.end_watching()
+            raise
+
+    def end_watching(self) -> None:
+        """Note that the keys are not watched any more, and that the next caller of `watch` begins it again."""
+        self.is_watched = False
+        self._may_watch.append(None)
 
     def listen(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
         """Have `tell` called once, when another caller is heard to want the lock of this lease."""
@@ -409,13 +424,27 @@ class KeyCache:
         self._keys = {}
         self._listeners = {}
         self.is_watched = False
+        self._may_watch = [None]
+
+    def _needs_watching(self) -> bool:
+        return len(self._listeners) > 0 or any(
+            cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())
+        )
 
     def rests(self) -> bool:
-        """Whether the watching may end. Once this has returned True, the next release begins it again."""
-        self.is_watched = False  # before the second look: what lingers now relied on this watching
-        if self._listeners or any(
-            cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())
-        ):
+        """Whether the watching may end. Once this has returned True, the next release begins it again.
+
+        What lingers meanwhile relies on this watching, or on another one that has begun since. So it is looked at
+        after `is_watched` has become False, and again after another watching may begin.
+        """
+        self.is_watched = False
+        if self._needs_watching():
             self.is_watched = True
             return False
+        self.end_watching()
+        if self._needs_watching():
+            with contextlib.suppress(IndexError):  # another watching has begun
+                self._may_watch.pop()
+                self.is_watched = True
+                return False
         return True

@@ -399,6 +399,27 @@ def test_watching_ends_when_nothing_lingers_and_no_caller_waits(kept: Kept, cloc
     assert (kept.watches, kept.key_cache.is_watched) == (2, True)
 
 
+def test_of_several_callers_one_begins_the_watching(kept: Kept, clock: _Clock) -> None:
+    kept.key_cache.watch()
+    kept.key_cache.watch()
+    assert kept.watches == 1
+
+
+def test_release_beside_the_end_of_the_watching_begins_no_second_one(kept: Kept, clock: _Clock) -> None:
+    cached = kept.key_cache.of(KEY)
+    needs_watching = kept.key_cache._needs_watching
+
+    def release_meanwhile() -> bool:
+        kept.key_cache._needs_watching = needs_watching  # type: ignore[method-assign]
+        _lingering(kept, clock)  # its release sees that the keys are not watched
+        return needs_watching()
+
+    kept.key_cache.watch()
+    kept.key_cache._needs_watching = release_meanwhile  # type: ignore[method-assign]
+    assert (kept.key_cache.rests(), kept.key_cache.is_watched, kept.watches) == (False, True, 1)
+    assert cached.lease is not None
+
+
 def test_waiter_has_a_local_lock_watched_that_may_be_forgotten(kept: Kept) -> None:
     cached = kept.key_cache.of(KEY)
     assert cached.try_lock()

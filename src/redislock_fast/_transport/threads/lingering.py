@@ -96,7 +96,7 @@ class ThreadLingering(Lingering):
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
             self.key_cache.drop_all()
-            self.key_cache.is_watched = False
+            self.key_cache.end_watching()
             return
         _watched.add(self)
         self._notice_closing()
