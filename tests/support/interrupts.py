@@ -36,6 +36,13 @@ _BATCH = ("acquisition.py", "held.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_procedures/batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 
+def _is_finalizing(frame: Any) -> bool:
+    """Whether a finalizer runs this: of an object of the package, or of a client that the garbage collector has met."""
+    while frame is not None and frame.f_code.co_name not in _FINALIZERS:
+        frame = frame.f_back
+    return frame is not None
+
+
 def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     """Interrupt the work before the n-th line of a batch's own files, or of these as well.
 
@@ -68,8 +75,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
                 raise KeyboardInterrupt
             return on_line
 
-        is_traced = frame.f_code.co_filename in traced and frame.f_code.co_name not in _FINALIZERS
-        return on_line if is_traced else None
+        return on_line if frame.f_code.co_filename in traced and not _is_finalizing(frame) else None
 
     before = sys.gettrace()
     sys.settrace(on_call)
