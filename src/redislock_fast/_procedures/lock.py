@@ -293,7 +293,11 @@ class LockBase(LingerBase):
                 raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
             if not (yield from self._asking_release(owner, token, begun)):
                 raise self._not_owned("release")
-            self._forget_released(owner, token, expiry, is_cached)
+            # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
+            if owner.token == token and (owner.expiry is expiry or not is_cached):
+                owner.token = None
+                if is_cached:
+                    owner.forget_cached()
         except LockNotOwnedError as error:
             self._forget_released(owner, token, expiry, is_cached)
             if lease is not None:
