@@ -13,6 +13,7 @@ import gc
 import importlib
 import random
 import weakref
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,17 @@ async def test_a_lone_request_leaves_at_once(make_pipe: MakePipe) -> None:
         assert b"*3\r\n$1\r\nX\r\n$4\r\ntext\r\n$1\r\n7\r\n" == peer.sent_so_far()
         await peer.answer(b"+OK\r\n")
         assert b"OK" == await waiting
+
+
+@in_loop
+async def test_a_part_of_the_buffer_is_no_copy(make_pipe: MakePipe) -> None:
+    """asyncio's TLS receives into the rest of the buffer where several records come at once."""
+    async with connected(make_pipe) as (pipe, _):
+        protocol: Any = pipe
+        buffer = protocol.get_buffer(-1)
+        rest = buffer[3:]
+        rest[0] = 7
+        assert buffer[3] == 7
 
 
 @in_loop

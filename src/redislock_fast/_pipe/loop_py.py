@@ -177,7 +177,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         transport.set_protocol(self)
         if not transport.is_reading():  # redis-py's reader has paused it
             transport.resume_reading()
-        self._inbox = bytearray(_INBOX_BYTES)
+        self._inbox = memoryview(bytearray(_INBOX_BYTES))  # of which asyncio's TLS takes slices, to fill them
         if received:
             self._parser.feed(received)
             self._deliver()
@@ -287,7 +287,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     # ---- the transport's calls ----
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # the same for any
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the same for any
         """The buffer to receive into."""
         return self._inbox
 
