@@ -41,6 +41,7 @@ def scene(valkey: Server) -> Iterator[Scene]:
         yield opened
 
 
+@pytest.mark.slow
 def test_each_uncontended_figure_is_measured(scene: Scene) -> None:
     entrants = list(lingering._near(scene))
     rounds.race(entrants, rounds=1, seconds=0.01)

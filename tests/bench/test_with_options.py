@@ -16,6 +16,7 @@ from bench.workloads import with_options
 from redislock_fast.server import Server
 
 
+@pytest.mark.slow
 def test_each_ratio_is_to_the_plain_lock_in_the_same_workload(valkey: Server) -> None:
     with rounds.open_scene(valkey.url, 100) as scene:
         field = [libraries.find(name) for name in (OURS, *WITH_OPTION)]

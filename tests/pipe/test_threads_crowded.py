@@ -194,8 +194,8 @@ def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
         raise Interruption
 
     def answer_and_interrupt() -> list[Future[Reply]]:
-        after = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(15)]
-        peer.read(32 - len(after))
+        peer.read(1)
+        after = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(7)]
         peer.read(len(after))
         peer.answer(32 * b":1\r\n")
         keep_the_gil(0.05)
@@ -205,7 +205,8 @@ def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
 
     previous = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        before = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(16)]
+        before = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(24)]  # more than are woken at once
+        peer.read(len(before))
         with ThreadPoolExecutor(1) as other:
             peer_side = other.submit(answer_and_interrupt)
             with pytest.raises(Interruption):

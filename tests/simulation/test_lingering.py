@@ -100,6 +100,7 @@ def _forget_unconfirmed(self: Lingering, leases: list[KeyLease]) -> None:
 _real_unlock, _real_give_up, _real_sweep = CachedKey.unlock, LocalWaiter.give_up, KeyCache.sweep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "method", "broken", "kind", "violation"),
     [
