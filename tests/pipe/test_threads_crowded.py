@@ -150,7 +150,7 @@ def crowd() -> Iterator[tuple[Pipe, Peer, ThreadPoolExecutor]]:
     """A compiled pipe and many threads, in an interpreter whose GIL stays with a thread until that blocks."""
     interval_s = sys.getswitchinterval()
     ours, theirs = socket.socketpair()
-    pool = ThreadPoolExecutor(32)
+    pool = ThreadPoolExecutor(128)
     pipe = compiled_pipe(ours)
     sys.setswitchinterval(30)
     try:
@@ -197,7 +197,7 @@ def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
         peer.read(1)
         after = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(7)]
         peer.read(len(after))
-        peer.answer(32 * b":1\r\n")
+        peer.answer(108 * b":1\r\n")
         keep_the_gil(0.05)
         signal.pthread_kill(main, signal.SIGUSR1)
         keep_the_gil(0.05)
@@ -205,13 +205,13 @@ def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
 
     previous = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        before = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(24)]  # more than are woken at once
+        before = [pool.submit(pipe.call, (b"one",), FOREVER) for _ in range(100)]  # many more than are woken at once
         peer.read(len(before))
         with ThreadPoolExecutor(1) as other:
             peer_side = other.submit(answer_and_interrupt)
             with pytest.raises(Interruption):
                 pipe.call((b"one",), FOREVER)
             after = peer_side.result(timeout=20)
-        assert [1] * 31 == [call.result(timeout=20) for call in (*before, *after)]
+        assert [1] * 107 == [call.result(timeout=20) for call in (*before, *after)]
     finally:
         signal.signal(signal.SIGUSR1, previous)
