@@ -38,6 +38,7 @@ _OPTIONS = {
     "repl-diskless-sync": "yes",
     "repl-diskless-sync-delay": "0",
 }
+_PATIENCE_S = 60.0  # a replica whose first try to follow has failed, on a busy machine, tries again after a while
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,10 @@ class Cluster:
                 admin.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))  # Redis 6.2 has no ADDSLOTSRANGE
             for other in self.nodes[:number]:
                 admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
-        wait_until(lambda: all(map(self._knows_all, self.admins)), "the nodes have met")
+        wait_until(lambda: all(map(self._knows_all, self.admins)), "the nodes have met", _PATIENCE_S)
         for number in range(_PRIMARIES, 2 * _PRIMARIES):
             self.admins[number].execute_command("CLUSTER", "REPLICATE", self._ids[number - _PRIMARIES])
-        wait_until(self._is_whole, "the cluster is whole")
+        wait_until(self._is_whole, "the cluster is whole", _PATIENCE_S)
 
     @staticmethod
     def _knows_all(admin: Any) -> bool:
@@ -293,4 +294,4 @@ class Cluster:
         for node in self.nodes:
             if node.process is None:
                 node.start()
-        wait_until(self._is_whole, "the cluster is whole again")
+        wait_until(self._is_whole, "the cluster is whole again", _PATIENCE_S)
