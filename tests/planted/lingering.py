@@ -135,15 +135,15 @@ FAULTS = (
     Fault(
         "key lingers that nothing watches",
         "_procedures/lingering.py",
-        "if cached.waiters or cached.must_go or not cached.is_watched:",
+        "if cached.waiters or cached.must_go or (keeps and not cached.is_watched):",
         "if cached.waiters or cached.must_go:",
         f"{_MEET}[release and the end of the watching-1]",
     ),
     Fault(
         "interrupted acquire cleans up a key that lingers",
         "_procedures/lingering.py",
-        "                if lease is None or lease.token != token:\n                    to_clean_up",
-        "                if True:\n                    to_clean_up",
+        "            if lease is None or lease.token != token:\n                left",
+        "            if True:\n                left",
         f"{_STEPS}test_interrupted_acquire_lets_the_key_linger_that_it_has_taken",
     ),
     Fault(
@@ -200,10 +200,51 @@ FAULTS = (
     ),
     Fault(
         "posted release is not watched",
-        "_transport/lingering.py",
-        "        if not self.key_cache.is_watched:  # the replies may not come\n",
+        "_transport/threads/lingering.py",
+        "        if not (self.key_cache.is_watched or self._asleep):\n",
         "        if False:\n",
         f"{_GIVING_BACK}test_release_that_has_no_reply_yet_is_watched[threads]",
+    ),
+    Fault(
+        "thread that sleeps is not woken by a key that lingers",
+        "_transport/threads/lingering.py",
+        "            self._asleep.pop().release()\n",
+        "            self._asleep.pop()\n",
+        f"{_GIVING_BACK}test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers",
+    ),
+    Fault(
+        "thread that sleeps does not look for replies",
+        "_transport/threads/lingering.py",
+        "                self._listen(_LONGEST_PARK_S)\n",
+        "                pass\n",
+        f"{_GIVING_BACK}test_thread_that_sleeps_is_not_woken_by_what_is_given_back",
+    ),
+    Fault(
+        "thread that has ended counts as asleep",
+        "_transport/threads/lingering.py",
+        "            self._asleep.remove(woken)\n        except",
+        "            pass\n        except",
+        f"{_GIVING_BACK}test_thread_that_sleeps_ends_where_no_key_lingers",
+    ),
+    Fault(
+        "interrupted release of a wanted key gives nothing up",
+        "_procedures/lingering.py",
+        "                except BaseException:  # an interrupt may come before any line\n                    cached",
+        "                except Exception:\n                    cached",
+        (
+            "tests/integration/lingering/test_interrupted_calls.py::"
+            "test_release_of_a_wanted_key_interrupted_at_any_line[threads-{}-valkey]"
+        ),
+    ),
+    Fault(
+        "interrupted acquire by the queue keeps the local lock",
+        "_transport/threads/cached.py",
+        "            self._transport.clean_up(self._undo(turn, owner, None))\n",
+        "",
+        (
+            "tests/integration/lingering/test_interrupted_calls.py::"
+            "test_acquire_by_the_queue_interrupted_at_any_line[threads-{}-valkey]"
+        ),
     ),
     Fault(
         "interrupted release forgets the first local waiter",

@@ -214,24 +214,21 @@ class CachedKey:
 
         Frees the local lock.
         """
-        cache = self._cache
         if not self._may_pass(now) or not (self.waiters or (now >= self.keeps_from and not self.must_go)):
             self.drop()
         elif self.waiters:
             self.passes += self.wanted_at is not None
         self.idle_until = now + linger_s
         self.free()
-        if not cache.is_watched:
-            cache.watch()
 
     def drop(self) -> None:
         """Give the key up, in the background."""
-        lease, self.lease = self.lease, None
-        is_wanted = self.wanted_at is not None
+        lease = self.lease
+        if lease is not None:  # first of all, for another process waits; repeated after an interrupt, it does no harm
+            self._cache.give_up([lease], self.wanted_at is not None)
+            self.lease = None
         self.wanted_at = None
         self.passes = 0
-        if lease is not None:
-            self._cache.give_up([lease], is_wanted)
 
     @property
     def remembers_until(self) -> float:
@@ -339,7 +336,7 @@ class KeyCache:
     def end_watching(self) -> None:
         """Note that the keys are not watched any more, and that the next caller of `watch` begins it again."""
         self.is_watched = False
-        self._may_watch.append(None)
+        self._may_watch[:] = [None]  # one, though an interrupt may have come between the beginning and its note
 
     def listen(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
         """Have `tell` called once, when another caller is heard to want the lock of this lease."""

@@ -139,28 +139,30 @@ class LingerBase(AcquireBase):
         if (
             lease is not None
             and now < expiry[1]  # type: ignore[operator]  # a lock that lingers has a ttl
-            and now < lease.keep_until
-            and now >= cached.keeps_from
             and cached.locked_by.get(0) is expiry
-            and cached.wanted_at is None
-            and cached.is_current
             and self.thread_local
         ):
-            owner.cached = owner.token = (
-                None  # before an interrupt could free the local lock of a lock that is held yet
+            keeps = (
+                cached.wanted_at is None and now < lease.keep_until and now >= cached.keeps_from and cached.is_current
             )
-            try:
-                cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # as above
-                if not cached.waiters:
-                    cached.locked_by.pop(0, None)
-                else:
-                    cached.free()
-                if cached.waiters or cached.must_go or not cached.is_watched:
+            if keeps or not cached.waiters:
+                # first of all, before an interrupt could free the local lock of a lock that is held yet
+                owner.cached = owner.token = None
+                try:
+                    if keeps:
+                        cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # it lingers
+                    else:
+                        cached.drop()
+                    if not cached.waiters:
+                        cached.locked_by.pop(0, None)
+                    else:
+                        cached.free()
+                    if cached.waiters or cached.must_go or (keeps and not cached.is_watched):
+                        cached.tidy(expiry)
+                except BaseException:  # an interrupt may come before any line
                     cached.tidy(expiry)
-            except BaseException:  # an interrupt may come before any line
-                cached.tidy(expiry)
-                raise
-            return
+                    raise
+                return
         if not self._let_linger(owner):
             raise self._not_owned("release")
 
@@ -199,11 +201,7 @@ class LingerBase(AcquireBase):
                 acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, begun)
             return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
         except BaseException:
-            token, lease = owner.token, turn.lease
-            if token is not None and token != before and turn.has_lock:
-                owner.token = owner.cached = None
-                if lease is None or lease.token != token:
-                    to_clean_up.append((self._key, token))
+            to_clean_up.extend(self._undo(turn, owner, before))
             acquired = False
             raise
         finally:
@@ -223,20 +221,37 @@ class LingerBase(AcquireBase):
         """Acquire with the local lock. Returns whether the lock is held."""
         cached = self._cached = turn.cached
         assert cached is not None
-        turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
         if self._take(turn, owner) or (yield from self._confirming_kept(turn, owner, limit)):
             return True
         acquired = yield from self._acquiring_until(
             limit, owner, sleep, blocking, None, to_clean_up, attempt, self._linger_ms
         )
         if acquired:
-            token, expires_at = owner.expiry
-            assert token is not None
-            assert expires_at is not None
-            if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
-                cached.wanted_at = clock()
-            self._note_granted(turn, owner, token, expires_at, self._transport.registry_of(self._key))
+            self._note_acquired(turn, owner)
         return acquired
+
+    @staticmethod
+    def _may_ask(turn: Turn, holder: object) -> bool:
+        """Take the local lock of a key that is not kept, without waiting. Returns whether that was possible."""
+        cached = turn.cached
+        return cached is not None and cached.lease is None and cached.try_lock(holder)
+
+    def _undo(self, turn: Turn, owner: Owner, before: bytes | None) -> CleanupEntries:
+        """End a turn in which an interrupt or an error has come. Returns what must be cleaned up.
+
+        Args:
+            turn: of the acquire.
+            owner: the caller's.
+            before: the token that the owner had before.
+        """
+        token, lease = owner.token, turn.lease
+        left: CleanupEntries = []
+        if token is not None and token != before and turn.has_lock:
+            owner.token = owner.cached = None
+            if lease is None or lease.token != token:
+                left.append((self._key, token))
+        turn.end(owner)
+        return left
 
     def _is_heard(self, limit: Limit) -> Steps:
         """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
@@ -319,6 +334,17 @@ class LingerBase(AcquireBase):
             lease.reports = self._options.metrics, self._name
         return lease
 
+    def _note_acquired(self, turn: Turn, owner: Owner) -> None:
+        """Note the key that the owner has acquired, whose local lock it has."""
+        cached = turn.cached
+        token, expires_at = owner.expiry
+        assert cached is not None
+        assert token is not None
+        assert expires_at is not None
+        if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
+            cached.wanted_at = clock()
+        self._note_granted(turn, owner, token, expires_at, self._transport.registry_of(self._key))
+
     def _note_granted(
         self, turn: Turn, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
     ) -> None:
@@ -332,6 +358,7 @@ class LingerBase(AcquireBase):
             registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
         """
         heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
+        turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
         assert turn.cached is not None
         turn.cached.lease = lease = self._new_lease(token, expires_at, heard_by, clock())
         self._hold(turn, lease, owner)

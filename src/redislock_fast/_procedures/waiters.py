@@ -369,10 +369,6 @@ class WaiterRegistry(Subscriptions):
             return True
         return False
 
-    def looks_contended(self, key: bytes) -> bool:
-        """As `is_contended`, for a caller that asks that afterwards."""
-        return key in self._handed_over or self.is_contended(key, False)
-
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note that the lock was released: a waiter has it now, or no waiter was in the queue."""
         if not handed_over:

@@ -57,6 +57,11 @@ class Lingering:
     def _watch_keys(self) -> None:
         """Have the connection read, and `KeyCache.sweep` called, until `KeyCache.rests` says yes."""
 
+    def _confirm_soon(self) -> None:
+        """Have the replies to posted releases read, and the keys cleaned up where none come."""
+        if not self.key_cache.is_watched:
+            self.key_cache.watch()
+
     @abstractmethod
     def local_waiter(self) -> LocalWaiter:
         """A new waiter for the local lock of a cached key."""
@@ -95,9 +100,10 @@ class Lingering:
     def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
         """Release the keys, without waiting for the replies."""
         connection = self.connection
-        if connection is None or any(lease.heard_by is not connection.registry for lease in leases):
-            self.clean_up([(lease.key, lease.token) for lease in leases])
-            return
+        for lease in leases:
+            if connection is None or lease.heard_by is not connection.registry:
+                self.clean_up([(lease.key, lease.token) for lease in leases])
+                return
         capabilities = connection.capabilities
         asked = [release_request(capabilities, lease.key, lease.token, is_wanted) for lease in leases]
         requests = [request for request, _ in asked]
@@ -120,8 +126,7 @@ class Lingering:
             self._post_many(connection, requests, on_replies)
         except ConnectionBroken:
             self._clean_up_unconfirmed(leases)
-        if not self.key_cache.is_watched:  # the replies may not come
-            self.key_cache.watch()
+        self._confirm_soon()
 
     def _take_first(
         self,

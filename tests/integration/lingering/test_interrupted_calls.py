@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
+import redis
 
 import redislock_fast
 from redislock_fast.server import Server
@@ -18,8 +22,10 @@ from tests.integration.lock.test_interrupts import (
     collected,
     untraced,
 )
-from tests.support.helpers import PATIENCE_S, pause, start
+from tests.support.helpers import PATIENCE_S, pause, start, wait_until
 from tests.support.interrupts import interrupted_at
+from tests.support.transports import queue_at_once
+from tests.support.waiting import queued
 
 __all__ = ["collected"]
 
@@ -132,6 +138,65 @@ def test_local_waiter_interrupted_at_any_line(world: Any, settings: dict[str, An
         _assert_whole(world, lock, place)
         if not place:
             assert number > 30
+            return
+
+
+@pytest.fixture
+def handing_over(
+    world: Any, fleet: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Begins a context in which another client holds the lock, and hands it over to the first waiter."""
+    queue_at_once(monkeypatch)
+    world.until_free()
+    with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
+        holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
+
+        @contextmanager
+        def begin() -> Iterator[None]:
+            holder.acquire()
+            is_over = threading.Event()
+
+            def hand_over() -> None:
+                wait_until(lambda: is_over.is_set() or queued(client, "name") == 1, "there is a waiter, or was none")
+                holder.release()
+
+            done = pool.submit(hand_over)
+            yield
+            is_over.set()
+            done.result(PATIENCE_S)
+
+        yield begin
+
+
+@SETTINGS
+def test_acquire_by_the_queue_interrupted_at_any_line(
+    world: Any, settings: dict[str, Any], handing_over: Callable[[], AbstractContextManager[None]]
+) -> None:
+    for number in range(1, 1000):
+        lock = world.lock(**settings, linger=BRIEF_S)
+        with handing_over():
+            place = _interrupted(number, world, lock.acquire)
+        _assert_whole(world, lock, place)
+        if not place:
+            assert number > 30
+            return
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+@only_threads
+def test_release_of_a_wanted_key_interrupted_at_any_line(
+    world: Any, settings: dict[str, Any], handing_over: Callable[[], AbstractContextManager[None]]
+) -> None:
+    for number in range(1, 1000):
+        lock = world.lock(**settings, linger=60)  # for longer than the test waits
+        with handing_over():
+            world.do(lock.acquire)
+        place = _interrupted(number, world, lock.release)
+        if lock.local.token is not None:
+            world.do(lock.release)
+        world.until_free()
+        if not place:
+            assert number > 10
             return
 
 

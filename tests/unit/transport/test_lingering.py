@@ -20,6 +20,7 @@ from redislock_fast._transport.threads import lingering as threads
 from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, lease_of
+from tests.support.helpers import PATIENCE_S, start, wait_until
 
 
 class _Closed:
@@ -65,6 +66,7 @@ class _OfThreads(ThreadLingering):
     def __init__(self) -> None:
         super().__init__()
         self.inside = set()
+        self._asleep = []
         self.connection: Any = _Connection()
         self.cleaned_up: list[tuple[bytes, bytes]] = []
 
@@ -182,6 +184,58 @@ def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.Mo
         cached.release(clock(), linger_s=1.0)
     assert len(transport.connection.posted) == 2
     assert not transport.key_cache.is_watched
+
+
+class _Asleep:
+    """A watching thread that has gone to sleep, since no key lingers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rest_s: float) -> None:
+        self.transport = _OfThreads()
+        self.started = 0
+        monkeypatch.setattr(self.transport, "_start_watching", self._note_start)
+        self.transport.key_cache.watch()
+        self.goes_on = start(lambda: self.transport._sleep(rest_s))
+        wait_until(lambda: not self.transport.key_cache.is_watched, "it sleeps")
+
+    def _note_start(self) -> None:
+        self.started += 1
+
+    def give_back(self) -> None:
+        cached = self.transport.key_cache.of(KEY)
+        assert cached.try_lock()
+        cached.lease = lease_of(clock(), heard_by=self.transport.connection)
+        cached.drop()
+        cached.free()
+
+
+def test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = _Asleep(monkeypatch, PATIENCE_S)
+    cached = asleep.transport.key_cache.of(KEY)
+    assert cached.try_lock()
+    cached.lease = lease_of(clock(), heard_by=asleep.transport.connection)
+    cached.release(clock(), linger_s=1.0)
+    assert asleep.goes_on.result(PATIENCE_S) is True
+    assert asleep.transport.key_cache.is_watched
+    assert asleep.started == 1
+
+
+def test_thread_that_sleeps_is_not_woken_by_what_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = _Asleep(monkeypatch, PATIENCE_S)
+    heard = threading.Event()
+    monkeypatch.setattr(asleep.transport, "_listen", lambda _: heard.set())
+    asleep.give_back()
+    assert not asleep.transport.key_cache.is_watched
+    assert heard.wait(PATIENCE_S), "it looks for the reply"
+    asleep.transport.key_cache.watch()
+    assert asleep.goes_on.result(PATIENCE_S) is True
+    assert asleep.started == 1
+
+
+def test_thread_that_sleeps_ends_where_no_key_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = _Asleep(monkeypatch, 0.0)
+    assert asleep.goes_on.result(PATIENCE_S) is False
+    asleep.give_back()
+    assert asleep.started == 2, "another thread looks for the reply"
 
 
 def test_release_that_was_cleaned_up_is_not_sent_again(transport: Any) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures.waiting import POLL
 from redislock_fast._protocol.commands import Acquire, acquire_request
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.uncontended import UncontendedBase
 from redislock_fast._util.coroutines import runs
-from redislock_fast._util.times import clock
+from redislock_fast._util.times import Limit, clock
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import CachedKey
@@ -48,9 +49,10 @@ class CachedBase(UncontendedBase):
             and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
+            waits = self.blocking if blocking is None else blocking
             if not cached.locked_by:
-                turn, attempt = await self._begin_fetching(cached, owner)
-            elif self.blocking if blocking is None else blocking:
+                turn, attempt = await self._begin_fetching(cached, owner, waits and owner.token is None)
+            elif waits:
                 turn = await self._begin_waiting(cached, owner)
             if turn is not None and turn.expiry is not None:
                 return True
@@ -75,21 +77,26 @@ class CachedBase(UncontendedBase):
             raise
         return None
 
-    async def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn | None, Acquire | None]:
-        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
+    async def _begin_fetching(self, cached: CachedKey, owner: Owner, waits: bool) -> tuple[Turn | None, Acquire | None]:
+        """Take a free key by one request, or a contended one by the queue if the caller waits.
+
+        Returns the turn, and the attempt where it has another outcome.
+        """
         server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
         connection, registry = server.connection, server.registry_of(self._key)
-        if connection is None or registry is None or registry.looks_contended(self._key):
+        if connection is None or registry is None:
             return None, None
         token = registry.new_token(listens=True)
         turn = Turn(server.key_cache_of(self._key))
         turn.begin(cached, token)
+        if waits and registry.is_contended(self._key, True):
+            return await self._begin_queueing(turn, owner, token), None
         attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
         try:
-            if cached.lease is None and cached.try_lock(token):
+            if self._may_ask(turn, token):
                 reply = await connection.pipe.call(request, connection.timeout_s)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
@@ -105,6 +112,22 @@ class CachedBase(UncontendedBase):
             return None, None
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return turn, attempt
+
+    async def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> Turn | None:
+        """Get a contended key by the server's queue. Returns the turn where that was possible."""
+        server = self._transport.of_running_loop()
+        to_clean_up: CleanupEntries = []
+        try:
+            if self._may_ask(turn, token):
+                waiting = self._waiting(token, None, self.sleep, Limit(None), linger_ms=self._linger_ms)
+                if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
+                    self._note_acquired(turn, owner)
+                    return turn
+        except BaseException:
+            server.clean_up(self._undo(turn, owner, None))
+            raise
+        turn.end(owner)
+        return None
 
     @runs("Lock.release")
     async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:

@@ -47,9 +47,10 @@ class CachedBase(UncontendedBase):
             and blocking in (None, True, False)
             and self._is_plain_acquire()
         ):
+            waits = self.blocking if blocking is None else blocking
             if not cached.locked_by:
-                turn, attempt = self._begin_fetching(cached, owner)
-            elif self.blocking if blocking is None else blocking:
+                turn, attempt = self._begin_fetching(cached, owner, waits and owner.token is None)
+            elif waits:
                 turn = self._begin_waiting(cached, owner)
             if turn is not None and turn.expiry is not None:
                 return True
@@ -73,21 +74,26 @@ class CachedBase(UncontendedBase):
             raise
         return None
 
-    def _begin_fetching(self, cached: CachedKey, owner: Owner) -> tuple[Turn | None, Acquire | None]:
-        """Take a free key by one request. Returns the turn, and the attempt where it has another outcome."""
+    def _begin_fetching(self, cached: CachedKey, owner: Owner, waits: bool) -> tuple[Turn | None, Acquire | None]:
+        """Take a free key by one request, or a contended one by the queue if the caller waits.
+
+        Returns the turn, and the attempt where it has another outcome.
+        """
         transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
         connection, registry = transport.connection, transport.registry_of(self._key)
-        if connection is None or registry is None or registry.looks_contended(self._key):
+        if connection is None or registry is None:
             return None, None
         token = registry.new_token(listens=True)
         turn = Turn(transport.key_cache_of(self._key))
         turn.begin(cached, token)
+        if waits and registry.is_contended(self._key, True):
+            return self._begin_queueing(turn, owner, token), None
         attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
         try:
-            if cached.lease is None and cached.try_lock(token):
+            if self._may_ask(turn, token):
                 reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
@@ -103,3 +109,15 @@ class CachedBase(UncontendedBase):
             return None, None
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return turn, attempt
+
+    def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> Turn | None:
+        """Get a contended key by the server's queue. Returns the turn where that was possible."""
+        try:
+            if self._may_ask(turn, token) and self._acquire_contended(owner, token, self._linger_ms):
+                self._note_acquired(turn, owner)
+                return turn
+        except BaseException:
+            self._transport.clean_up(self._undo(turn, owner, None))
+            raise
+        turn.end(owner)
+        return None

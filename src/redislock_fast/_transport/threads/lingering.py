@@ -4,8 +4,12 @@ While a key lingers, each thread of the program may be busy elsewhere for as lon
 messages on the connection as a waiter does, and reads the socket where no caller does. The one that reads hears that a
 key is wanted, and gives it up, before any caller goes on.
 
-Thread safety: `_release` of the base class may run in any thread. `_watcher` is assigned as a whole; two threads at
-once, after a race, do no harm.
+While no key lingers, the thread sleeps: a caller beside a thread that reads for it takes twice as long. The next key
+that lingers wakes it. What was given back without a reply does not: the thread looks after that by itself.
+
+Thread safety: any thread gives keys back. A thread that sleeps is the one entry of `_asleep`, a lock that wakes it. Of
+the caller that wakes it and the thread that ends, the one that takes the entry out decides. A caller first adds to
+`_unconfirmed` and then looks at `_asleep`; the thread that ends looks in the other order. So no reply is forgotten.
 """
 
 from __future__ import annotations
@@ -32,13 +36,19 @@ __all__ = ["ThreadLingering"]
 
 logger = logging.getLogger(__name__)
 
+_QUIET_S = 0.05
+"""How long the thread goes on listening while nothing lingers: a key that is held may linger soon."""
+
 _REST_S = 1.0
-"""How long the thread lives on while nothing lingers: longer than a thread takes to start."""
+"""How long the thread then sleeps before it ends: longer than a thread takes to start."""
+
+_LOOKS_EVERY_S = 0.1
+"""How often the sleeping thread looks whether replies are missing: then keys may be held that nobody uses."""
 
 _BUSY_S = 0.002
 _LONGEST_PARK_S = 0.02
-"""A caller beside a thread that reads for it takes twice as long. So while callers use the connection, and read all
-that comes, the thread stays away from it; and it looks so often whether they do."""
+"""While callers use the connection, and read all that comes, the thread stays away from it; it looks so often whether
+they do."""
 
 _EXIT_LIMIT_S = 1.0
 """How long a program waits at its end until what lingers is given back, in seconds."""
@@ -70,7 +80,9 @@ class ThreadLingering(Lingering):
     _listening_on: Any = None
     _mailbox: Any = None
     _used_at = 0.0
+    _posted_at = 0.0
     _sweeps_at = 0.0
+    _asleep: list[threading.Lock]
 
     @abstractmethod
     def hear(self, mailbox: Any, timeout_s: float) -> object:
@@ -91,6 +103,12 @@ class ThreadLingering(Lingering):
 
     def _watch_keys(self) -> None:
         self._used_at = clock()
+        try:
+            self._asleep.pop().release()
+        except IndexError:
+            self._start_watching()
+
+    def _start_watching(self) -> None:
         watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
         try:
             watcher.start()
@@ -101,17 +119,53 @@ class ThreadLingering(Lingering):
         _watched.add(self)
         self._notice_closing()
 
+    def _confirm_soon(self) -> None:
+        self._posted_at = clock()
+        if not (self.key_cache.is_watched or self._asleep):
+            self.key_cache.watch()
+
     def watch_keys(self) -> bool:
         """Listen for a while, and give up what has lingered for long enough. Returns False where nothing lingers."""
         cache, now = self.key_cache, clock()
         if now >= self._sweeps_at:
             self._sweeps_at = now + self.tick_s
-            if self._is_owner_gone():
+            is_owner_gone = self._is_owner_gone()
+            if is_owner_gone:
                 cache.drop_all()
-            if cache.sweep(now) or self.has_unconfirmed:
+            if cache.sweep(now):
                 self._used_at = now
-            elif (now >= self._used_at + _REST_S or self._is_owner_gone()) and cache.rests():
-                return False
+            elif now >= self._used_at + _QUIET_S or is_owner_gone:
+                return self._sleep(0.0 if is_owner_gone else _REST_S)
+        self._listen(min(self.tick_s, _LONGEST_PARK_S))
+        return True
+
+    def _sleep(self, rest_s: float) -> bool:
+        """Sleep until a key lingers. Returns False where none does in time."""
+        woken = threading.Lock()
+        woken.acquire()
+        self._asleep.append(woken)
+        if not self.key_cache.rests():
+            self._asleep.remove(woken)
+            return True
+        while not woken.acquire(timeout=min(rest_s, _LOOKS_EVERY_S)):
+            if self.has_unconfirmed:
+                self._listen(_LONGEST_PARK_S)
+            elif clock() >= max(self._used_at, self._posted_at) + rest_s:
+                return not self._ends(woken)
+        return True
+
+    def _ends(self, woken: threading.Lock) -> bool:
+        """Whether the sleeping thread ends: it was not woken just now."""
+        try:
+            self._asleep.remove(woken)
+        except ValueError:
+            return False
+        if self.has_unconfirmed:
+            self.key_cache.watch()
+        return True
+
+    def _listen(self, limit_s: float) -> None:
+        """Listen for messages, or wait while callers do, for `limit_s` seconds at most."""
         connection = self.connection
         if connection is not self._listening_on:
             self._listening_on = connection
@@ -119,18 +173,21 @@ class ThreadLingering(Lingering):
             self.drop_keys(None if connection is None else connection.registry)
         if self._mailbox is not None and connection.pipe.silence_s < _BUSY_S:
             time.sleep(_BUSY_S)
-        elif self._mailbox is None or self._hear_keys() is BROKEN:
+        elif self._mailbox is None or self._hear_keys(limit_s) is BROKEN:
             self._mailbox = None
             self.drop_keys()
             time.sleep(min(self.tick_s, LONGEST_TICK_S))
-        return True
 
-    def _hear_keys(self) -> object:
+    def _hear_keys(self, limit_s: float) -> object:
         try:
-            return self.hear(self._mailbox, min(self.tick_s, _LONGEST_PARK_S))
+            return self.hear(self._mailbox, limit_s)
         except Exception:  # a bug of ours must not end the watching
             logger.exception("The connection of keys that linger failed.")
             return BROKEN
+
+    def _forget_keys(self) -> None:
+        super()._forget_keys()
+        self._asleep = []
 
     def give_back_keys(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""

@@ -61,6 +61,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
+        self._asleep = []
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)

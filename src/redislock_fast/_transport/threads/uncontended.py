@@ -112,10 +112,10 @@ class UncontendedBase(LockBase):
         steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(drive(self._transport, steps, to_clean_up))
 
-    def _acquire_contended(self, owner: Owner, token: bytes) -> bool:
+    def _acquire_contended(self, owner: Owner, token: bytes, linger_ms: int | None = None) -> bool:
         """Acquire by the lock's queue, on the same settings. Returns False where the connection takes no messages."""
         transport = self._transport
-        waiting = Waiting(self._key, token, self._ttl_ms, self.sleep, Limit(None))
+        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), self.sleep, Limit(None))
         begun: tuple[Waiter, object] | None = None
         waiter = transport.waiter(self._key, token)
         if waiter is not None:
