@@ -16,7 +16,7 @@ FAULTS = (
     Fault(
         "local caller takes a key that does not outlive its lease",
         "_procedures/lingering.py",
-        "if lease is None or clock() > lease.take_until_for(self._ttl_ms or 0):",
+        "if lease is None or now > lease.take_until_for(self._ttl_ms or 0):",
         "if lease is None:",
         f"{_STEPS}test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first",
     ),

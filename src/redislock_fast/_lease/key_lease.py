@@ -27,6 +27,15 @@ LONGEST_KEPT_S = 1.0
 """After how long a key is given up though no caller was heard to want it: pollers cannot say so."""
 
 
+def _lead_s(ttl_ms: int) -> float:
+    """How long before the end of a key, less its margin, a caller with this ttl may take it.
+
+    Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
+    """
+    ttl_s = ttl_ms / 1000
+    return ttl_s - drift_s(ttl_s)
+
+
 class KeyLease:
     """A key that the server has granted to this process.
 
@@ -47,6 +56,7 @@ class KeyLease:
     """
 
     __slots__ = (
+        "_lead_s",
         "_margin_s",
         "began_at",
         "deadline",
@@ -79,22 +89,18 @@ class KeyLease:
         self.heard_by = heard_by
         self.began_at = began_at
         self.keep_until = -math.inf if heard_by is None else began_at + LONGEST_KEPT_S
-        self._margin_s = drift_s((ttl_ms + linger_ms) / 1000)
+        self._margin_s, self._lead_s = drift_s((ttl_ms + linger_ms) / 1000), _lead_s(ttl_ms)
         self.set_end(expires_at)
 
     def set_end(self, expires_at: float) -> None:
         """Note when the key expires on the server at the earliest, in the clock's seconds."""
         self.expires_at = expires_at
         self.deadline = expires_at - self._margin_s
-        self.take_until = self.take_until_for(self.ttl_ms)
+        self.take_until = self.deadline - self._lead_s
 
     def take_until_for(self, ttl_ms: int) -> float:
-        """Until when a caller with this ttl may take the key.
-
-        Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
-        """
-        ttl_s = ttl_ms / 1000
-        return self.deadline - ttl_s + drift_s(ttl_s)
+        """Until when a caller with this ttl may take the key."""
+        return self.deadline - _lead_s(ttl_ms)
 
     def take_fence(self) -> int | None:
         """The fencing number of the next holder. The key is not kept behind the last one."""

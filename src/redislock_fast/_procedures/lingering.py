@@ -17,7 +17,7 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
 from redislock_fast._protocol.commands import Acquire, Reacquire
-from redislock_fast._util.times import Limit, blocks, clock, drift_s
+from redislock_fast._util.times import Limit, blocks, clock
 from redislock_fast._util.tokens import identifier_of
 
 if TYPE_CHECKING:
@@ -153,10 +153,10 @@ class LingerBase(AcquireBase):
                         cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # it lingers
                     else:
                         cached.drop()
-                    if not cached.waiters:
-                        cached.locked_by.pop(0, None)
-                    else:
+                    if cached.waiters:
                         cached.free()
+                        return
+                    cached.locked_by.pop(0, None)
                     if cached.waiters or cached.must_go or (keeps and not cached.is_watched):
                         cached.tidy(expiry)
                 except BaseException:  # an interrupt may come before any line
@@ -283,20 +283,15 @@ class LingerBase(AcquireBase):
 
     def _take(self, turn: Turn, owner: Owner) -> bool:
         """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
-        lease = turn.lease
-        if lease is None or clock() > lease.take_until_for(self._ttl_ms or 0):
+        lease, now = turn.lease, clock()
+        if lease is None or now > lease.take_until_for(self._ttl_ms or 0):
             return False
-        self._hold(turn, lease, owner)
+        self._hold(turn, lease, owner, now)
         return True
 
-    def _ttl_s(self) -> float:
-        assert self._ttl_ms is not None
-        return self._ttl_ms / 1000
-
-    def _hold(self, turn: Turn, lease: KeyLease, owner: Owner) -> None:
-        """Note that the owner holds the lock from now on. It has the local lock."""
-        ttl_s = self._ttl_s()
-        expiry = lease.token, min(clock() + ttl_s, lease.deadline + drift_s(ttl_s))
+    def _hold(self, turn: Turn, lease: KeyLease, owner: Owner, since: float) -> None:
+        """Note that the owner holds the lock, from this moment of the clock on. It has the local lock."""
+        expiry = lease.token, since + (self._ttl_ms or 0) / 1000
         cached = turn.cached
         assert cached is not None
         turn.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
@@ -322,7 +317,7 @@ class LingerBase(AcquireBase):
             expires_at = confirm.sent_at + ttl_ms / 1000
             cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
             cached.lease.fences = lease.fences
-            self._hold(turn, cached.lease, owner)
+            self._hold(turn, cached.lease, owner, min(clock(), cached.lease.take_until))
             return True
         cached.lease = None
         lease.note_loss()
@@ -360,8 +355,9 @@ class LingerBase(AcquireBase):
         heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
         turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
         assert turn.cached is not None
-        turn.cached.lease = lease = self._new_lease(token, expires_at, heard_by, clock())
-        self._hold(turn, lease, owner)
+        now = clock()
+        turn.cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
+        self._hold(turn, lease, owner, min(now, lease.take_until))
 
     # ---- release ----
 

@@ -91,7 +91,6 @@ class CachedBase(UncontendedBase):
         turn.begin(cached, token)
         if waits and registry.is_contended(self._key, True):
             return await self._begin_queueing(turn, owner, token), None
-        attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
@@ -100,7 +99,7 @@ class CachedBase(UncontendedBase):
                 reply = await connection.pipe.call(request, connection.timeout_s)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, attempt
+                    return turn, None
                 begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
@@ -110,6 +109,7 @@ class CachedBase(UncontendedBase):
         if begun is None:
             turn.end(owner)
             return None, None
+        attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return turn, attempt
 

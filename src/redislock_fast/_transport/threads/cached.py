@@ -88,7 +88,6 @@ class CachedBase(UncontendedBase):
         turn.begin(cached, token)
         if waits and registry.is_contended(self._key, True):
             return self._begin_queueing(turn, owner, token), None
-        attempt = Acquire(self._key, token, ttl_ms)
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
@@ -97,7 +96,7 @@ class CachedBase(UncontendedBase):
                 reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, attempt
+                    return turn, None
                 begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
@@ -107,6 +106,7 @@ class CachedBase(UncontendedBase):
         if begun is None or begun[1] is NOT_ASKED:
             turn.end(owner)
             return None, None
+        attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return turn, attempt
 
