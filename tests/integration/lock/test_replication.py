@@ -158,7 +158,28 @@ def test_lock_by_a_token_of_ones_own_is_replicated(group: Group, callers: Caller
         assert group.values("name") == [b"job"] * 2
 
 
+def test_each_holder_of_a_key_that_lingers_is_replicated(group: Group, callers: Callers) -> None:
+    client = callers.client(group.primary.port)
+    first, second = callers.contenders(2, client, linger=FAR_S, **LONG)
+    for contender in (first, second, first):
+        assert contender.call("acquire") is True
+        assert group.values("name") == [contender.lock.local.token] * 2
+        assert 0 < 1000 * contender.lock.remaining() <= group.admin.pttl("name")
+        contender.release()
+        assert group.admin.exists("name"), "it lingers"
+
+
 # Too few
+
+
+def test_too_few_replicas_for_a_key_that_lingers_raise_and_it_is_given_back(group: Group, callers: Callers) -> None:
+    contender = callers.contender(callers.client(group.primary.port), linger=FAR_S, **SOON)
+    assert contender.call("acquire") is True
+    contender.release()
+    group.freeze(1)
+    with pytest.raises(NotReplicatedError, match="1 of 2 replicas"):
+        contender.call("acquire")
+    wait_until(lambda: not group.admin.exists("name"), "it is given back")
 
 
 def test_too_few_raise_and_the_lock_is_given_back(group: Group, callers: Callers) -> None:

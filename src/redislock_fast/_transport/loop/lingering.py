@@ -32,21 +32,18 @@ class _TaskWaiter(LocalWaiter):
 
     def wake(self) -> None:
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
-            self._wake()
+            woken = self._woken
+            if woken is not None and not woken.done():
+                woken.set_result(None)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        woken = self._woken
-        if woken is not None and not woken.done():
-            woken.set_result(None)
+            self._loop.call_soon_threadsafe(self.wake)
 
     async def wait(self, timeout_s: float | None) -> None:
         """Wait until it is woken, for so many seconds at most."""
         if self.is_given:
             return
         woken = self._woken = self._loop.create_future()
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._wake)
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self.wake)
         try:
             await woken
         finally:
