@@ -26,7 +26,7 @@ FAULTS = (
         "_transport/loop/end.py",
         "                _drain(sock)\n",
         "                pass\n",
-        "tests/integration/lock/test_asyncio_end.py::test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled[idle-uvloop]",
+        "tests/integration/lock/test_asyncio_end.py::test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled[frozen-uvloop]",
     ),
     Fault(
         "connection of a collected client is closed before its requests are read",
