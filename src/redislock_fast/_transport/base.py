@@ -22,10 +22,9 @@ from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.closing import notice_closing
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
-from redislock_fast._transport.reauth import take_part
+from redislock_fast._transport.pool_events import notice_closing, take_part
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redislock_fast._transport import reauth
+from redislock_fast._transport import pool_events
 
 
 def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
@@ -14,5 +14,5 @@ def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
             raise AssertionError(request)
 
     pool = Old()
-    reauth.take_part(pool, ServerTransport())
+    pool_events.take_part(pool, ServerTransport())
     assert vars(pool) == {}

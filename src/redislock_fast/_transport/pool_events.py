@@ -1,0 +1,94 @@
+"""What happens to a connection pool of redis-py: it gets new credentials, or is disconnected. Its transports are told.
+
+The method of the pool that redis-py calls then is extended, on that one pool object:
+
+- `re_auth_callback`: a `StreamingCredentialProvider` of redis-py (5.3 and later) announces each new token to the event
+  listeners of redis-py, which call it. A provider may keep only one callback, so none is registered with it. Older
+  versions of redis-py have no such method, nor do the nodes of its asyncio cluster client: there, a connection with
+  expired credentials is replaced when the server says so.
+- `disconnect`: `close` and `aclose` of a client call it. A client that keeps its pool open, since others share that,
+  does not: then keys that linger are given back when they have lingered for long enough.
+
+Thread safety: any thread uses `_Extended.servers`, by atomic methods of list alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from redislock_fast._pipe.base import Args
+
+__all__ = ["notice_closing", "take_part"]
+
+
+class _Authenticating(Protocol):
+    def authenticate(self, request: Args) -> None: ...
+
+
+class _Lingering(Protocol):
+    def give_up_keys(self) -> None: ...
+
+
+class _Extended:
+    """A method of one pool that tells the pool's transports first. It keeps neither the pool nor a transport alive.
+
+    Args:
+        pool: a connection pool of redis-py.
+        name: of the method.
+        tell: called with each transport and the arguments of the method.
+    """
+
+    def __init__(self, pool: Any, name: str, tell: Callable[..., None]) -> None:
+        self._pool = weakref.ref(pool)
+        self._name = name
+        self._tell = tell
+        self.servers: list[weakref.ref[Any]] = []
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Tell the transports. Returns the result of the pool's own method."""
+        for server_ref in self.servers.copy():
+            server = server_ref()
+            if server is not None:
+                self._tell(server, *args, **settings)
+        pool: Any = self._pool()
+        return getattr(type(pool), self._name)(pool, *args, **settings)
+
+
+def _extend(owner: Any, name: str, tell: Callable[..., None], server: object) -> None:
+    """Have a transport told of the calls of a method of its pool. May be called again."""
+    if hasattr(type(owner), name):
+        method = vars(owner).setdefault(name, _Extended(owner, name, tell))
+        if isinstance(method, _Extended):  # else it belongs to other code, which may not expect another one
+            reference = weakref.ref(server, method.servers.remove)
+            if reference not in method.servers:
+                method.servers.append(reference)
+
+
+def take_part(owner: Any, server: _Authenticating) -> None:
+    """Have a transport authenticate again whenever its connection pool does.
+
+    Args:
+        owner: of the transport; nothing is done for an owner that is no pool, or does not support re-authentication.
+        server: the transport. It is not kept alive.
+    """
+    _extend(owner, "re_auth_callback", _send_token, server)
+
+
+def _send_token(server: _Authenticating, token: Any) -> None:
+    server.authenticate((b"AUTH", *filter(None, (token.try_get("oid"), token.get_value()))))
+
+
+def notice_closing(owner: Any, server: _Lingering) -> None:
+    """Have a transport give up what lingers when its connection pool is disconnected. May be called again.
+
+    Args:
+        owner: of the transport; nothing is done for an owner that is no pool of redis-py.
+        server: the transport. It is not kept alive.
+    """
+    _extend(owner, "disconnect", _give_up_keys, server)
+
+
+def _give_up_keys(server: _Lingering, *_args: Any, **_settings: Any) -> None:
+    server.give_up_keys()
