@@ -195,18 +195,16 @@ class LingerBase(AcquireBase):
         has_lock = turn is not None
         turn = turn or Turn(self._transport.key_cache_of(self._key))
         before = owner.token
-        acquired = False
         try:
-            if has_lock or (yield from self._locking(turn, limit, waits)):
-                acquired = yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, begun)
-            return acquired  # noqa: TRY300  # after an interrupt here, the lock is not held, too
+            if (has_lock or (yield from self._locking(turn, limit, waits))) and (
+                yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, begun)
+            ):
+                return True  # after an interrupt here, the lock is not held, too
+            turn.end(owner)
         except BaseException:
             to_clean_up.extend(self._undo(turn, owner, before))
-            acquired = False
             raise
-        finally:
-            if not acquired:
-                turn.end(owner)
+        return False
 
     def _acquiring_in_turn(
         self,
