@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -109,6 +110,9 @@ class Board:
                 _ENTRY.pack_into(self._map, at, 0, until)
 
 
+AnyLock = TypeVar("AnyLock")
+
+
 def _settings(chance: random.Random) -> dict[str, Any]:
     """Of one acquire: half of the locks linger, few have options."""
     settings: dict[str, Any] = {"timeout": TTL_S, "sleep": 0.2}
@@ -119,6 +123,18 @@ def _settings(chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.1:
         settings["reentrant"] = True
     return settings
+
+
+def _choose(
+    chance: random.Random, name: str, shared: dict[str, AnyLock], own: dict[str, AnyLock], make: Callable[..., AnyLock]
+) -> AnyLock:
+    """A lock object that all share, the last one that the caller has made for the name, or a new one."""
+    kind = chance.random()
+    if kind < 0.2:
+        return shared[name]
+    if kind >= 0.6 or name not in own:
+        own[name] = make(name, **_settings(chance))
+    return own[name]
 
 
 class Program:
@@ -149,13 +165,7 @@ class Program:
     def _work(self, number: int, client: redis.Redis, shared: dict[str, redislock_fast.Lock]) -> None:
         own: dict[str, redislock_fast.Lock] = {}
         for chance, name in self._choices(number):
-            kind = chance.random()
-            if kind < 0.2:
-                lock = shared[name]
-            elif kind < 0.6 and name in own:
-                lock = own[name]
-            else:
-                lock = own[name] = redislock_fast.Lock(client, name, **_settings(chance))
+            lock = _choose(chance, name, shared, own, partial(redislock_fast.Lock, client))
             haste = chance.random()
             limit_s = HASTE_S * chance.random() if haste < 0.2 else None
             acquired = False
@@ -190,13 +200,7 @@ class Program:
     async def _task(self, number: int, client: Any, shared: dict[str, redislock_fast.asyncio.Lock]) -> None:
         own: dict[str, redislock_fast.asyncio.Lock] = {}
         for chance, name in self._choices(number):
-            kind = chance.random()
-            if kind < 0.2:
-                lock = shared[name]
-            elif kind < 0.6 and name in own:
-                lock = own[name]
-            else:
-                lock = own[name] = redislock_fast.asyncio.Lock(client, name, **_settings(chance))
+            lock = _choose(chance, name, shared, own, partial(redislock_fast.asyncio.Lock, client))
             using = asyncio.create_task(self._use(chance, name, lock))
             if chance.random() < 0.1:
                 await asyncio.sleep(HASTE_S * chance.random())

@@ -1,4 +1,4 @@
-"""What ends while keys linger: the program, its client, its loop, its connection, its server. Nothing is left behind.
+"""The program, its client, loop, connection or server ends while keys linger: nothing is left behind.
 
 Another client stands for another process, but for forked children.
 """

@@ -109,9 +109,9 @@ SETTINGS = pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"bloc
 def test_acquire_interrupted_at_any_line(world: Any, settings: dict[str, Any], lingers: bool) -> None:
     for number in range(1, 1000):
         if lingers:
-            keeper = world.lock(linger=60)
-            world.do(keeper.acquire)
-            world.do(keeper.release)
+            earlier = world.lock(linger=60)
+            world.do(earlier.acquire)
+            world.do(earlier.release)
         lock = world.lock(**settings, linger=BRIEF_S)
         place = _interrupted(number, world, lock.acquire)
         _assert_whole(world, lock, place)

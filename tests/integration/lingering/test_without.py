@@ -11,6 +11,7 @@ from typing import Any
 
 import fakeredis
 import pytest
+import redis
 
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
@@ -84,6 +85,14 @@ def test_a_token_of_the_callers_own(holders: Holders, callers: Callers, valkey: 
     assert _lingers(callers, lock) is True
 
 
+def _assert_never_lingers(callers: Callers, lock: Contender, admin: redis.Redis) -> None:
+    for _ in range(2):
+        assert lock.call("acquire") is True
+        assert _lingers(callers, lock) is False
+        lock.release()
+        assert admin.exists("name") == 0
+
+
 def _overriding(lock_class: Any, hook: str) -> Any:
     """A subclass whose hook calls that of the class."""
 
@@ -102,11 +111,7 @@ def test_a_hook_that_a_class_overrides(
 ) -> None:
     kind = _overriding(callers.package.Lock, hook)
     lock = callers._contender(kind(callers.client(valkey.port), "name", thread_local=False, **LINGERS))
-    for _ in range(2):
-        assert lock.call("acquire") is True
-        assert _lingers(callers, lock) is False
-        lock.release()
-        assert connect(valkey.port).exists("name") == 0
+    _assert_never_lingers(callers, lock, connect(valkey.port))
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -165,8 +170,4 @@ def test_a_script_of_the_users_own(
     lua = {"lua_release": None, "lua_extend": None, "lua_reacquire": None}
     kind = type("Scripted", (lock_class,), {script: text, **lua})
     lock = callers._contender(kind(callers.client(valkey.port), "name", thread_local=False, **LINGERS))
-    for _ in range(2):
-        assert lock.call("acquire") is True
-        assert _lingers(callers, lock) is False
-        lock.release()
-        assert connect(valkey.port).exists("name") == 0
+    _assert_never_lingers(callers, lock, connect(valkey.port))
