@@ -293,7 +293,7 @@ async def play_in_loop(make_pipe: MakePipe, story: list[MajorityRound]) -> None:
             assert is_over == pipe.broken
 
 
-PATIENT = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+PATIENT = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("make_pipe", MAKERS)

@@ -97,32 +97,6 @@ async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_pipe: M
 
 
 @in_loop
-async def test_limits_that_lie_close_together_all_strike(make_pipe: MakePipe) -> None:
-    dice = random.Random(1)
-    async with connected(make_pipe) as (pipe, peer):
-        replies = []
-        for _ in range(300):
-            replies += await start(pipe, b"a", timeout_s=dice.random() * 0.01)
-        assert [NoReply] * 300 == await outcomes(*replies)
-        (reply,) = await start(pipe, b"b", timeout_s=PATIENCE_S)
-        await peer.echo(301)
-        assert b"b" == await within(reply)
-
-
-@in_loop
-async def test_requests_with_a_limit_share_one_timer(make_pipe: MakePipe, loop_kind: str) -> None:
-    if loop_kind != "asyncio":
-        pytest.skip("only asyncio's own loop shows its timers")
-    loop = asyncio.get_running_loop()
-    async with connected(make_pipe) as (pipe, peer):
-        before = len(loop._scheduled)  # type: ignore[attr-defined]
-        replies = await start(pipe, *[b"a"] * 500, timeout_s=PATIENCE_S)
-        assert len(loop._scheduled) <= before + 1  # type: ignore[attr-defined]
-        await peer.echo(500)
-        assert [b"a"] * 500 == await outcomes(*replies)
-
-
-@in_loop
 async def test_silence_is_counted_while_requests_are_under_way(make_pipe: MakePipe) -> None:
     async with connected(make_pipe) as (pipe, peer):
         await eventually(lambda: pipe.silence_s > 0.01, "time passes")

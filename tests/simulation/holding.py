@@ -40,7 +40,7 @@ from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
 from tests.simulation.seeds import Violation, main
 from tests.simulation.waiters import BatchLease
-from tests.simulation.world import SERVER_STARTED_US, World
+from tests.simulation.world import SERVER_STARTED_US, World, long_waits_unlogged
 
 _KINDS = ("calm", "faults", "faults", "faults", "rough")
 _FAULTS = (
@@ -416,7 +416,7 @@ class Simulation:
         for module, name, simulated in places:
             setattr(module, name, simulated)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), long_waits_unlogged():
                 warnings.simplefilter("ignore", ResourceWarning)
                 yield
                 for site in self.sites:

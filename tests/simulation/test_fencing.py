@@ -26,7 +26,7 @@ from tests.simulation.model import Model
 from tests.simulation.one_lock import KEY, Choices, Listed, Seeded, Violation
 from tests.support.selection import in_two_runs
 
-_SEEDS = range(10_000)
+_SEEDS = range(4_000)
 _BROUGHT = (b"brought", b"brought too")
 """Tokens of a caller's own, which come back."""
 

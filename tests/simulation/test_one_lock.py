@@ -22,7 +22,7 @@ from redislock_fast._util.tokens import CONTENDED_FLAG
 from tests.simulation.one_lock import KEY, TOKEN, Listed, Machines, Seeded, Simulation, Violation
 from tests.support.selection import in_two_runs
 
-_SEEDS = range(20_000)
+_SEEDS = range(8_000)
 
 
 def _violations(machines: Machines, neighbours: bool = False, seeds: range = _SEEDS) -> Iterator[str]:

@@ -36,6 +36,7 @@ from redislock_fast._protocol import majority
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.majority import MajorityRound, ReacquireRound
 from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
 from tests.simulation.model import SERVERS, Model
 from tests.support.selection import in_two_runs
@@ -284,7 +285,7 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, lease_module):
+    for module in (times, lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, lease_module):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)
@@ -297,7 +298,7 @@ def _run_all(monkeypatch: pytest.MonkeyPatch, seeds: int) -> None:
         _run(monkeypatch, seed)
 
 
-@in_two_runs(range(40), 10)
+@in_two_runs(range(20), 6)
 def test_leases_never_overlap(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     for seed in seeds:
         assert sum(contender.held for contender in _run(monkeypatch, seed).contenders) > 10, f"seed {seed}"

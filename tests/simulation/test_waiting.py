@@ -27,12 +27,12 @@ pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy mach
 _SEEDS_FOR_FAULTS = range(5000)
 
 
-@in_two_runs(range(20_000), 500)
+@in_two_runs(range(5_000), 300)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
 
 
-@in_two_runs(range(5_000), 500)
+@in_two_runs(range(1_000), 300)
 def test_no_story_breaks_an_invariant_where_each_script_passes_over_one_waiter(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:

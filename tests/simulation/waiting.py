@@ -27,7 +27,7 @@ from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
 from tests.simulation.seeds import Violation, main
 from tests.simulation.waiters import KEY, BatchLease, Waiter
-from tests.simulation.world import SERVER_STARTED_US, World
+from tests.simulation.world import SERVER_STARTED_US, World, long_waits_unlogged
 
 _QUEUE, _WAITERS = queue_keys(KEY)
 
@@ -297,7 +297,8 @@ class Simulation:
         for module in modules:
             module.clock = self.world.clock
         try:
-            yield
+            with long_waits_unlogged():
+                yield
         finally:
             for module, clock in zip(modules, real, strict=True):
                 module.clock = clock

@@ -6,11 +6,13 @@ from the seed's dice, so a seed is always the same story.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
@@ -42,6 +44,17 @@ _NAMES: dict[object, str] = {
     )
     for word in script
 }
+
+
+@contextlib.contextmanager
+def long_waits_unlogged() -> Iterator[None]:
+    """A context in which no long wait is logged: the model does not answer who holds the lock."""
+    waits = logging.getLogger("redislock_fast.waiting")
+    waits.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        waits.setLevel(logging.NOTSET)
 
 
 def in_words(value: object) -> str:

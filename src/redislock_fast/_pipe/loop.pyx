@@ -359,14 +359,17 @@ cdef class LoopPipe:
             raise ConnectionBroken(False, "the connection is closed")
         if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:
             self._leave()
-        if reserve(&self.queued, size) < 0:
-            raise MemoryError
         slot.loop = self.loop
         slot.deadline = NEVER
         if timeout_s >= 0:
             slot.deadline = now + timeout_s
             if slot.deadline < self.timer_at:
                 self._watch(slot.deadline)
+                if self.broken:  # by what ran as the timer was set
+                    raise ConnectionBroken(False, "the connection is closed")
+        # Not before: to set a timer runs Python code, and a signal handler or finalizer in it may post.
+        if reserve(&self.queued, size) < 0:
+            raise MemoryError
         if requests is None:
             write_request(self.queued.data + self.queued.used, args)
         else:

@@ -237,6 +237,8 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
             deadline = now + timeout_s
             if deadline < self._timer_at:
                 self._watch(deadline)
+                if self.broken:  # by what ran as the timer was set
+                    raise ConnectionBroken(False, "the connection is closed")
         if self._slots:
             self._queued.append(data)
             self._queued_slots += 1

@@ -231,8 +231,10 @@ cdef Py_ssize_t bulk_size(const char* data, Py_ssize_t size, Py_ssize_t* at) noe
     while place < size and 48 <= data[place] <= 57 and found < MOST_BYTES:
         found = 10 * found + data[place] - 48
         place += 1
-    if place == at[0] + 1 or found >= MOST_BYTES or size - place < found + 4 or data[place] != 13:
+    if place == at[0] + 1 or found >= MOST_BYTES or size - place < found + 4:
         return -1
+    if data[place] != 13 or data[place + 1] != 10 or (data[at[0] + 1] == 48 and place > at[0] + 2):
+        return -1  # the parser refuses it, as it does a size that begins with 0
     at[0] = place + found + 4
     return found
 

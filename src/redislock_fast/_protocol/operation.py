@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOAUTH",
+    "SUBSCRIBED",
     "Begun",
     "Exchange",
     "NotExecuted",
@@ -53,11 +54,21 @@ _DELEX_WRONGTYPE = "should be of string type"
 NOAUTH = "NOAUTH"
 """The code of the error by which a server says that this connection is not authenticated, or not any more."""
 
+SUBSCRIBED = "allowed in this context"
+"""Part of the error of a server that executes nothing on a connection with a subscription, even in RESP3."""
+
+_QUOTE = ", with args beginning with"
+"""Stands before the arguments in the error for a command that a server does not know."""
+
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
 
 
 class NotExecuted(Exception):
-    """The server did not execute the request and may execute it later. `code` is the error's first word."""
+    """The server did not execute the request and may execute it later.
+
+    Attributes:
+        code: the error's first word, or `SUBSCRIBED`.
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -69,7 +80,13 @@ class Redirected(Exception):
 
 
 class Refused(Exception):
-    """The server answered with an error that a retry does not help."""
+    """The server answered with an error that a retry does not help.
+
+    A server quotes the arguments of a command that it does not know: they are left out, since a token is among them.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.partition(_QUOTE)[0])
 
 
 class Exchange(Protocol):
@@ -201,6 +218,8 @@ class TokenOperation:
             for value in text.split():
                 if value.startswith("-") and value[1:] in _TRY_LATER:
                     raise NotExecuted(value[1:], text)
+            if SUBSCRIBED in text:
+                raise NotExecuted(SUBSCRIBED, text)
             if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
                 return "WRONGTYPE"
         return code

@@ -20,11 +20,11 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
 from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted
+from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
-from redislock_fast._transport.pool_events import notice_closing, take_part
+from redislock_fast._transport.pool_events import notice_closing, notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
@@ -144,7 +144,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
         self._losses = 0  # connections in a row that were lost by a request of the queue
         self._plain_until = 0.0  # in the clock's seconds
         self.health = ServerHealth()
-        take_part(owner, self)
+        notice_credentials(owner, self)
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:
@@ -320,6 +320,8 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
         if isinstance(trouble, NotExecuted):
             if trouble.code in ("READONLY", NOAUTH):  # a demoted primary: look for the new one; or authenticate anew
                 self._drop(connection)
+            elif trouble.code == SUBSCRIBED and connection is not None:
+                self._refuse_silent(connection)
             return redis_error(str(trouble))
         # Without its traceback: redis-py's frames and its errors keep each other alive, and this frame with them.
         return trouble.with_traceback(None)

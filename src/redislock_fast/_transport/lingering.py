@@ -79,6 +79,15 @@ class Lingering:
         registry.on_wanted = self.key_cache.hear_wanted
         return registry
 
+    def leave_if_silent(self, connection: Any) -> None:
+        """Send nothing more on a connection that has been silent for too long; see `ServerTransport`."""
+
+    def _leave_if_unconfirmed(self) -> None:
+        """Clean up on a new connection what the server does not confirm on this one."""
+        connection = self.connection
+        if connection is not None and self.has_unconfirmed:
+            self.leave_if_silent(connection)
+
     def _is_owner_gone(self) -> bool:
         """Whether the client is gone; see `Cleanup`."""
         return False
@@ -185,8 +194,11 @@ class Lingering:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether a release of keys that lingered has got no reply yet."""
-        return len(self._unconfirmed) > 0
+        """Whether a release of keys that lingered has got no reply yet, and the keys may still be there."""
+        if not self._unconfirmed:
+            return False
+        now = clock()
+        return any(lease.expires_at > now for leases in list(self._unconfirmed.values()) for lease in leases)
 
     def _forget_keys(self) -> None:
         """In a forked child: leave all keys to the parent."""

@@ -1,6 +1,6 @@
-"""What happens to a connection pool of redis-py: it gets new credentials, or is disconnected. Its transports are told.
+"""Transports are told when their connection pool of redis-py gets new credentials, or is disconnected.
 
-The method of the pool that redis-py calls then is extended, on that one pool object:
+redis-py calls a method of the pool in both cases. That method is extended, on that one pool object:
 
 - `re_auth_callback`: a `StreamingCredentialProvider` of redis-py (5.3 and later) announces each new token to the event
   listeners of redis-py, which call it. A provider may keep only one callback, so none is registered with it. Older
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args
 
-__all__ = ["notice_closing", "take_part"]
+__all__ = ["notice_closing", "notice_credentials"]
 
 
 class _Authenticating(Protocol):
@@ -66,7 +66,7 @@ def _extend(owner: Any, name: str, tell: Callable[..., None], server: object) ->
                 method.servers.append(reference)
 
 
-def take_part(owner: Any, server: _Authenticating) -> None:
+def notice_credentials(owner: Any, server: _Authenticating) -> None:
     """Have a transport authenticate again whenever its connection pool does.
 
     Args:

@@ -41,6 +41,7 @@ def test_scripts_are_sent_whole_once_the_server_does_not_know_them(script: str) 
         "READONLY You can't write against a read only replica.",
         "NOAUTH Authentication required.",
         "ERR Error running script (call to f_0): @user_script:7: @user_script: 7: -READONLY You can't write.",
+        "ERR only (P)SUBSCRIBE / (P)UNSUBSCRIBE / PING / QUIT allowed in this context",
     ],
     ids=lambda text: text.split()[0],
 )

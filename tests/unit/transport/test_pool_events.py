@@ -14,5 +14,5 @@ def test_pool_that_knows_no_authentication_anew_is_left_as_it_is() -> None:
             raise AssertionError(request)
 
     pool = Old()
-    pool_events.take_part(pool, ServerTransport())
+    pool_events.notice_credentials(pool, ServerTransport())
     assert vars(pool) == {}

@@ -32,6 +32,14 @@ local function drop(waiters)
     redis.pcall('unlink', waiters)
 end
 
+-- Free the lock, and put its first waiter back, which cannot be told. Returns false.
+local function leave_to_health_check(lock, queue, first)
+    redis.call('zadd', queue, first[2], first[1])
+    redis.call('expire', queue, 3600)
+    redis.call('del', lock)
+    return false
+end
+
 -- Hand the lock over to the first waiter, in order of arrival, whose connection is there; without waiters, free it.
 -- The message to the waiter is "<new value><time of arrival>"; the waiter that asks itself gets none.
 -- Returns the lock's new value; false: the lock is free; nil: too many waiters were gone, and the lock is as it was.
@@ -53,18 +61,19 @@ local function hand_over(lock, queue, waiters, asking)
                 -- brings, and a listener that is still there must not receive what was passed on here.
                 local ask = publish == 'spublish' and 'shardnumsub' or 'numsub'
                 local listeners = redis.pcall('pubsub', ask, channel)
-                is_there = listeners[2] and listeners[2] > 0
-                local told = is_there and redis.pcall(publish, channel, token .. '+' .. first[2])
-                if listeners.err or type(told) == 'table' then -- forbidden here: a health check hands over
-                    redis.call('zadd', queue, first[2], token)
-                    redis.call('expire', queue, 3600)
-                    redis.call('del', lock)
-                    return false
+                if listeners.err then -- forbidden here: a health check hands over
+                    return leave_to_health_check(lock, queue, first)
                 end
+                is_there = listeners[2] and listeners[2] > 0
             end
-            redis.call('hdel', waiters, 't' .. token)
-            if is_there then
-                return give(lock, token, ttl_ms)
+            local given = is_there and give(lock, token, ttl_ms)
+            -- The message follows the key: where the user may not set that, the script ends before anybody is told.
+            if given and token ~= asking and type(redis.pcall(publish, channel, given .. first[2])) == 'table' then
+                return leave_to_health_check(lock, queue, first)
+            end
+            redis.pcall('hdel', waiters, 't' .. token) -- where it is forbidden, the field ends with the hash
+            if given then
+                return given
             end
         end
         passes_left = passes_left - 1

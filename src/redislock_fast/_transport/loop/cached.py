@@ -68,7 +68,7 @@ class CachedBase(UncontendedBase):
         try:
             turn.join()
             if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-                await waiter.wait(None)
+                await waiter.woken
             if not cached.leave(waiter):
                 self._take(turn, owner)
                 return turn

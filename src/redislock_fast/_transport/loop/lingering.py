@@ -21,34 +21,36 @@ __all__ = ["LoopLingering"]
 
 
 class _TaskWaiter(LocalWaiter):
-    """A task that waits for a local lock."""
+    """A task that waits for a local lock.
 
-    __slots__ = ("_loop", "_woken")
+    Attributes:
+        woken: is done once the task is to look whether it has the local lock.
+    """
+
+    __slots__ = ("_loop", "woken")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._woken: asyncio.Future[None] | None = None
+        self.woken: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
-            woken = self._woken
-            if woken is not None and not woken.done():
-                woken.set_result(None)
+            if not self.woken.done():
+                self.woken.set_result(None)
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.wake)
 
     async def wait(self, timeout_s: float | None) -> None:
         """Wait until it is woken, for so many seconds at most."""
-        if self.is_given:
-            return
-        woken = self._woken = self._loop.create_future()
         timer = None if timeout_s is None else self._loop.call_later(timeout_s, self.wake)
         try:
-            await woken
+            await self.woken
         finally:
             if timer is not None:
                 timer.cancel()
+        if not self.is_given:
+            self.woken = self._loop.create_future()
 
 
 class LoopLingering(Lingering):
@@ -95,6 +97,7 @@ class LoopLingering(Lingering):
                 self._watch_later()
 
     def _sweep_keys(self) -> bool:
+        self._leave_if_unconfirmed()
         cache, connection = self.key_cache, self.connection
         if self._is_owner_gone():
             cache.drop_all()

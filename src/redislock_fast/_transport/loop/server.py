@@ -297,7 +297,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         while True:
             connection = self.connection
             if connection is None:
-                with contextlib.suppress(Redirected):
+                with contextlib.suppress(Redirected, Refused):
                     await self.execute(ReadHolder(key), attempts.left_s(), [])  # connects, within the retry policy
                 continue
             registry = connection.registry

@@ -166,6 +166,7 @@ class ThreadLingering(Lingering):
 
     def _listen(self, limit_s: float) -> None:
         """Listen for messages, or wait while callers do, for `limit_s` seconds at most."""
+        self._leave_if_unconfirmed()
         connection = self.connection
         if connection is not self._listening_on:
             self._listening_on = connection

@@ -6,7 +6,7 @@ enter again.
 Each `on_lost` callback runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
 In a pool, blocked callbacks would use up the threads, and a thread would keep the locks that a callback has acquired.
 
-A C extension that holds the GIL delays renewal, too: see docs/holding.md.
+A C extension that holds the GIL delays renewal, too: see docs/how-to/holding.md.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         while True:
             connection = self.connection
             if connection is None:
-                with contextlib.suppress(Redirected):
+                with contextlib.suppress(Redirected, Refused):
                     self.run(ReadHolder(key), attempts.left_s(), [])  # connects, within the retry policy
                 continue
             registry = connection.registry

@@ -166,7 +166,7 @@ class UncontendedBase(LockBase):
         except BaseException as interruption:
             begun = (connection, None, interruption)
         if begun is None:
-            if held is not None and held[4].metrics is not None:
+            if held is not None and held[4].observers:
                 self._report_noted_release(held)
             return
         operation = self._release_of(token, owner)
