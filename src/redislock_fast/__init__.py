@@ -10,6 +10,7 @@ or, without a change to the callers, `redislock_fast.patch()`. For asyncio, `red
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError, LockNotOwnedError
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.metrics import FailureMetrics, Metrics
+    from redislock_fast._procedures.reporting import log_waits
     from redislock_fast.inspection import LockReport, holders
+    from redislock_fast.profiling import profile
     from redislock_fast.redlock import Redlock
+    from redislock_fast.single import Skipped, once
 
 _WHEN_ASKED_FOR = {
     "AdaptiveTTL": "_lease.adaptive",
@@ -35,7 +39,11 @@ _WHEN_ASKED_FOR = {
     "LockReport": "inspection",
     "Metrics": "_lease.metrics",
     "Redlock": "redlock",
+    "Skipped": "single",
     "holders": "inspection",
+    "log_waits": "_procedures.reporting",
+    "once": "single",
+    "profile": "profiling",
 }
 
 __all__ = [
@@ -53,10 +61,14 @@ __all__ = [
     "Metrics",
     "NotReplicatedError",
     "Redlock",
+    "Skipped",
     "__version__",
     "holders",
     "implementation",
+    "log_waits",
+    "once",
     "patch",
+    "profile",
     "unpatch",
 ]
 
@@ -71,3 +83,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names, also those that have not been imported yet."""
     return __all__
+
+
+if (_profiled := os.environ.get("REDISLOCK_PROFILE", "")) not in {"", "0"}:
+    importlib.import_module("redislock_fast.profiling").profile_process(_profiled)

@@ -1,4 +1,4 @@
-"""`holders`: who holds a lock, and who waits for it. See `docs/holders.md`."""
+"""`holders`: who holds a lock, and who waits for it. See `docs/reference/holders.md`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`Lock`: redis-py's lock on this library's transport.
 
-Any difference in behaviour from `redis.lock.Lock` is a bug, except those that `docs/differences.md` lists. The class
-derives from the original, so that code which checks for the original's type accepts it.
+Any difference in behaviour from `redis.lock.Lock` is a bug, except those that `docs/explanation/differences.md` lists.
+The class derives from the original, so that code which checks for the original's type accepts it.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Lock(CachedBase, redis.lock.Lock):
         linger: for how many seconds a released key stays in this process at most. Meanwhile its lock objects with
             `linger` for the same server and name take it in memory, and a release sends nothing that it waits for. The
             key's ttl is `timeout` and `linger` together. A waiter of another process gets it at once. None or 0: a
-            release gives it back. See docs/linger.md.
+            release gives it back. See docs/explanation/linger.md.
         on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, from a
             background thread. It may come late, and the waiter may have given up.
 
-    `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/holding.md.
+    `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/how-to/holding.md.
 
     Raises:
         TypeError: for a pipeline or an asyncio client, a `timeout` that is no number, an `on_lost` that cannot be
@@ -164,6 +164,7 @@ class Lock(CachedBase, redis.lock.Lock):
         Raises:
             redis.exceptions.LockError: this thread holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
+            LockLostError: with `fencing` or `wait_replicas`: the lock was granted, and lost before that was done.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.

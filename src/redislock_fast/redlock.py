@@ -1,6 +1,6 @@
 """`Redlock`: one lock over several independent servers, granted by a majority of them.
 
-`docs/redlock.md` says what it guarantees, what it does not, and when one server is the better choice.
+`docs/explanation/redlock.md` says what it guarantees, what it does not, and when one server is the better choice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Redlock(RedlockBase):
         breaker: a circuit breaker, as for `Lock`.
         metrics: gets each acquisition and release, as for `Lock`.
 
-    The work in the background is described in docs/redlock.md.
+    The work in the background is described in docs/explanation/redlock.md.
 
     Raises:
         TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost` that

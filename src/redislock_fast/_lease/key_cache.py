@@ -29,7 +29,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
-from redislock_fast._util.times import clock
+from redislock_fast._lease.long_waits import tell_of_wait
+from redislock_fast._util.times import Limit, clock
 
 if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
@@ -147,6 +148,7 @@ class CachedKey:
 
     def join(self, waiter: LocalWaiter) -> None:
         """Add a waiter for the local lock. It may get it at once."""
+        waiter.since = clock()
         self.waiters.append(waiter)
         if self.try_lock():
             self.unlock()
@@ -154,6 +156,18 @@ class CachedKey:
         self._cache.tell_holder(self.key)
         if not self._cache.is_watched:  # its holder may forget it
             self._cache.watch()
+
+    def tell_of_long_waits(self, now: float) -> None:
+        """Log each waiter that has waited for long, once. The keys' watcher alone may call this."""
+        if Limit.long_s is None:
+            return
+        for waiter in self.waiters.copy():
+            if waiter.since is None:
+                continue
+            if now < waiter.since + Limit.long_s:  # those behind it have come later
+                return
+            tell_of_wait(self.key, now - waiter.since, "another caller of this process")
+            waiter.since = None
 
     def leave(self, waiter: LocalWaiter) -> bool:
         """Remove a waiter. Returns False where it has got the local lock."""
@@ -381,6 +395,7 @@ class KeyCache:
         for cached in list(self._keys.values()):
             if cached.waiters:
                 is_used = True
+                cached.tell_of_long_waits(now)
                 if now >= cached.overdue_at():
                     cached.replace()
             elif cached.locked_by:

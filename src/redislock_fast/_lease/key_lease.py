@@ -100,7 +100,7 @@ class KeyLease:
 
     def take_until_for(self, ttl_ms: int) -> float:
         """Until when a caller with this ttl may take the key."""
-        return self.deadline - _lead_s(ttl_ms)
+        return self.take_until if ttl_ms == self.ttl_ms else self.deadline - _lead_s(ttl_ms)
 
     def take_fence(self) -> int | None:
         """The fencing number of the next holder. The key is not kept behind the last one."""
@@ -118,7 +118,7 @@ class KeyLease:
             logger.warning("The lock %r was lost while its key lingered.", self.key)
             if self.reports is not None:
                 metrics, name = self.reports
-                report(metrics, "record_loss", name, now - self.began_at, LossReason.DELETED)
+                report((metrics,), "record_loss", name, now - self.began_at, LossReason.DELETED)
 
     def let_go(self) -> None:
         """Have the next release give the key up."""
@@ -126,11 +126,16 @@ class KeyLease:
 
 
 class LocalWaiter:
-    """A caller that waits for a local lock."""
+    """A caller that waits for a local lock.
 
-    __slots__ = ("_outcome",)
+    Attributes:
+        since: since when, in the clock's seconds; None before, and once that was logged as a long wait.
+    """
+
+    __slots__ = ("_outcome", "since")
 
     def __init__(self) -> None:
+        self.since: float | None = None
         self._outcome: dict[int, object] = {}
 
     @property

@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.metrics import report
+from redislock_fast._lease.metrics import report, report_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -69,6 +71,7 @@ class Lease:
         task: the owner's task, where it is to be cancelled for a loss.
         record: the renewer's reference to the lease.
         cached: the `CachedKey` of a lock with `linger`.
+        counted_in: the process whose observers count the lock as held; 0: none.
     """
 
     __slots__ = (
@@ -80,6 +83,7 @@ class Lease:
         "cached",
         "ceiling",
         "contended",
+        "counted_in",
         "depth",
         "expires_at",
         "key",
@@ -129,6 +133,33 @@ class Lease:
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
         self.cached: Any = None
+        self.counted_in = 0
+
+    def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
+        # The lock object was dropped. A forked child drops its parent's leases.
+        if getattr(self, "counted_in", 0) and not is_finalizing() and self.counted_in == getpid():
+            report_later(self.options.observers, "record_holding", self.key, -1)
+
+    # ---- reports ----
+
+    def report(self, method: str, *args: Any) -> None:
+        """Report to what observes the lock; the lock's name comes before the arguments."""
+        if self.options.observers:
+            lock = self.lock()
+            report(self.options.observers, method, self.key if lock is None else lock.name, *args)
+
+    def count(self) -> None:
+        """Have observers count the lock as held."""
+        if self.options.observers:
+            self.counted_in = os.getpid()
+            self.report("record_holding", 1)
+
+    def end_count(self) -> None:
+        """Have observers count the lock as held no more, unless they have done so before."""
+        with mutex.lock:
+            counted_in, self.counted_in = self.counted_in, 0
+        if counted_in:
+            self.report("record_holding", -1)
 
     # ---- validity ----
 
@@ -162,10 +193,8 @@ class Lease:
             self.loss = reason
         if self.cached is not None:
             self.cached.lose(self.token)
-        if self.options.metrics is not None:
-            lock = self.lock()
-            name = self.key if lock is None else lock.name
-            report(self.options.metrics, "record_loss", name, clock() - self.begun, reason)
+        self.report("record_loss", clock() - self.begun, reason)
+        self.end_count()
         return True
 
     def end(self) -> bool:

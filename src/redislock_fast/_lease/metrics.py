@@ -1,16 +1,60 @@
-"""`Metrics`: the calls by which a lock reports its acquisitions, failures, losses and releases."""
+"""`Metrics`: the calls by which a lock reports its acquisitions, failures, losses and releases.
+
+An object that is installed here gets the reports of all locks of the process that are made from then on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from redislock_fast._util import fork
 
 if TYPE_CHECKING:
     from redislock_fast._util.errors import LossReason
 
-__all__ = ["FailureMetrics", "Metrics", "report"]
+__all__ = [
+    "FailureMetrics",
+    "Metrics",
+    "Observer",
+    "Wait",
+    "WaitMode",
+    "install",
+    "installed",
+    "report",
+    "report_later",
+    "uninstall",
+    "waiting_of",
+]
 
 logger = logging.getLogger(__name__)
+
+WaitMode: TypeAlias = Literal["queue", "tracking", "polling", "client", "local"]
+"""How an acquire waits: in the lock's queue; until the server tells of a change of the key; by attempts; by attempts of
+the client's own; for another caller of this process that has the lock with `linger`.
+"""
+
+installed: list[Any] = []
+"""What gets the reports of all locks beside their own `metrics`. Each may have any of the methods of `Observer`.
+
+A lock takes them when it is made: an installed object costs the locks that are there already nothing.
+"""
+
+
+def install(observer: Any) -> None:
+    """Have an object get the reports of all locks that are made from now on, once."""
+    if observer not in installed:
+        installed.append(observer)
+
+
+def uninstall(observer: Any) -> None:
+    """Have an object get no reports of locks that are made from now on."""
+    if observer in installed:
+        installed.remove(observer)
 
 
 class Metrics(Protocol):
@@ -65,11 +109,100 @@ class FailureMetrics(Metrics, Protocol):
         """
 
 
-def report(metrics: Any, method: str, *args: Any) -> None:
-    """Call a method of a user's `metrics`, if it has that. An error is logged: it must not cost the lock."""
-    call = getattr(metrics, method, None)
-    if call is not None:
-        try:
-            call(*args)
-        except Exception:
-            logger.exception("metrics failed.")
+class Observer(FailureMetrics, Protocol):
+    """Gets all reports of a lock: what an object may have that observes the locks of the process."""
+
+    def record_holding(self, name: str | bytes, change: int) -> None:
+        """A lock is held from now on (1), or not any more (-1): once each for every holding, however that ends.
+
+        A holding begins with an acquisition or an `attach`. It ends with a release, a loss or a `detach`, and where the
+        lock object is dropped.
+
+        Args:
+            name: the lock's name, as it was given to the lock; its key where the lock object is gone.
+            change: 1 or -1.
+        """
+
+    def record_wait_started(self, name: str | bytes) -> None:
+        """An acquire begins to wait: another owner has the lock."""
+
+    def record_wait_ended(self, name: str | bytes, mode: WaitMode, handed_over: bool) -> None:
+        """An acquire does not wait any more.
+
+        Args:
+            name: the lock's name, as it was given to the lock.
+            mode: how it has waited at last.
+            handed_over: whether it was given the lock by the one that had it.
+        """
+
+    def record_renewal_failure(self, name: str | bytes) -> None:
+        """A renewal has got no reply. It is tried again until the lease ends."""
+
+
+_later: deque[tuple[Iterable[Any], str, tuple[Any, ...]]] = deque()
+fork.on_fork(_later.clear)
+
+
+def report_later(observers: Iterable[Any], method: str, *args: Any) -> None:
+    """Report along with the next report. For finalizers, which may interrupt an observer that holds its own lock."""
+    _later.append((observers, method, args))
+
+
+def report(observers: Iterable[Any], method: str, *args: Any) -> None:
+    """Call a method of each object that has it. An error is logged: it must not cost the lock."""
+    while _later:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            _call(*_later.popleft())
+    _call(observers, method, args)
+
+
+def _call(observers: Iterable[Any], method: str, args: tuple[Any, ...]) -> None:
+    for observer in observers:
+        call = getattr(observer, method, None)
+        if call is not None:
+            try:
+                call(*args)
+            except Exception:
+                logger.exception("metrics failed.")
+
+
+class Wait:
+    """A context in which an acquire waits. It reports its begin and its end.
+
+    Args:
+        observers: what gets the reports.
+        name: of the lock.
+        mode: how it waits.
+
+    Attributes:
+        mode: how it waits by now.
+        handed_over: whether the lock was given to it.
+    """
+
+    def __init__(self, observers: tuple[Any, ...], name: str | bytes, mode: WaitMode) -> None:
+        self._observers = observers
+        self._name = name
+        self.mode = mode
+        self.handed_over = False
+
+    def __enter__(self) -> Wait:
+        report(self._observers, "record_wait_started", self._name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        tell = report_later if kind is GeneratorExit else report  # the garbage collector drops the task
+        tell(self._observers, "record_wait_ended", self._name, self.mode, self.handed_over)
+
+
+_UNSEEN = nullcontext()
+
+
+def waiting_of(options: Any, name: Any, mode: WaitMode) -> AbstractContextManager[Wait | None]:
+    """A context in which an acquire waits. It gives its `Wait`; None where nothing observes the lock.
+
+    Args:
+        options: the lock's `Options`, or None.
+        name: of the lock.
+        mode: how it waits.
+    """
+    return _UNSEEN if options is None or not options.observers else Wait(options.observers, name, mode)

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.metrics import report_later
 from redislock_fast._lease.prolonging import mutex
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Note:
         with mutex.lock:
             if self.lease is None and fresh is not None:
                 fresh.over = self.over
-                self.lease = fresh
+                self._install(fresh)
             return self.lease
 
     def look(self) -> Lease | None:
@@ -81,10 +82,17 @@ class Note:
         fresh = Lease(self.lock, *held)
         with mutex.lock:
             if self.lease is None:
-                self.lease = fresh
+                self._install(fresh)
                 if self.over or self.held is not held:
                     self.lease = None
+                    fresh.counted_in = 0
             return self.lease
+
+    def _install(self, lease: Lease) -> None:
+        """Have what is held go by this lease. Observers count the lock as held already."""
+        if lease.options.observers:
+            lease.counted_in = self._pid
+        self.lease = lease
 
     def begin_release(self, token: bytes) -> bool:
         """Note that a release begins. Returns False where it must go by the lease, or another token is held."""
@@ -104,11 +112,14 @@ class Note:
     def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
         # Where the renewer has a record of the lease, that ends with the lease. A forked child drops its parent's
         # notes. At the end of the interpreter, globals are None.
-        renewer = getattr(self, "renewer", None)  # an interrupted `__init__` may not have set it
-        if renewer is None or is_finalizing() or self._pid != getpid():
+        if getattr(self, "_pid", None) != getpid() or is_finalizing():  # an interrupted `__init__` may not have set it
             return
-        held, lease = self.held, self.lease
-        if held is None or self.over:
+        held, lease, renewer = self.held, self.lease, self.renewer
+        if held is None:
+            return
+        if lease is None and held[4].observers:
+            report_later(held[4].observers, "record_holding", held[0], -1)
+        if renewer is None or self.over:
             return
         if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
             renewer.drop(held[0], held[:2])

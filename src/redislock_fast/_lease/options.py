@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from redislock_fast._lease.metrics import installed
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
 
@@ -124,6 +125,7 @@ class Options:
         wait_ms: how many milliseconds to wait for the replicas.
         watches: whether a loss must be prevented or reported.
         linger: as given; `linger_ms_of` checks it.
+        observers: what gets the lock's reports: its own `metrics`, and what was installed when it was made.
 
     Raises:
         TypeError: for an unknown parameter, or one of the wrong kind.
@@ -170,6 +172,7 @@ class Options:
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics
+        self.observers = (*(() if metrics is None else (metrics,)), *installed)
         if not (on_wanted is None or callable(on_wanted)):
             raise TypeError(f"on_wanted is not callable: {on_wanted!r}")
         self.linger = linger
@@ -190,7 +193,8 @@ class Options:
     @property
     def are_used(self) -> bool:
         """Whether any of them makes a difference."""
-        return self.watches or self.reentrant or any(map(_is_given, (self.adaptive, self.breaker, self.metrics)))
+        is_seen = self.observers != ()
+        return self.watches or self.reentrant or is_seen or any(map(_is_given, (self.adaptive, self.breaker)))
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """Check that a lock can be held with these options.

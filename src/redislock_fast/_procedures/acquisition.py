@@ -12,6 +12,7 @@ interrupt, a cancel or the end of a dropped task may come at any step.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from redis.exceptions import (
@@ -19,12 +20,13 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.metrics import Wait, waiting_of
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.handles import HandleBase
 from redislock_fast._procedures.settings import Backoff
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Grant, Waiter
-from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting
+from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours, listens, without_flag
@@ -120,17 +122,11 @@ class AcquireBase(HandleBase):
             if not waits:
                 return (yield from self._asking_once(call, to_clean_up))
             self._note_failure(call, not contended)
-            if self._wait == "push":
-                waiting = self._waiting(
-                    call.token, call.own_token, sleep_s, limit, is_observed(self._redis), call.linger_ms
-                )
-                outcome = yield from self._queueing(waiting, owner, to_clean_up)
-                call.attempt = waiting.attempt or call.attempt
-                if waiting.own is None:
-                    call.token = waiting.token
-                if outcome is not POLL:
-                    return outcome is not TIME_UP
-            return (yield from self._polling(call))
+            if self._wait != "push":
+                return (yield from self._polling(call))
+            with waiting_of(self._options, self._name, "queue") as wait:
+                outcome = yield from self._waiting_by_push(call, to_clean_up, wait)
+                return (yield from self._polling(call, wait=wait)) if outcome is POLL else outcome is not TIME_UP
         except TimeoutError:  # the transport cleans up the last request
             limit.refused = limit.refused or (call.attempt is not None and call.attempt.refused)
             if not limit.is_settled:
@@ -219,13 +215,22 @@ class AcquireBase(HandleBase):
 
     # ---- polling ----
 
-    def _polling(self, call: _Call, pending: PendingOwner | None = None) -> Steps:
+    def _polling(self, call: _Call, pending: PendingOwner | None = None, wait: Wait | None = None) -> Steps:
         """Pause and attempt, again and again. Returns whether the lock is held.
 
-        An overridden `do_acquire` notes its attempts in `pending`, which is None for attempts without a hook.
+        An overridden `do_acquire` notes its attempts in `pending`, which is None for attempts without a hook. `wait` is
+        the wait that goes on; None: it begins.
         """
+        with waiting_of(self._options, self._name, "polling") if wait is None else nullcontext(wait) as polls:
+            if polls is not None:
+                polls.mode = "polling" if self._transport.sends_wait else "client"
+            return (yield from self._polling_on(call, pending))
+
+    def _polling_on(self, call: _Call, pending: PendingOwner | None) -> Steps:
         backoff = Backoff(self._wait, call.sleep_s)
+        call.limit.begin_wait()
         while True:
+            yield from telling_if_long(self._key, call.limit)
             pause_s = backoff.next_s()
             if not call.limit.allows(pause_s):
                 return False
@@ -261,6 +266,19 @@ class AcquireBase(HandleBase):
         return acquired
 
     # ---- waiting by push ----
+
+    def _waiting_by_push(self, call: _Call, to_clean_up: CleanupEntries, wait: Wait | None) -> Steps:
+        """Wait until the server gives the lock, or tells of a change. Returns what `_queueing` does."""
+        observed = is_observed(self._redis)
+        waiting = self._waiting(call.token, call.own_token, call.sleep_s, call.limit, observed, call.linger_ms)
+        outcome = yield from self._queueing(waiting, call.owner, to_clean_up)
+        call.attempt = waiting.attempt or call.attempt
+        if waiting.own is None:
+            call.token = waiting.token
+        if wait is not None:
+            wait.mode = "tracking" if waiting.tracks else "queue"
+            wait.handed_over = type(outcome) is Grant and not waiting.tracks
+        return outcome
 
     def _waiting(
         self,

@@ -18,7 +18,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.local import Local, owners_of
-from redislock_fast._lease.metrics import report
+from redislock_fast._lease.metrics import report, report_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._lease.task_owner import TaskOwners
@@ -162,14 +162,16 @@ class LeaseHolder:
 
     def _report_failure(self, options: Options, owner: Owner, asked_at: float, error: BaseException | None) -> None:
         """Report that the lock was not acquired, for metrics."""
-        report(options.metrics, "record_failure", self.name, clock() - asked_at, owner.retries + 1, error)
+        tell = report_later if isinstance(error, GeneratorExit) else report  # the garbage collector drops the task
+        tell(options.observers, "record_failure", self.name, clock() - asked_at, owner.retries + 1, error)
 
     def _report_release(self, lease: Lease, released: bool) -> None:
         """Report how long the lock was held, for metrics and the adaptive ttl."""
         held_s = clock() - lease.begun
         if lease.options.adaptive is not None:
             lease.options.adaptive.observe(self.name, held_s)
-        report(lease.options.metrics, "record_release", self.name, held_s, released)
+        lease.report("record_release", held_s, released)
+        lease.end_count()
 
     def _say_why(self, error: BaseException | None) -> None:
         """Set the loss of the lock as the cause of the CancelledError that it has led to."""
@@ -352,7 +354,8 @@ class LeaseBase(LockSettings, LeaseHolder):
         elif before is not None:
             self._let_go(before)
         if asked_at is not None:
-            report(options.metrics, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
+            report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
+        lease.count()
         return lease
 
     def _lost_at_once(self) -> LockLostError:
@@ -423,4 +426,5 @@ class LeaseBase(LockSettings, LeaseHolder):
         """End a lease without a release of the lock."""
         self._let_go(lease)
         lease.end()
+        lease.end_count()
         owner.lease = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_cache import CachedKey, KeyCache
 from redislock_fast._lease.key_lease import KeyLease
+from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
 from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
@@ -273,11 +274,14 @@ class LingerBase(AcquireBase):
                 continue
             if not waits or limit.is_over:
                 return False
-            turn.join()
-            while not turn.waiter.is_given and cached.is_current and not limit.is_over:
-                yield AwaitTurn(turn.waiter, limit.left_s())
-            if not cached.leave(turn.waiter):
-                return True
+            with waiting_of(self._options, self._name, "local") as wait:
+                turn.join()
+                while not turn.waiter.is_given and cached.is_current and not limit.is_over:
+                    yield AwaitTurn(turn.waiter, limit.listen_s())
+                if not cached.leave(turn.waiter):
+                    if wait is not None:
+                        wait.handed_over = True
+                    return True
 
     def _take(self, turn: Turn, owner: Owner) -> bool:
         """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""

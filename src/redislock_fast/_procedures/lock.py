@@ -120,8 +120,9 @@ class LockBase(LingerBase):
                 renewer = server.renewer = self._renewer()
             if note.listed_ms != ttl_ms or note.renewer is not renewer:
                 renewer.note(note, ttl_ms, sent_at)
-        if options.metrics is not None:
-            report(options.metrics, "record_acquisition", self._name, begun - sent_at, 1)
+        if options.observers:
+            report(options.observers, "record_acquisition", self._name, begun - sent_at, 1)
+            report(options.observers, "record_holding", self._name, 1)
         return True
 
     def _drop_noted(self, owner: Owner, token: bytes) -> None:
@@ -323,7 +324,8 @@ class LockBase(LingerBase):
     def _report_noted_release(self, held: Held) -> None:
         """Report how long the lock was held, for metrics."""
         *_, options, begun = held
-        report(options.metrics, "record_release", self.name, clock() - begun, True)
+        report(options.observers, "record_release", self.name, clock() - begun, True)
+        report(options.observers, "record_holding", self.name, -1)
 
     @staticmethod
     def _forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:

@@ -29,8 +29,9 @@ from redis.exceptions import (
 
 from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.long_waits import tell_if_long
 from redislock_fast._lease.majority_lease import MajorityLease
-from redislock_fast._lease.metrics import report
+from redislock_fast._lease.metrics import report, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
@@ -51,7 +52,7 @@ from redislock_fast._protocol.majority import (
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.redis_py import own_copy, redis_error
-from redislock_fast._util.times import added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
+from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import MARKER, new_token
 
 __all__ = ["RedlockBase"]
@@ -121,6 +122,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         if lease is not None and lease.token == token:
             self._let_go(lease)
             lease.end()
+            lease.end_count()
             owner.lease = None
         if owner.token == token:  # where the owner is shared, another caller may have acquired meanwhile
             owner.token = owner.quorum = None
@@ -200,30 +202,36 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         blocking = blocks(self.blocking if blocking is None else blocking)
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         asked_at = clock()
-        deadline = math.inf
-        if blocking_timeout is not None:
-            deadline = asked_at + wait_seconds(blocking_timeout, "blocking_timeout")
+        limit = Limit(None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout"))
         silent = owner.retries = 0
-        while True:
-            token = new_token()[len(MARKER) :]
-            owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
-            attempts[:] = [attempt]
-            yield Ask(attempt)
-            if not attempt.given_up:
-                return MajorityLease(attempt)
-            silent = 0 if attempt.answered else silent + 1
-            # Two callers that have split the votes must not meet again: each waits for another time.
-            pause_s = _dice.uniform(0, sleep)
-            is_last = not blocking or clock() + pause_s >= deadline
-            gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and deadline == math.inf)
-            if silent and gives_up:
-                raise self._error_of(attempt, asked_at)
-            if is_last:
-                return None
-            if deadline == math.inf:
-                self._refuse_to_wait_for_itself(owner, attempt)
-            yield Sleep(pause_s)
-            owner.retries += 1
+        has_waited = False
+        with contextlib.ExitStack() as waits:
+            while True:
+                token = new_token()[len(MARKER) :]
+                owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
+                attempts[:] = [attempt]
+                yield Ask(attempt)
+                if not attempt.given_up:
+                    return MajorityLease(attempt)
+                silent = 0 if attempt.answered else silent + 1
+                # Two callers that have split the votes must not meet again: each waits for another time.
+                pause_s = _dice.uniform(0, sleep)
+                is_last = not blocking or not limit.allows(pause_s)
+                is_patient = limit.deadline is None
+                gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and is_patient)
+                if silent and gives_up:
+                    raise self._error_of(attempt, asked_at)
+                if is_last:
+                    return None
+                if is_patient:
+                    self._refuse_to_wait_for_itself(owner, attempt)
+                if not has_waited:
+                    waits.enter_context(waiting_of(self._options, self._name, "polling"))
+                    has_waited = True
+                    limit.begin_wait()
+                tell_if_long(self._keys[0], limit, "another owner")
+                yield Sleep(pause_s)
+                owner.retries += 1
 
     def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:
         lease, token = owner.lease, owner.token
@@ -251,7 +259,8 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
-        report(options.metrics, "record_acquisition", self._name, lease.begun - asked_at, owner.retries + 1)
+        report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, owner.retries + 1)
+        lease.count()
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
         """Clean up after an interrupt between the outcome and its return to the caller: the lock is not held."""

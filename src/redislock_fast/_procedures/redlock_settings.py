@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
+from redislock_fast._procedures.settings import observe_by_otel
 from redislock_fast._protocol.majority import valid_s
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
@@ -78,6 +79,7 @@ class RedlockSettings:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
+        observe_by_otel()
         options = Options(
             adaptive=adaptive,
             auto_renew=auto_renew,

@@ -363,6 +363,8 @@ def attempting(
     were_troubled = [lease.troubled for lease in leases]
     for lease, verdict in zip(leases, verdicts(), strict=True):
         lease.troubled = verdict.held is None
+        if lease.troubled:
+            lease.report("record_renewal_failure")
         if not _note(lease, verdict, now, losses):
             gone.append(lease)
     _log_series(leases, were_troubled)

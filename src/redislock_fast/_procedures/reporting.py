@@ -1,15 +1,55 @@
-"""How a lock is looked at from outside: by one request in several parts, at the lock's server."""
+"""How a lock is looked at from outside, by one request in several parts; and the log of long waits."""
 
 from __future__ import annotations
 
+from redislock_fast._lease.long_waits import is_logged, tell_of_wait
 from redislock_fast._procedures.steps import Execute, Steps
-from redislock_fast._protocol.report import ReadReport
+from redislock_fast._protocol.report import Participant, ReadReport
+from redislock_fast._util.times import Limit, wait_seconds
 
-__all__ = ["reporting"]
+__all__ = ["log_waits", "reporting", "telling_of_wait"]
 
 
-def reporting(key: bytes) -> Steps:
+def log_waits(after_s: float | None = 5.0) -> None:
+    """Set after how long a wait for a lock is logged, as a warning of the logger `redislock_fast.waiting`.
+
+    Each wait is logged once, with the process that holds the lock: that is read as `holders` reads it. Of a Redlock's
+    holder nothing is known. Counts for the waits that begin from now on; for a lock that another caller of this process
+    holds, with `linger`, at once.
+
+    Args:
+        after_s: in seconds; None: no wait is logged.
+
+    Raises:
+        TypeError: `after_s` is not a number.
+        ValueError: it is negative or NaN.
+    """
+    if after_s is not None and wait_seconds(after_s, "after_s") < 0:
+        raise ValueError(f"after_s must be 0 or more, not {after_s!r}")
+    Limit.long_s = after_s
+
+
+def reporting(key: bytes, limit_s: float | None = None) -> Steps:
     """Read who holds a lock, and who waits for it. Returns a `LockReport`."""
     reading = ReadReport(key)
-    yield Execute(reading)
+    yield Execute(reading, limit_s)
     return reading.report
+
+
+def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None) -> Steps:
+    """Log that a caller has waited for a lock for long, and who holds it. An error costs no wait."""
+    if not is_logged():
+        return
+    try:
+        report = yield from reporting(key, limit_s)
+        holder = "nobody by now" if report.holder is None else _described(report.holder)
+    except Exception:  # the waiter finds out by itself
+        holder = "an owner that could not be read"
+    tell_of_wait(key, waited_s, holder)
+
+
+def _described(holder: Participant) -> str:
+    process = holder.process
+    if process is None:
+        return "an unknown process" if holder.alive is None else "a process that has lost its connection"
+    return f"process {process.pid} ({process.program}) on {process.host}"

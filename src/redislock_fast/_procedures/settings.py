@@ -10,10 +10,13 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
+from sys import modules
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
 
+from redislock_fast._lease.metrics import installed
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.steps import CallHook, Steps
@@ -44,6 +47,7 @@ __all__ = [
     "LockerBase",
     "WaitBy",
     "hooks_of",
+    "observe_by_otel",
 ]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
@@ -53,8 +57,31 @@ WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
 _LINGER = {"linger"}
 
+_provided = "opentelemetry.metrics"
+"""The module that may have a meter provider, if the program has imported it; empty: that is decided."""
+
+_provider_place: Any = SimpleNamespace(_METER_PROVIDER="not known")
+"""What has the provider, None where it is not set."""
+
 NOT_ENTERED = "Unable to acquire lock within the time specified"
 UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
+
+
+def observe_by_otel() -> None:
+    """Have OpenTelemetry's meter provider get metrics of all locks, where the program has set one.
+
+    The public function that tells takes as long as the rest of making a lock, and redis-py imports OpenTelemetry
+    wherever it is installed. So later calls are made only where the variable behind it is set, or is gone.
+    """
+    global _provided, _provider_place  # noqa: PLW0603  # the only place that changes them
+    if _provided in modules and _provider_place._METER_PROVIDER is not None:  # noqa: SLF001  # as said
+        from redislock_fast import otel  # noqa: PLC0415  # few need it
+
+        internal = getattr(modules[_provided], "_internal", None)
+        if hasattr(internal, "_METER_PROVIDER"):
+            _provider_place = internal
+        if otel.install_if_set():
+            _provided = ""
 
 
 class _LuaScript:
@@ -183,8 +210,10 @@ class LockSettings:
         self.raise_on_release_error = raise_on_release_error
         if wait != "push":  # else the class's attribute serves
             self.wait = wait
-        if options or adaptive is not None:
-            if adaptive is None and options.keys() == _LINGER:  # making `Options` takes 3 us
+        if _provided in modules and _provider_place._METER_PROVIDER is not None:  # noqa: SLF001  # see `observe_by_otel`
+            observe_by_otel()
+        if options or adaptive is not None or installed:
+            if adaptive is None and not installed and options.keys() == _LINGER:  # making `Options` takes 3 us
                 self._linger_ms = linger_ms_of(options["linger"], self._ttl_ms)
             else:
                 self._set_options(options, adaptive)

@@ -25,7 +25,7 @@ from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch,
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with
 
-__all__ = ["POLL", "TIME_UP", "Waiting"]
+__all__ = ["POLL", "TIME_UP", "Waiting", "telling_if_long"]
 
 POLL: Final = "poll"
 """The outcome where the connection takes no messages: the caller must poll."""
@@ -55,6 +55,15 @@ def _patience(interval_s: float) -> tuple[float, int, int]:
     return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)
 
 
+def telling_if_long(key: bytes, limit: Limit) -> Steps:
+    """Log once that an acquire waits for a lock for long, and who holds it."""
+    waited_s = limit.long_wait_s()
+    if waited_s is not None:
+        from redislock_fast._procedures.reporting import telling_of_wait  # noqa: PLC0415  # few waits are long
+
+        yield from telling_of_wait(key, waited_s, limit.left_s())
+
+
 class Waiting:
     """Waiting for a lock that another owner holds. It belongs to the thread or task that waits.
 
@@ -79,6 +88,7 @@ class Waiting:
         token: the waiter's. Where the steps end without a grant, the lock may be granted to it all the same: the caller
             must clean up, unless the outcome was TIME_UP or POLL. With a Grant, it is `own` where there is one.
         queues: whether the token was made for this waiter.
+        tracks: whether the waiter watches the key, since the server denies it the queue.
     """
 
     __slots__ = (
@@ -94,6 +104,7 @@ class Waiting:
         "own",
         "queues",
         "token",
+        "tracks",
         "ttl_ms",
     )
 
@@ -115,6 +126,7 @@ class Waiting:
         self._observed = observed
         self.own = own
         self.queues = True
+        self.tracks = False
         self.key = key
         self.ttl_ms = ttl_ms
         self._limit = limit
@@ -131,11 +143,12 @@ class Waiting:
         if not self.queues or channel is None:
             return None
         waiter.interval_s = self._interval_s
+        self._limit.begin_wait()
         if self._observed:  # a tracer sees the request with its reply
             return None
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
-        timeout_s = waiter.post_wait(request, self._limit.deadline)
+        timeout_s = waiter.post_wait(request, self._limit.wakes_at)
         return timeout_s if self.own is None or timeout_s is None else min(timeout_s, self._interval_s)
 
     def granted(self, waiter: Waiter, message: object) -> Grant | None:
@@ -300,6 +313,7 @@ class Waiting:
             if message is None:
                 if self._limit.is_over:
                     return (yield from self._leave(waiter, 0.0)) or TIME_UP
+                yield from telling_if_long(self.key, self._limit)
                 if waiter.is_due():
                     return _DUE
                 if self.own is not None:
@@ -310,7 +324,7 @@ class Waiting:
 
     def _listen_s(self, waiter: Waiter) -> float:
         """How long to listen. A caller with its own token asks by itself: the lock may become its own meanwhile."""
-        listen_s = waiter.listen_s(self._limit.deadline)
+        listen_s = waiter.listen_s(self._limit.wakes_at)
         return listen_s if self.own is None else min(listen_s, self._interval_s)
 
     def _redeeming(self, waiter: Waiter, own: bytes) -> Steps:
@@ -384,6 +398,8 @@ class Waiting:
 
     def _watching(self, waiter: Waiter) -> Steps:
         """Watch the key, and try to take the lock when it changes."""
+        self.tracks = True
+        self._limit.begin_wait()
         while True:
             if self._refresh is not None and (yield from self._refresh()):
                 return TIME_UP
@@ -407,10 +423,10 @@ class Waiting:
             waiter.refused = True
             if not waiter.current:
                 return BROKEN
-            left_s = self.limit_s()
-            if left_s is not None and left_s <= 0:
+            if self._limit.is_over:
                 return TIME_UP
-            timeout_s = self._interval_s if left_s is None else min(self._interval_s, left_s)
-            message = yield Listen(waiter, timeout_s)
+            yield from telling_if_long(self.key, self._limit)
+            left_s = self._limit.listen_s()
+            message = yield Listen(waiter, self._interval_s if left_s is None else min(self._interval_s, left_s))
             if message is BROKEN:
                 return BROKEN

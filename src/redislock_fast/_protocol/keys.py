@@ -6,15 +6,18 @@ All are in the hash slot of their lock, as a cluster requires. Slots follow the 
 
 from __future__ import annotations
 
+import re
 import threading
 from binascii import crc_hqx
 from functools import lru_cache
 
 from redislock_fast._util import fork
 
-__all__ = ["channel_beside", "fence_key", "guard_key", "queue_keys", "slot_of"]
+__all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "queue_keys", "slot_of"]
 
 _SLOTS = 16384
+
+_QUEUE = re.compile(rb"(.*):rlf:tagged:queue|\{\d+\}(.*):rlf:numbered:queue|\{(.*)\}:rlf:queue", re.DOTALL)
 
 
 class _Numbers:
@@ -49,6 +52,13 @@ def queue_keys(key: bytes) -> tuple[bytes, bytes]:
     """The keys of a lock's queue and of its waiters."""
     base = _base_of(key)
     return base + b":queue", base + b":waiters"
+
+
+def lock_of_queue(queue: bytes) -> bytes | None:
+    """The lock whose queue has this key; None for any other key."""
+    found = _QUEUE.fullmatch(queue)
+    key: bytes | None = None if found is None else found[found.lastindex or 0]
+    return key if key is not None and queue_keys(key)[0] == queue else None
 
 
 @lru_cache(1024)

@@ -18,10 +18,11 @@ from redislock_fast._util.tokens import (
     is_held_with,
     is_of_connection,
     stem_of,
+    token_id_of,
     without_flag,
 )
 
-__all__ = ["LockReport", "Participant", "ProcessDetails", "ReadReport"]
+__all__ = ["Connections", "LockReport", "Participant", "ProcessDetails", "ReadReport"]
 
 _MOST_WAITERS = 100
 
@@ -65,6 +66,8 @@ class Participant:
         process: its process; None where that is not known.
         alive: whether its process is connected to the server; None where that is not known.
         waited_s: for how long it has been in the queue, in seconds, by the server's clock; None for the holder.
+        token_id: of its token: the first 12 digits of the token's SHA-256, which name this holding, as the token does,
+            and release nothing; None for a key that is no string.
     """
 
     kind: Literal["redislock_fast", "unknown"]
@@ -72,6 +75,7 @@ class Participant:
     process: ProcessDetails | None = None
     alive: bool | None = None
     waited_s: float | None = None
+    token_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class LockReport:
         return self.holder is not None
 
 
-class _Connections:
+class Connections:
     """The connections that `CLIENT LIST` shows, by what they have told the server.
 
     Args:
@@ -125,12 +129,12 @@ class _Connections:
     def participant(self, token: bytes, waited_s: float | None = None) -> Participant:
         """Whose token it is. The connection may be another one by now, of the same process."""
         if not _MADE_HERE.fullmatch(token):  # nothing of another's token may be shown
-            return Participant("unknown", waited_s=waited_s)
+            return Participant("unknown", waited_s=waited_s, token_id=token_id_of(token) if token else None)
         identifier = identifier_of(token)
         process = self._by_identifier.get(identifier) or self._by_stem.get(stem_of(identifier))
         is_gone = process is None and self._knows_libraries and is_of_connection(identifier)
         alive = True if process is not None else False if is_gone else None
-        return Participant("redislock_fast", identifier.decode(), process, alive, waited_s)
+        return Participant("redislock_fast", identifier.decode(), process, alive, waited_s, token_id_of(token))
 
 
 class ReadReport(TokenOperation):
@@ -191,7 +195,7 @@ class ReadReport(TokenOperation):
         self.result = value is not None and ttl_ms != _GONE
         held = value if self.result else None
         token = without_flag(held or b"")
-        connections = _Connections(listing)
+        connections = Connections(listing)
         queue = _pairs(entries or [])
         self.report = LockReport(
             holder=None if held is None else connections.participant(token),

@@ -14,13 +14,13 @@ class LossReason(str, Enum):
     """Why a lock is not held any more although no holder released it."""
 
     EXPIRED = "expired"
-    """Its lease ended: it was not renewed, or this process was suspended for too long."""
+    """Its lease ended, since it was not renewed, or this process was suspended for too long."""
 
     TAKEN = "taken by another"
     """The key holds another holder's token."""
 
     DELETED = "deleted"
-    """The key was removed before its time: by DEL, FLUSHALL, eviction, or a server that lost its data."""
+    """The key was removed before its time by DEL, FLUSHALL, eviction, or a server that lost its data."""
 
     SERVER_GONE = "server gone"
     """The server could not be reached, or did not renew the lock, until the lease ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "GRACE_S",
@@ -88,14 +88,52 @@ class Limit:
     Attributes:
         deadline: when the time is up, in the clock's seconds; None: never.
         refused: whether the server has said, since the acquire began, that the lock is another's.
+        wakes_at: until when to listen at most, in the clock's seconds; None: for ever.
     """
 
-    __slots__ = ("deadline", "refused", "wait_s")
+    __slots__ = ("_long_at", "_waits_since", "deadline", "refused", "wait_s", "wakes_at")
+
+    long_s: ClassVar[float | None] = 5.0
+    """After how many seconds a wait is long; None: never."""
 
     def __init__(self, wait_s: float | None) -> None:
         self.wait_s = wait_s
         self.deadline = None if wait_s is None else clock() + max(wait_s, 0.0)
         self.refused = False
+        self.wakes_at = self.deadline
+        self._waits_since: float | None = None
+        self._long_at = math.inf
+
+    def go_on(self, wait_s: float | None) -> None:
+        """Wait for another lock of the same acquire, for so many seconds at most from now on."""
+        self.wait_s = wait_s
+        self.deadline = None if wait_s is None else clock() + max(wait_s, 0.0)
+        self.refused = False
+        self._set_wakes_at()
+
+    def _set_wakes_at(self) -> None:
+        until = self._long_at if self.deadline is None else min(self._long_at, self.deadline)
+        self.wakes_at = None if until == math.inf else until
+
+    def begin_wait(self) -> None:
+        """Note that the acquire begins to wait, unless it did so before."""
+        if self._waits_since is None:
+            self._waits_since = clock()
+            if self.long_s is not None:
+                self._long_at = self._waits_since + self.long_s
+                self._set_wakes_at()
+
+    def long_wait_s(self) -> float | None:
+        """For how many seconds the acquire has waited, once, when that has become long; else None."""
+        if self._waits_since is None or clock() < self._long_at:
+            return None
+        self._long_at = math.inf
+        self.wakes_at = self.deadline
+        return clock() - self._waits_since
+
+    def listen_s(self) -> float | None:
+        """How long to listen at most from now on, in seconds; None: for ever."""
+        return None if self.wakes_at is None else max(self.wakes_at - clock(), 0.0)
 
     @property
     def waits(self) -> bool:

@@ -15,6 +15,7 @@ GIL. `TokenSource.identifier` changes in a forked child, right after the fork, a
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 from redislock_fast._util import fork
@@ -32,6 +33,7 @@ __all__ = [
     "listens",
     "new_token",
     "stem_of",
+    "token_id_of",
     "without_flag",
 ]
 
@@ -52,6 +54,8 @@ _KIND = slice(len(MARKER) + IDENTIFIER_BYTES, len(MARKER) + IDENTIFIER_BYTES + 1
 _PLAIN, _LISTENS = b"0", b"1"
 
 TOKEN_BYTES = _KIND.stop + _DIGITS
+
+_ID_DIGITS = 12
 
 _BLOCK = 256  # tokens drawn at once: a system call for each would cost as much as encoding a request
 
@@ -156,3 +160,8 @@ def without_flag(value: bytes) -> bytes:
     """The token in a lock's value."""
     token = value[:TOKEN_BYTES]
     return token if value == token + CONTENDED_FLAG and is_ours(token) else value
+
+
+def token_id_of(token: bytes) -> str:
+    """A name for a token by which nobody can release: one for each holding, as the token itself."""
+    return hashlib.sha256(token).hexdigest()[:_ID_DIGITS]

@@ -1,4 +1,4 @@
-"""`holders` for asyncio: who holds a lock, and who waits for it. See `docs/holders.md`."""
+"""`holders` for asyncio: who holds a lock, and who waits for it. See `docs/reference/holders.md`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
-Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that `docs/differences.md` lists. The
-class derives from the original, so that code which checks for the original's type accepts it.
+Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that
+`docs/explanation/differences.md` lists. The class derives from the original, so that code which checks for the
+original's type accepts it.
 
 Cancellation, at any await: a cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on
 in the background. A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
@@ -144,6 +145,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         Raises:
             redis.exceptions.LockError: this task holds the lock itself, without a ttl or renewed, and would wait for
                 ever.
+            LockLostError: with `fencing` or `wait_replicas`: the lock was granted, and lost before that was done.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.

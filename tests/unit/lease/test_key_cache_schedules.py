@@ -227,7 +227,7 @@ def test_three_threads_may_meet_between_any_two_lines(make: Callable[[], _Scene]
 
 
 @pytest.mark.parametrize("make", [*_SCENES.values(), *_SCENES_OF_THREE.values()], ids=[*_SCENES, *_SCENES_OF_THREE])
-@in_two_runs(range(3000), 20)
+@in_two_runs(range(400), 20)
 def test_threads_may_meet_between_any_two_instructions(make: Callable[[], _Scene], seeds: range) -> None:
     play_some(make, seeds, *_FILES)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from redislock_fast._protocol.keys import channel_beside, fence_key, guard_key, queue_keys
+from redislock_fast._protocol.keys import channel_beside, fence_key, guard_key, lock_of_queue, queue_keys
 
 AWKWARD = [
     b"",
@@ -77,6 +77,17 @@ def test_a_lock_and_its_tagged_namesake_share_nothing(name: bytes) -> None:
 @given(NAMES)
 def test_a_lock_is_none_of_its_own_keys(name: bytes) -> None:
     assert len({name, *keys_beside(name)}) == 5
+
+
+@given(NAMES)
+def test_lock_is_known_by_the_key_of_its_queue(name: bytes) -> None:
+    queue, waiters = queue_keys(name)
+    assert [lock_of_queue(key) for key in (queue, waiters, fence_key(name))] == [name, None, None]
+
+
+@pytest.mark.parametrize("key", [b"jobs:queue", b":queue", b"{}:rlf:queue", b"a{b}c:rlf:queue"], ids=repr)
+def test_other_queues_are_of_no_lock(key: bytes) -> None:
+    assert lock_of_queue(key) is None
 
 
 def test_there_is_a_channel_in_every_slot_and_one_only() -> None:

@@ -11,6 +11,7 @@ from redislock_fast._pipe.base import Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.report import LockReport, Participant, ProcessDetails, ReadReport
+from redislock_fast._util.tokens import token_id_of
 
 NOPERM = hiredis.ReplyError("NOPERM no")
 ASK = hiredis.ReplyError("ASK 7 127.0.0.1:6379")
@@ -30,6 +31,7 @@ LISTING = "\n".join(
 
 OF_HOLDER = ProcessDetails("web-1", 11, "a.py", "10.0.0.1:4711", 5)
 OF_FIRST = ProcessDetails("web-2", 22, "b.py", "10.0.0.3:4711", 7)
+OURS = Participant("redislock_fast", "11111111abc", OF_HOLDER, True, token_id=token_id_of(HOLDER))
 
 
 def replies(**others: Reply) -> list[Reply]:
@@ -57,10 +59,10 @@ def report(**others: Reply) -> LockReport:
 
 def test_report_tells_the_holder_and_the_queue() -> None:
     waiters = (
-        Participant("redislock_fast", "22222222abc", OF_FIRST, True, 3.0),
-        Participant("redislock_fast", "33333333abc", None, False, 1.0),
+        Participant("redislock_fast", "22222222abc", OF_FIRST, True, 3.0, token_id_of(FIRST)),
+        Participant("redislock_fast", "33333333abc", None, False, 1.0, token_id_of(SECOND)),
     )
-    expected = LockReport(Participant("redislock_fast", "11111111abc", OF_HOLDER, True), 1.5, True, 7, 2, waiters)
+    expected = LockReport(OURS, 1.5, True, 7, 2, waiters)
     assert expected == report()
     in_resp2: list[Reply] = [FIRST, b"%d" % (NOW_US - 3_000_000), SECOND, b"%d" % (NOW_US - 1_000_000)]
     assert expected == report(queue=in_resp2)
@@ -83,7 +85,8 @@ def test_lock_without_end_has_no_ttl() -> None:
 )
 def test_tokens_made_elsewhere_tell_nothing(value: Any) -> None:
     held = report(get=value)
-    assert Participant("unknown") == held.holder
+    token_id = token_id_of(value) if isinstance(value, bytes) and value else None
+    assert Participant("unknown", token_id=token_id) == held.holder
     assert "S3CR3T" not in repr(held)
 
 
@@ -95,7 +98,7 @@ def test_fence_is_that_of_the_holder_alone() -> None:
 
 def test_connection_after_that_of_the_token_shows_that_the_process_is_there() -> None:
     holder = report(listing=LISTING.replace(b"11111111abc", b"11111111abd")).holder
-    assert Participant("redislock_fast", "11111111abc", OF_HOLDER, True) == holder
+    assert OURS == holder
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_server_that_closes_connections_for_unknown_requests_is_asked_for_the_lo
     reading, plain = ReadReport(b"name"), Capabilities(queues=False)
     assert [(b"GET", b"name"), (b"PTTL", b"name")] == reading.request(plain, 0.0)
     assert reading.feed([HOLDER, 1500], plain)
-    holder = Participant("redislock_fast", "11111111abc")
+    holder = Participant("redislock_fast", "11111111abc", token_id=token_id_of(HOLDER))
     assert LockReport(holder, 1.5, False, None, None, ()) == reading.report
 
 

@@ -16,6 +16,7 @@ from redislock_fast._util.tokens import (
     listens,
     new_token,
     stem_of,
+    token_id_of,
 )
 
 ALPHABET = set(b"0123456789abcdef")
@@ -72,3 +73,7 @@ def test_a_forked_child_has_another_identifier_and_other_tokens() -> None:
     source.forget()  # as after a fork
     assert identifier != source.identifier
     assert not {source.new_token() for _ in stock} & set(stock)
+
+
+def test_id_names_a_token_and_has_nothing_of_it() -> None:
+    assert "3c469e9d6c58" == token_id_of(b"token")

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes
 from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
 from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import POLL, Waiting
+from redislock_fast._procedures.waiting import POLL, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
 from redislock_fast._util.times import Limit, clock
@@ -48,6 +48,7 @@ class _Acquisition:
         wait_s = self._plan.blocking_timeout
         self._deadline = None if wait_s is None else clock() + wait_s
         self._bounded = wait_s is not None and wait_s > 0
+        self._limit = Limit(None)  # of the lock that is waited for now
         self._round_s = 0.0  # how long the last round took: the next one is to end by the deadline
 
     # ---- the two ways ----
@@ -59,7 +60,7 @@ class _Acquisition:
         waited = False
         while missed and not self._time_is_up():
             waited = True
-            yield self._pause()
+            yield from self._pausing(missed[0])
             missed = yield from self._round(sorted(missed))
             missed += yield from self._refresh()
         if waited:
@@ -115,8 +116,9 @@ class _Acquisition:
             lost.extend((yield from self._refresh(group)))
             return bool(lost)
 
-        limit, interval_s = Limit(self._left_s()), self._pause().seconds
-        waiting = Waiting(key, lease.new_token(key), ttl_ms, interval_s, limit, lease.token, refresh=refresh)
+        self._limit.go_on(self._left_s())
+        token, interval_s = lease.new_token(key), self._pause().seconds
+        waiting = Waiting(key, token, ttl_ms, interval_s, self._limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
         outcome = yield from waiting.steps()
@@ -126,7 +128,7 @@ class _Acquisition:
             return True, lost
         lease.groups.remove(group)
         if outcome is POLL:
-            yield self._pause()
+            yield from self._pausing(index)
         return False, lost
 
     def _pause(self) -> Sleep:
@@ -135,6 +137,12 @@ class _Acquisition:
         if self._plan.ttl_ms is not None and self._lease.groups:
             pause_s = min(pause_s, self._plan.ttl_ms / 4000)
         return Sleep(pause_s if left_s is None else min(pause_s, left_s))
+
+    def _pausing(self, index: int) -> Steps:
+        """Pause before the next round, since this lock, at least, is another owner's."""
+        self._limit.begin_wait()
+        yield from telling_if_long(self._plan.keys[index], self._limit)
+        yield self._pause()
 
     def _limit_s(self) -> float | None:
         """How many seconds an operation may take; None for no limit."""

@@ -39,6 +39,7 @@ def batch_options(
     check_on_lost(on_lost)
     told = None if on_lost is None else partial(_tell, on_lost)
     options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=told)
+    options.observers = ()  # a batch reports nothing else
     options.check(ttl_ms, thread_local=True, for_tasks=False)
     return options
 

@@ -1,0 +1,175 @@
+"""The metrics of all locks of the process: which ones there are, and how the reports of locks become their values.
+
+`redislock_fast.prometheus` and `redislock_fast.otel` each give a `Recorder` an output.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from redislock_fast._util import fork
+
+if TYPE_CHECKING:
+    from redislock_fast._lease.metrics import WaitMode
+    from redislock_fast._util.errors import LossReason
+
+__all__ = ["BOUNDS_S", "METRICS", "Metric", "Output", "Recorder", "prefix_of"]
+
+
+class Metric(NamedTuple):
+    """One metric, by its names in OpenTelemetry.
+
+    Attributes:
+        name: the name.
+        kind: what it is.
+        unit: in UCUM's notation.
+        labels: the names of its labels.
+        text: what it measures.
+    """
+
+    name: str
+    kind: Literal["histogram", "counter", "gauge"]
+    unit: str
+    labels: tuple[str, ...]
+    text: str
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name that OpenTelemetry's own exporter gives it in Prometheus, without `_total`."""
+        return self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
+
+
+ACQUIRE = Metric(
+    "redislock.acquire.duration", "histogram", "s", ("name", "result"), "From the call of acquire to its result"
+)
+HOLD = Metric("redislock.hold.duration", "histogram", "s", ("name",), "From the acquire to the release")
+HELD = Metric("redislock.held", "gauge", "{lock}", ("name",), "Locks that this process holds")
+WAITING = Metric("redislock.waiting", "gauge", "{caller}", ("name",), "Callers in this process that wait for a lock")
+LOST = Metric("redislock.lost", "counter", "{lock}", ("name", "reason"), "Locks that were lost before their release")
+RENEWAL_FAILURES = Metric("redislock.renewal.failures", "counter", "{renewal}", ("name",), "Renewals that got no reply")
+HAND_OVERS = Metric(
+    "redislock.handovers", "counter", "{handover}", ("name",), "Waits that ended since the holder gave the lock over"
+)
+WAITS = Metric("redislock.waits", "counter", "{wait}", ("name", "mode"), "Waits that have ended, by how was waited")
+
+METRICS = (ACQUIRE, HOLD, HELD, WAITING, LOST, RENEWAL_FAILURES, HAND_OVERS, WAITS)
+
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The bounds of the histograms' buckets, in seconds."""
+
+_MOST_NAMES = 100
+_OTHER = "other"
+_PREFIX = re.compile("[^:{]*")
+
+
+def prefix_of(name: str) -> str:
+    """The part of a lock's name before the first `:` or `{`: "invoice" for "invoice:17"."""
+    found = _PREFIX.match(name)
+    return "" if found is None else found.group()
+
+
+class Output(Protocol):
+    """Where the values go. Labels are given in the order of `Metric.labels`."""
+
+    def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
+        """Add a value to a histogram."""
+
+    def count(self, metric: Metric, labels: Sequence[str]) -> None:
+        """Add 1 to a counter."""
+
+    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+        """Set a gauge."""
+
+
+class Recorder:
+    """Records the reports of locks; an `Observer`.
+
+    Thread safety: any thread may report. `_mutex` is held while a gauge changes, so that its values reach the output in
+    order.
+
+    Args:
+        output: where the values go.
+        name_template: makes the label `name` of a lock's name. There are 100 values at most; then it is "other".
+    """
+
+    def __init__(self, output: Output, name_template: Callable[[str], str] = prefix_of) -> None:
+        self._output = output
+        self._name_template = name_template
+        self._names: set[str] = set()
+        self._gauges: dict[Metric, dict[str, int]] = {HELD: {}, WAITING: {}}
+        self._mutex = threading.RLock()
+        self._is_stale = False
+        fork.forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
+        self._mutex = threading.RLock()
+        self._gauges = {metric: dict.fromkeys(counts, 0) for metric, counts in self._gauges.items()}
+        self._is_stale = True
+
+    def values(self, metric: Metric) -> list[tuple[str, int]]:
+        """The values of a gauge, by `name`."""
+        with self._mutex:
+            return list(self._gauges[metric].items())
+
+    def _label(self, name: str | bytes) -> str:
+        label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
+        if label not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                return _OTHER
+            self._names.add(label)
+        return label
+
+    def _change(self, metric: Metric, name: str | bytes, change: int) -> None:
+        label = self._label(name)
+        with self._mutex:
+            if self._is_stale:
+                self._is_stale = False
+                for stale, counts in self._gauges.items():
+                    for of_name in counts:
+                        self._output.set(stale, (of_name,), 0)
+            counts = self._gauges[metric]
+            counts[label] = value = counts.get(label, 0) + change
+            self._output.set(metric, (label,), value)
+
+    # ---- reports ----
+
+    def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:  # noqa: ARG002
+        """Record an acquire that has got the lock."""
+        self._output.observe(ACQUIRE, (self._label(name), "acquired"), seconds)
+
+    def record_failure(self, name: str | bytes, seconds: float, attempts: int, error: BaseException | None) -> None:  # noqa: ARG002
+        """Record an acquire that has not got the lock."""
+        result = "not_acquired" if error is None else "error" if isinstance(error, Exception) else "cancelled"
+        self._output.observe(ACQUIRE, (self._label(name), result), seconds)
+
+    def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:  # noqa: ARG002
+        """Record for how long a lock was held."""
+        self._output.observe(HOLD, (self._label(name),), hold_s)
+
+    def record_loss(self, name: str | bytes, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
+        """Record a loss."""
+        self._output.count(LOST, (self._label(name), reason.name.lower()))
+
+    def record_holding(self, name: str | bytes, change: int) -> None:
+        """Record the begin or the end of a holding."""
+        self._change(HELD, name, change)
+
+    def record_wait_started(self, name: str | bytes) -> None:
+        """Record that a caller waits."""
+        self._change(WAITING, name, 1)
+
+    def record_wait_ended(self, name: str | bytes, mode: WaitMode, handed_over: bool) -> None:
+        """Record that a caller waits no more."""
+        self._change(WAITING, name, -1)
+        label = self._label(name)
+        self._output.count(WAITS, (label, mode))
+        if handed_over:
+            self._output.count(HAND_OVERS, (label,))
+
+    def record_renewal_failure(self, name: str | bytes) -> None:
+        """Record a renewal that got no reply."""
+        self._output.count(RENEWAL_FAILURES, (self._label(name),))

@@ -1,0 +1,119 @@
+"""The metrics of all locks of the process for OpenTelemetry. See `docs/metrics.md`.
+
+Nothing needs to be called: the first lock that is made after the program has set a meter provider installs them.
+`install` sets another provider or other names, `uninstall` switches them off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redislock_fast._lease import metrics
+from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Metric, Recorder, prefix_of
+from redislock_fast._version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+__all__ = ["install", "uninstall"]
+
+logger = logging.getLogger(__name__)
+
+_UNSET = ("_ProxyMeterProvider", "NoOpMeterProvider")
+"""The classes of what `get_meter_provider` returns where the program has set none."""
+
+_installed: list[Recorder] = []
+_undecided = [True]  # empty once `install` or `uninstall` was called, or a thread has found a provider
+
+
+class _Output:
+    """The instruments of a meter. Gauges are read by callbacks: `recorder` has their values."""
+
+    recorder: Recorder
+
+    def __init__(self, meter: Any) -> None:
+        self._instruments: dict[Metric, Any] = {}
+        for metric in METRICS:
+            of_metric = {"unit": metric.unit, "description": metric.text}
+            if metric.kind == "histogram":
+                self._instruments[metric] = meter.create_histogram(
+                    metric.name, **of_metric, explicit_bucket_boundaries_advisory=BOUNDS_S
+                )
+            elif metric.kind == "counter":
+                self._instruments[metric] = meter.create_counter(metric.name, **of_metric)
+            else:
+                read = partial(self._values, metric)
+                meter.create_observable_up_down_counter(metric.name, [read], **of_metric)
+
+    def _values(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415  # of a package that may be missing
+
+        return [Observation(value, {"name": name}) for name, value in self.recorder.values(metric)]
+
+    def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
+        self._instruments[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
+
+    def count(self, metric: Metric, labels: Sequence[str]) -> None:
+        self._instruments[metric].add(1, dict(zip(metric.labels, labels, strict=True)))
+
+    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+        """Leave it to `_values`."""
+
+
+def install(meter_provider: MeterProvider | None = None, name_template: Callable[[str], str] = prefix_of) -> None:
+    """Have all locks that are made from now on recorded by a meter. Called again, it replaces what it installed.
+
+    Sends nothing, and starts no thread.
+
+    Args:
+        meter_provider: of the meter; None: the program's.
+        name_template: makes the attribute `name` of a lock's name. By default, it is the part before the first `:` or
+            `{`. A name for each lock would never end: after 100 values, the attribute is "other".
+
+    Raises:
+        ImportError: `opentelemetry-api` is not installed, and no provider was given.
+    """
+    if meter_provider is None:
+        from opentelemetry.metrics import get_meter_provider  # noqa: PLC0415  # of a package that may be missing
+
+        meter_provider = get_meter_provider()
+    uninstall()
+    output = _Output(meter_provider.get_meter("redislock_fast", __version__))
+    output.recorder = Recorder(output, name_template)
+    _installed.append(output.recorder)
+    metrics.install(output.recorder)
+
+
+def uninstall() -> None:
+    """Record no locks that are made from now on, whatever provider the program sets."""
+    _undecided.clear()
+    while _installed:
+        metrics.uninstall(_installed.pop())
+
+
+def _claimed() -> bool:
+    """Whether the caller is the one that decides: another thread may have been faster."""
+    with contextlib.suppress(IndexError):
+        return _undecided.pop()
+    return False
+
+
+def install_if_set() -> bool:
+    """Install the metrics if the program has set a meter provider. Returns whether that is decided for ever."""
+    if not _undecided:
+        return True
+    try:
+        provider = sys.modules["opentelemetry.metrics"].get_meter_provider()
+        if type(provider).__name__ in _UNSET:
+            return False
+        if _claimed():
+            install(provider)
+    except Exception:
+        logger.exception("The metrics of locks could not be given to OpenTelemetry.")
+        _undecided.clear()
+    return True

@@ -1,0 +1,128 @@
+"""The metrics for OpenTelemetry: the same as for Prometheus, and found without a call where a provider is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+
+import redislock_fast.otel
+import redislock_fast.prometheus
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S, run_script
+from tests.support.holding import Holders
+from tests.support.waiting import FAR_S, LATE, until_queued
+
+Points = dict[str, list[Any]]
+
+
+@pytest.fixture
+def recorded() -> Iterator[Callable[[], Points]]:
+    """A function that returns what was recorded of the test's locks until now, by metric."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    redislock_fast.otel.install(provider)
+
+    def read() -> Points:
+        data = reader.get_metrics_data()
+        metrics = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+        return {metric.name: list(metric.data.data_points) for metric in metrics}
+
+    yield read
+    redislock_fast.otel.uninstall()
+    provider.shutdown()
+
+
+def test_a_contended_lock_is_recorded(
+    recorded: Callable[[], Points], holders: Holders, valkey: Server, connect: Connect
+) -> None:
+    holder = holders.hold(valkey.port, "name:1", **LATE)
+    answer = holders.make(valkey.port, "name:1", **LATE).acquire()
+    until_queued(connect(valkey.port), "name:1", 1)
+    gauges = recorded()
+    assert [(point.value, point.attributes) for point in gauges["redislock.held"]] == [(1, {"name": "name"})]
+    assert [(point.value, point.attributes) for point in gauges["redislock.waiting"]] == [(1, {"name": "name"})]
+    holder.release()
+    assert answer.result(PATIENCE_S) is True
+    points = recorded()
+    assert [point.value for point in points["redislock.waiting"]] == [0]
+    assert [point.value for point in points["redislock.handovers"]] == [1]
+    assert [point.attributes for point in points["redislock.waits"]] == [{"name": "name", "mode": "queue"}]
+    (acquired,) = points["redislock.acquire.duration"]
+    assert (acquired.count, acquired.attributes) == (2, {"name": "name", "result": "acquired"})
+    assert acquired.explicit_bounds[0] == 0.0005
+    assert [point.count for point in points["redislock.hold.duration"]] == [1]
+
+
+def test_both_outputs_may_be_used_at_once(recorded: Callable[[], Points], holders: Holders, valkey: Server) -> None:
+    registry = CollectorRegistry()
+    redislock_fast.prometheus.install(registry)
+    holders.hold(valkey.port, timeout=FAR_S)
+    redislock_fast.prometheus.uninstall()
+    assert [point.value for point in recorded()["redislock.held"]] == [1]
+    assert registry.get_sample_value("redislock_held", {"name": "name"}) is None
+
+
+PROGRAM = """
+import sys
+
+import redis
+import redislock_fast
+
+client = redis.Redis(port=int(sys.argv[1]))
+assert "redislock_fast.otel" not in sys.modules
+early = redislock_fast.Lock(client, "early")
+
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+unset = redislock_fast.Lock(client, "unset")
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+{chosen}
+for lock in (early, unset, redislock_fast.Lock(client, "name:1", timeout=10)):
+    with lock:
+        pass
+data = reader.get_metrics_data()
+points = [
+    (metric.name, point.attributes["name"])
+    for of_resource in (data.resource_metrics if data else [])
+    for of_scope in of_resource.scope_metrics
+    for metric in of_scope.metrics
+    for point in metric.data.data_points
+]
+print(sorted(points))
+"""
+
+
+def _printed(port: int, chosen: str = "") -> str:
+    result = run_script(PROGRAM.format(chosen=chosen), port)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+RECORDED = [
+    ("redislock.acquire.duration", "name"),
+    ("redislock.held", "name"),
+    ("redislock.hold.duration", "name"),
+]
+
+
+def test_locks_that_are_made_once_a_provider_is_set_are_recorded(valkey: Server) -> None:
+    assert _printed(valkey.port) == str(RECORDED)
+
+
+def test_a_program_may_choose_the_names(valkey: Server) -> None:
+    chosen = "import redislock_fast.otel; redislock_fast.otel.install(name_template=lambda name: name[:2])"
+    assert _printed(valkey.port, chosen) == str([(metric, "na") for metric, _ in RECORDED])
+
+
+def test_a_program_may_switch_the_metrics_off(valkey: Server) -> None:
+    off = "import redislock_fast.otel; redislock_fast.otel.uninstall()"
+    assert _printed(valkey.port, off) == "[]"

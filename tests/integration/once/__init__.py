@@ -1,0 +1,1 @@
+"""`once`: a job that runs on one of many workers."""

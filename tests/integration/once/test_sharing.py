@@ -1,0 +1,84 @@
+"""One `once` that many threads or tasks of a process use, and tasks that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import redis
+import redis.asyncio
+
+import redislock_fast
+import redislock_fast.asyncio
+from redislock_fast.server import Server
+from tests.support.async_helpers import in_loop
+from tests.support.waiting import FAR_S
+
+CALLERS = 8
+AT_LEAST_S = 3 * FAR_S
+
+
+def test_threads_share_a_decorated_function(valkey_client: redis.Redis, threads: ThreadPoolExecutor) -> None:
+    begin = Barrier(CALLERS)
+
+    @redislock_fast.once(valkey_client, "nightly", timeout=FAR_S, at_least=AT_LEAST_S, on_skip=lambda _: "skipped")
+    def run() -> str:
+        return "ran"
+
+    def call() -> str:
+        begin.wait()
+        return run()
+
+    done = [future.result() for future in [threads.submit(call) for _ in range(CALLERS)]]
+    assert sorted(done) == ["ran"] + ["skipped"] * (CALLERS - 1)
+
+
+@in_loop
+async def test_tasks_share_a_decorated_function(async_valkey_client: redis.asyncio.Redis) -> None:
+    async def skip(_: redislock_fast.Skipped) -> str:
+        return "skipped"
+
+    @redislock_fast.asyncio.once(async_valkey_client, "nightly", timeout=FAR_S, at_least=AT_LEAST_S, on_skip=skip)
+    async def run() -> str:
+        return "ran"
+
+    done = await asyncio.gather(*(run() for _ in range(CALLERS)))
+    assert sorted(done) == ["ran"] + ["skipped"] * (CALLERS - 1)
+
+
+@in_loop
+async def test_cancelled_job_keeps_its_key_until_at_least(
+    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis
+) -> None:
+    begun = asyncio.Event()
+
+    @redislock_fast.asyncio.once(async_valkey_client, "nightly", timeout=FAR_S, at_least=AT_LEAST_S)
+    async def run() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert valkey_client.pttl("nightly") > 1000 * FAR_S
+
+
+def test_kept_key_outlives_its_object_without_a_warning(valkey_client: redis.Redis) -> None:
+    with redislock_fast.once(valkey_client, "nightly", timeout=FAR_S, at_least=AT_LEAST_S) as run:
+        pass
+    del run
+    gc.collect()
+    assert valkey_client.pttl("nightly") > 1000 * FAR_S
+
+
+def test_decorated_function_keeps_its_name(valkey: Server, valkey_client: redis.Redis) -> None:
+    @redislock_fast.once(valkey_client, "nightly", timeout=FAR_S)
+    def report() -> None:
+        """Send the report."""
+
+    assert (report.__name__, report.__doc__) == ("report", "Send the report.")

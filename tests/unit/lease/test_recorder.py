@@ -1,0 +1,87 @@
+"""What a recorder makes of reports: names by template, bounded in number, and gauges that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from redislock_fast._lease.recorder import METRICS, WAITS, Metric, Recorder, prefix_of
+
+
+class Values:
+    """An output that keeps the labels of what it gets."""
+
+    def __init__(self) -> None:
+        self.labels: list[Sequence[str]] = []
+        self.gauges: dict[tuple[Metric, str], int] = {}
+
+    def observe(self, _metric: Metric, labels: Sequence[str], _value: float) -> None:
+        self.labels.append(labels)
+
+    def count(self, _metric: Metric, labels: Sequence[str]) -> None:
+        self.labels.append(labels)
+
+    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+        self.gauges[metric, labels[0]] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [("invoice", "invoice"), ("invoice:17", "invoice"), ("a{b}:c", "a"), ("a:b{c}", "a"), ("{tag}:x", ""), ("", "")],
+)
+def test_a_name_is_recorded_by_its_prefix(name: str, prefix: str) -> None:
+    assert prefix_of(name) == prefix
+
+
+def test_names_are_bounded_in_number() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    for number in range(150):
+        recorder.record_release(f"name-{number}:1", 1.0, True)
+    recorder.record_release(b"name-3:2", 1.0, True)
+    assert len(set(values.labels)) == 101
+    assert values.labels[99:101] == [("name-99",), ("other",)]
+    assert values.labels[-1] == ("name-3",)
+
+
+def test_a_template_of_the_users_makes_the_names() -> None:
+    values = Values()
+    Recorder(values, lambda name: name.upper()).record_release(b"a:1", 1.0, True)
+    assert values.labels == [("A:1",)]
+
+
+def test_a_gauge_starts_anew_in_a_forked_child() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    recorder.record_holding("a", 1)
+    recorder.record_wait_started("b")
+    recorder.forget()
+    recorder.record_holding("c", 1)
+    assert {(metric.name, name): value for (metric, name), value in values.gauges.items()} == {
+        ("redislock.held", "a"): 0,
+        ("redislock.held", "c"): 1,
+        ("redislock.waiting", "b"): 0,
+    }
+
+
+def test_an_acquire_that_is_interrupted_is_no_error() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    for error in (None, ValueError(), KeyboardInterrupt()):
+        recorder.record_failure("a", 1.0, 1, error)
+    assert [labels[1] for labels in values.labels] == ["not_acquired", "error", "cancelled"]
+
+
+def test_prometheus_names_are_those_of_opentelemetrys_exporter() -> None:
+    assert {metric.prometheus_name for metric in METRICS} == {
+        "redislock_acquire_duration_seconds",
+        "redislock_hold_duration_seconds",
+        "redislock_held",
+        "redislock_waiting",
+        "redislock_lost",
+        "redislock_renewal_failures",
+        "redislock_handovers",
+        "redislock_waits",
+    }
+    assert WAITS.labels == ("name", "mode")

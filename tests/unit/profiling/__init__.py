@@ -1,0 +1,1 @@
+"""What a profile records, without a server."""
