@@ -1,0 +1,1 @@
+"""The command line, `redislock`: one module for each command. See `docs/reference/cli.md`."""

@@ -1,0 +1,65 @@
+"""`redislock break`: takes a lock from one certain holder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.exits import CommandError, Exit
+from redislock_fast._cli.printing import add_json, holder_text, print_json, text_of
+from redislock_fast._procedures.breaking import breaking
+from redislock_fast._protocol.commands import Release
+from redislock_fast._transport.threads.driver import drive, transport_of
+from redislock_fast.inspection import holders
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parsers of commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "break", help="take a lock from one certain holder, and hand it over to the first waiter"
+    )
+    add_connection(parser)
+    parser.add_argument("name", metavar="NAME", help="the lock")
+    parser.add_argument(
+        "--token-id", required=True, metavar="ID", help="the token id of the holder, as `ls` and `show` print it"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_json(parser)
+    parser.set_defaults(command=_break)
+
+
+def _break(arguments: argparse.Namespace) -> int:
+    name, client = os.fsencode(arguments.name), client_of(arguments)
+    shown, token_id = text_of(name), arguments.token_id.lower()
+    holder = holders(client, name).holder
+    if holder is None or holder.token_id != token_id:
+        raise CommandError(f"lock {shown!r} is not held with token id {token_id!r}", Exit.FAILED)
+    if not arguments.yes and not _confirmed(f"Break lock {shown!r} held by {holder_text(holder)}? [y/N] "):
+        return Exit.FAILED
+    transport = transport_of(client)
+    release: Release | None = drive(transport, breaking(transport.key_of(name), token_id))
+    if release is None or not release.result:
+        raise CommandError(f"lock {shown!r} is not held with token id {token_id!r} any more", Exit.FAILED)
+    if arguments.json:
+        print_json({"name": shown, "token_id": token_id, "handed_over": bool(release.handed_over)})
+    else:
+        print(f"broke lock {shown!r}: " + ("the first waiter has it" if release.handed_over else "it is free"))
+    return Exit.OK
+
+
+def _confirmed(question: str) -> bool:
+    """Whether the user says yes.
+
+    Raises:
+        CommandError: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise CommandError("there is no terminal to ask: --yes breaks the lock without asking", Exit.USAGE)
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

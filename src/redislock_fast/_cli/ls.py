@@ -1,0 +1,71 @@
+"""`redislock ls`: the locks that are held."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from redislock_fast._cli.connecting import add_connection, client_of, servers_of
+from redislock_fast._cli.exits import Exit, say
+from redislock_fast._cli.printing import (
+    add_json,
+    holder_text,
+    print_json,
+    seconds_text,
+    state_text,
+    table,
+    text_of,
+)
+from redislock_fast._cli.scanning import Row, Scan, add_budget
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parsers of commands."""
+    parser: argparse.ArgumentParser = commands.add_parser("ls", help="list the locks that are held")
+    add_connection(parser)
+    add_budget(parser)
+    add_json(parser)
+    parser.set_defaults(command=_list)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    scan = Scan(servers_of(client_of(arguments)), arguments.pattern)
+    rows = _distinct(scan, arguments.budget)
+    if arguments.json:
+        for row in rows:
+            print_json({**asdict(row), "name": text_of(row.name)})
+    else:
+        _print(sorted(rows, key=lambda row: row.name))
+    if not scan.is_complete:
+        say(f"stopped after {arguments.budget} keys: --budget allows more, PATTERN needs fewer")
+    scan.warn_of_denied()
+    return Exit.OK
+
+
+def _distinct(scan: Scan, budget: int) -> Iterator[Row]:
+    seen: set[bytes] = set()
+    for _, rows in scan.rows(budget):
+        for row in rows:
+            if row.name not in seen:
+                seen.add(row.name)
+                yield row
+
+
+def _print(rows: list[Row]) -> None:
+    if rows:
+        print(table(("NAME", "HOLDER", "STATE", "TTL", "WAITING", "TOKEN ID"), [_words(row) for row in rows]))
+
+
+def _words(row: Row) -> tuple[str, ...]:
+    return (
+        text_of(row.name),
+        holder_text(row.holder),
+        state_text(row.holder),
+        seconds_text(row.ttl_s, "no end"),
+        "?" if row.waiting is None else str(row.waiting),
+        row.holder.token_id or "",
+    )

@@ -1,0 +1,73 @@
+"""`redislock`: reads the arguments, runs the command, and turns errors into one line and an exit code.
+
+Each command is a module with a function `add_to(commands)`, which makes its parser, and sets as `command` the function
+that runs it: it takes the arguments and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from redis.exceptions import AuthenticationError, RedisClusterException, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
+
+from redislock_fast._cli import breaking, completion, doctor, ls, run, show, top
+from redislock_fast._cli.exits import CommandError, Exit, say
+from redislock_fast._cli.parsing import CommandParser
+from redislock_fast._version import __version__
+
+__all__ = ["main"]
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="redislock", description="Locks on Redis and Valkey: run a program under one, see who holds what."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run.add_to(commands)
+    ls.add_to(commands)
+    show.add_to(commands)
+    top.add_to(commands)
+    breaking.add_to(commands)
+    doctor.add_to(commands)
+    completion.add_to(commands, parser)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        words: its words, without the program; None: those of this process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args(words)
+    try:
+        code = int(arguments.command(arguments))
+        sys.stdout.flush()
+    except CommandError as error:
+        message, code = str(error), error.code
+    except AuthenticationError:
+        message, code = "the server does not accept this user and password", Exit.NO_SERVER
+    except MasterNotFoundError:  # its text has many lines
+        message, code = "no server: no sentinel names a primary for this service", Exit.NO_SERVER
+    except (RedisConnectionError, RedisTimeoutError, RedisClusterException) as error:
+        message, code = f"no server: {error}", Exit.NO_SERVER
+    except RedisError as error:
+        message, code = str(error), Exit.OWN_FAULT
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    else:
+        return code
+    say(message)
+    return code

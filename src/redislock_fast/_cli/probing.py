@@ -1,0 +1,247 @@
+"""What a server and its user allow, found out by trying it on a scratch lock that nobody else uses.
+
+Commands that write are tried only where the user may also delete what they write. The scratch lock has a ttl from the
+beginning.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, native_release
+from redislock_fast._protocol.commands import HANDED_OVER
+from redislock_fast._protocol.keys import channel_beside, fence_key, queue_keys
+from redislock_fast._protocol.operation import TokenOperation
+from redislock_fast._protocol.queue import Subscribe
+from redislock_fast._protocol.scripts import PASS_ON, RELEASE, WAIT
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._util.tokens import MARKER, identifier_of
+from redislock_fast._version import __version__
+
+if TYPE_CHECKING:
+    from redislock_fast._cli.connecting import Client
+
+__all__ = ["FENCE", "QUEUE", "SCRIPTS", "SEEN", "TIDY", "Probes"]
+
+_TTL_MS = 10_000
+_PINGS = 21
+
+SCRIPTS = ("eval", "evalsha")
+QUEUE = (
+    *("hello", "subscribe", *SCRIPTS, "publish", "numsub", "time", "get", "set", "append", "pttl", "exists"),
+    *("del", "del queue", "zadd queue", "zpopmin queue", "zrange queue", "zrem queue", "zcard queue", "zscore queue"),
+    *("hset queue", "hget queue", "hdel queue", "hlen queue", "expire queue", "pexpire queue"),
+)
+"""What waiting in the queue needs, by the names of its probes: a command of ACL rules, and on which key."""
+
+FENCE = (*SCRIPTS, "get", "set", "hincrby fence", "hset fence", "hmget fence")
+SEEN = ("client|list", "client|setinfo", "hmget fence", "zcard queue", "zrange queue", "time", "pttl")
+TIDY = ("client|info", "client|kill", "unlink queue", "hscan queue")
+
+_ANSWERED_BY_AN_ERROR = ("evalsha", "client|kill", "client|setinfo")
+"""Probes which an error other than NOPERM answers, too: no such script, no such connection, an older server."""
+
+
+class _Ask(TokenOperation):
+    """Send requests to the lock's server in one piece; `replies` has the replies, of which some may be errors."""
+
+    is_pipeline = True
+    uses_queue = True
+
+    def __init__(self, key: bytes, requests: list[Args]) -> None:
+        super().__init__(key, b"")
+        self._requests = requests
+        self.replies: list[Reply] = []
+        self.capabilities = Capabilities()
+
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:  # noqa: ARG002  # at any time
+        self.capabilities = capabilities
+        return self._requests
+
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                self.error_code(reply)  # raises the errors that are to be tried again
+        self.replies = replies
+        return True
+
+
+class _Subscribe(Subscribe):
+    """Listen on a channel; `reply` is the server's."""
+
+    reply: Reply = None
+
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:
+        self.reply = reply
+        return super().feed(reply, capabilities)
+
+
+class Probes:
+    """Tries everything once.
+
+    Args:
+        client: of the server or cluster.
+        prefix: how the names of the user's locks begin, and so that of the scratch lock.
+
+    Attributes:
+        capabilities: what the server has.
+        hello: its reply to `HELLO`; empty where that is denied.
+        rules: by the name of a probe that was denied, the ACL rule that allows it.
+        hands_over: whether one waiter has got the lock from another by the queue.
+    """
+
+    def __init__(self, client: Client, prefix: bytes) -> None:
+        self._transport = transport_of(client)
+        self._key = prefix + secrets.token_hex(8).encode()
+        self._prefix = prefix
+        self._queue, self._waiters = queue_keys(self._key)
+        self._fence = fence_key(self._key)
+        self.rules: dict[str, str] = {}
+        self._failed: set[str] = set()
+        self.hands_over = False
+        asked = self._ask([PROBE, HELLO])
+        self.capabilities = asked.capabilities
+        hello: Any = asked.replies[1]
+        self.hello: dict[bytes, Any] = hello if isinstance(hello, dict) else {}
+        self._holder, self._waiter = (self._transport.new_token(self._key) for _ in range(2))
+        identifier = identifier_of(self._waiter)
+        is_sharded = self.capabilities.sharded
+        self._channel = channel_beside(self._key, identifier) if is_sharded else MARKER + identifier
+        self._publish = b"spublish" if is_sharded else b"publish"
+        for name, reply in zip(("command|info", "hello"), asked.replies, strict=True):
+            self._note(name, reply)
+        self._try_all()
+
+    def allows(self, *names: str) -> bool:
+        """Whether all of these probes have succeeded."""
+        return not any(name in self.rules or name in self._failed for name in names)
+
+    def ask(self, *words: bytes) -> Reply:
+        """The reply to one more request."""
+        return self._ask([words]).replies[0]
+
+    def round_trip_ms(self) -> float:
+        """The median of some round trips, in milliseconds."""
+
+        def one() -> float:
+            began = time.perf_counter()
+            self._ask([(b"PING",)])
+            return time.perf_counter() - began
+
+        return statistics.median(one() for _ in range(_PINGS)) * 1000
+
+    def _ask(self, requests: list[Args]) -> _Ask:
+        asking = _Ask(self._key, requests)
+        self._transport.execute(asking)
+        return asking
+
+    def _try_all(self) -> None:
+        try:
+            self._try(dict(self._harmless()))
+            self._subscribe()
+            if self.allows("set", "del", "del queue", "del fence"):
+                self._try(dict(self._writing()))
+                self.hands_over = self.allows("subscribe", *SCRIPTS) and self._hand_over()
+        finally:
+            keys = (self._key, self._queue, self._waiters, self._fence)
+            self._ask([*((b"DEL", key) for key in keys), (b"PEXPIRE", self._key, 1), (b"CLIENT", b"TRACKING", b"OFF")])
+
+    def _try(self, requests: dict[str, Args]) -> None:
+        for name, reply in zip(requests, self._ask(list(requests.values())).replies, strict=True):
+            self._note(name, reply)
+
+    def _note(self, name: str, reply: Reply) -> None:
+        if isinstance(reply, hiredis.ReplyError):
+            text = str(reply)
+            if text.startswith("NOPERM"):
+                self.rules[name] = self._rule(name, text)
+            elif name not in _ANSWERED_BY_AN_ERROR:
+                self._failed.add(name)
+
+    def _rule(self, name: str, text: str) -> str:
+        """The ACL rule that allows what this error of the server denies."""
+        command, _, place = name.partition(" ")
+        if " run " in text:
+            if command == "numsub":
+                return "+pubsub|shardnumsub" if self.capabilities.sharded else "+pubsub|numsub"
+            is_sharded = self.capabilities.sharded and command in ("publish", "subscribe")
+            return f"+s{command}" if is_sharded else f"+{command}"
+        if command in ("publish", "subscribe"):
+            return "&{*}:rlf:*" if self.capabilities.sharded else "&rlf:*"
+        own = self._queue.startswith(b"{" + self._key)
+        return f"~{'{' if place and own else ''}{self._prefix.decode(errors='backslashreplace')}*"
+
+    def _harmless(self) -> Iterator[tuple[str, Args]]:
+        """Requests that change nothing but the scratch lock, which has a ttl."""
+        key, queue, waiters, fence = self._key, self._queue, self._waiters, self._fence
+        yield "del", (b"DEL", key)
+        yield "set", (b"SET", key, self._holder, b"NX", b"PX", _TTL_MS)
+        yield "get", (b"GET", key)
+        yield "pttl", (b"PTTL", key)
+        yield "exists", (b"EXISTS", key)
+        yield "pexpire", (b"PEXPIRE", key, _TTL_MS)
+        yield "eval", (b"EVAL", b"return 1", 0)
+        yield "evalsha", (b"EVALSHA", RELEASE.sha, 1, key, b"")
+        if self.capabilities.release is not None:
+            yield self.capabilities.release.decode().lower(), native_release(self.capabilities, key, b"")
+        yield "del queue", (b"DEL", queue)
+        yield "del fence", (b"DEL", fence)
+        yield "time", (b"TIME",)
+        yield "wait", (b"WAIT", 0, 1)
+        yield "zadd queue", (b"ZADD", queue, b"XX", 1, b"")
+        yield "zpopmin queue", (b"ZPOPMIN", queue)
+        yield "zrange queue", (b"ZRANGE", queue, 0, 0)
+        yield "zrem queue", (b"ZREM", queue, b"")
+        yield "zcard queue", (b"ZCARD", queue)
+        yield "zscore queue", (b"ZSCORE", queue, b"")
+        yield "hget queue", (b"HGET", waiters, b"")
+        yield "hdel queue", (b"HDEL", waiters, b"")
+        yield "hlen queue", (b"HLEN", waiters)
+        yield "hscan queue", (b"HSCAN", waiters, 0)
+        yield "unlink queue", (b"UNLINK", waiters)
+        yield "expire queue", (b"EXPIRE", queue, 1)
+        yield "pexpire queue", (b"PEXPIRE", queue, 1)
+        yield "hmget fence", (b"HMGET", fence, b"token", b"number")
+        yield "client|info", CLIENT_INFO
+        yield "client|list", (b"CLIENT", b"LIST", b"TYPE", b"pubsub")
+        yield "client|setinfo", (b"CLIENT", b"SETINFO", b"LIB-VER", __version__)
+        yield "client|kill", (b"CLIENT", b"KILL", b"ID", 0)
+        yield "client|tracking", (b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
+        yield "client|caching", (b"CLIENT", b"CACHING", b"YES")
+        yield "publish", (self._publish, self._channel, b"")
+        numsub = b"SHARDNUMSUB" if self.capabilities.sharded else b"NUMSUB"
+        yield "numsub", (b"PUBSUB", numsub, self._channel)
+
+    def _writing(self) -> Iterator[tuple[str, Args]]:
+        """Requests that make keys, which are deleted afterwards."""
+        yield "append", (b"APPEND", self._key, b"")
+        yield "hset queue", (b"HSET", self._waiters, b"", b"")
+        yield "hset fence", (b"HSET", self._fence, b"token", b"")
+        yield "hincrby fence", (b"HINCRBY", self._fence, b"number", 1)
+        yield "pexpire fence", (b"PEXPIRE", self._fence, _TTL_MS)  # in case that this process ends here
+
+    def _subscribe(self) -> None:
+        listen = b"SSUBSCRIBE" if self.capabilities.sharded else b"SUBSCRIBE"
+        subscribing = _Subscribe(self._key, listen, self._channel)
+        if self.capabilities.push:
+            self._transport.execute(subscribing)
+            self._note("subscribe", subscribing.reply)
+        if not subscribing.is_pushed:
+            self._failed.add("subscribe")
+
+    def _hand_over(self) -> bool:
+        """Let a waiter join the queue, and the holder pass the lock on to it. Returns whether the waiter has it."""
+        keys = (self._key, self._queue, self._waiters)
+        words = (_TTL_MS, self._publish, self._channel, _TTL_MS, _TTL_MS, b"")
+        requests: list[Args] = [
+            (b"EVAL", WAIT.text, 3, *keys, self._waiter, *words),
+            (b"EVAL", PASS_ON.text, 3, *keys, self._holder),
+        ]
+        return self._ask(requests).replies[1] == HANDED_OVER

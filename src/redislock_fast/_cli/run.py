@@ -1,0 +1,226 @@
+"""`redislock run`: holds a lock while a command runs. See `docs/reference/cli.md`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from redislock_fast import Lock
+from redislock_fast._cli.child import Child
+from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.exits import CommandError, Exit, say
+from redislock_fast._cli.guard import Guard
+from redislock_fast._cli.parsing import CommandParser
+from redislock_fast._cli.signals import Interrupted, Signals
+from redislock_fast._util.times import clock, positive_ms
+
+if TYPE_CHECKING:
+    from redislock_fast._cli.connecting import Client
+
+__all__ = ["add_to"]
+
+_TTL_S = 30.0
+_RELEASE_LIMIT_S = 3.0
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parsers of commands."""
+    parser: CommandParser = commands.add_parser(
+        "run",
+        help="run a program while holding a lock",
+        usage="redislock run [OPTIONS] NAME -- COMMAND [ARGUMENTS]",
+        description="Run a program while holding a lock, which is renewed meanwhile. The program is ended if the lock"
+        " is lost.",
+    )
+    parser.usage_code = Exit.OWN_FAULT
+    wait = parser.add_mutually_exclusive_group()
+    wait.add_argument("-n", dest="wait_s", action="store_const", const=0.0, help="do not wait for the lock")
+    wait.add_argument("-w", dest="wait_s", type=seconds, metavar="SECONDS", help="wait so long at most")
+    parser.add_argument(
+        "-t",
+        dest="ttl_s",
+        type=ttl,
+        default=_TTL_S,
+        metavar="SECONDS",
+        help="how long others wait after this process or its machine has died (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--at-least",
+        dest="at_least_s",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="keep the lock so long, also if the program ends earlier",
+    )
+    parser.add_argument(
+        "--on-lost",
+        choices=["kill", "warn"],
+        default="kill",
+        help="what to do if the lock is lost: end the program (the default), or only say so",
+    )
+    refusal = parser.add_mutually_exclusive_group()
+    refusal.add_argument(
+        "-E",
+        dest="refusal_code",
+        type=exit_code,
+        default=int(Exit.NOT_ACQUIRED),
+        metavar="CODE",
+        help="what to exit with where the lock was not acquired (default: %(default)d)",
+    )
+    refusal.add_argument(
+        "--skip-ok",
+        dest="refusal_code",
+        action="store_const",
+        const=int(Exit.OK),
+        help="exit with 0 and say nothing where the lock was not acquired",
+    )
+    add_connection(parser)
+    parser.add_argument("name", metavar="NAME", type=name, help="the lock")
+    parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.set_defaults(command=_run)
+
+
+def seconds(text: str) -> float:
+    """Read a time. Argparse quotes the name of this function for text that is no number."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return number
+
+
+def ttl(text: str) -> float:
+    """Read a ttl, as `seconds` does."""
+    number = float(text)
+    positive_ms(number, "ttl")
+    return number
+
+
+def exit_code(text: str) -> int:
+    """Read an exit code, as `seconds` does."""
+    code = int(text)
+    if not 0 <= code <= 255:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 255")
+    return code
+
+
+def name(text: str) -> str:
+    """Read a lock's name, as `seconds` does."""
+    text.encode()  # a ValueError where the bytes of the command line are no text
+    return text
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    words = _words_of(arguments)
+    client = client_of(arguments)
+    signals = Signals()
+    guard = Guard(signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
+    try:
+        lock = _acquired(client, arguments, signals, guard)
+    except Interrupted as interrupt:
+        return 128 + interrupt.number
+    lock_name: str = arguments.name
+    if lock is None:
+        if arguments.refusal_code == Exit.OK:
+            return Exit.OK
+        raise CommandError(f"the lock {lock_name!r} is another's", arguments.refusal_code)
+    keep_until = clock() + arguments.at_least_s
+    try:
+        child = Child(words, _environment(lock_name, lock))
+    except CommandError:
+        _finish(lock, lock.release)
+        raise
+    code = guard.run(lock, child)
+    child.forget()
+    if guard.loss is None:
+        _finish(lock, lambda: _give_back(client, lock, keep_until))
+    if guard.has_ended_it:
+        cause = "could not be renewed in time" if guard.loss is None else f"was lost ({guard.loss})"
+        raise CommandError(f"the command was ended, since the lock {lock_name!r} {cause}", Exit.LOST)
+    return code
+
+
+def _words_of(arguments: argparse.Namespace) -> list[str]:
+    """The command and its arguments."""
+    words: list[str] = arguments.words
+    if words[:1] == ["--"]:
+        words = words[1:]
+    elif words and words[0].startswith("-"):
+        raise CommandError(f"options stand before the name of the lock: {words[0]}")
+    if not words:
+        raise CommandError("a command is missing: redislock run [OPTIONS] NAME -- COMMAND [ARGUMENTS]")
+    if os.name != "posix":
+        raise CommandError("run needs process groups and signals, which this system lacks")
+    return words
+
+
+def _acquired(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Lock | None:
+    """The held lock, with a fence where the server allows that; None where it is another's."""
+    try:
+        return _acquired_with(True, client, arguments, signals, guard)
+    except ResponseError:  # fencing needs scripts
+        return _acquired_with(False, client, arguments, signals, guard)
+
+
+def _acquired_with(
+    fencing: bool, client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard
+) -> Lock | None:
+    lock = Lock(
+        client,
+        arguments.name,
+        timeout=arguments.ttl_s,
+        blocking=arguments.wait_s != 0,
+        blocking_timeout=arguments.wait_s or None,
+        thread_local=False,
+        auto_renew=True,
+        on_lost=guard.note_loss,
+        fencing=fencing,
+    )
+    try:
+        with signals.interrupting():
+            return lock if lock.acquire() else None
+    except Interrupted:
+        if lock.valid:  # the signal came when it had been acquired
+            _finish(lock, lock.release)
+        raise
+
+
+def _environment(lock_name: str, lock: Lock) -> dict[str, str]:
+    environment = {**os.environ, "REDISLOCK_NAME": lock_name}
+    environment.pop("REDISLOCK_FENCE", None)  # that of a `redislock run` around this one
+    if lock.fence is not None:
+        environment["REDISLOCK_FENCE"] = str(lock.fence)
+    return environment
+
+
+def _give_back(client: Client, lock: Lock, keep_until: float) -> None:
+    """Release the lock, or leave it to its ttl where it is to be kept for longer."""
+    rest_s = keep_until - clock()
+    if rest_s > 0:
+        Lock.attach(client, lock.detach()).extend(rest_s, replace_ttl=True)  # not renewed any more
+    else:
+        lock.release()
+
+
+def _finish(lock: Lock, work: Callable[[], object]) -> None:
+    """Do the work that ends the holding. Trouble is reported, and never delays the exit for long."""
+    trouble: list[object] = ["no reply in time"]
+
+    def do() -> None:
+        try:
+            work()
+            trouble.clear()
+        except Exception as error:
+            trouble[:] = [error]
+
+    limit_s = min(lock.remaining(), _RELEASE_LIMIT_S)
+    worker = threading.Thread(target=do, daemon=True)
+    worker.start()
+    worker.join(limit_s)
+    if trouble:
+        say(f"the lock {lock.name!r} was not released, and ends by its ttl: {trouble[0]}")

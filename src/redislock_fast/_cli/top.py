@@ -1,0 +1,193 @@
+"""`redislock top`: the most contended locks, looked at again and again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from redislock_fast._cli.connecting import add_connection, client_of, servers_of
+from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.printing import (
+    add_json,
+    holder_text,
+    print_json,
+    seconds_text,
+    state_text,
+    table,
+    text_of,
+)
+from redislock_fast._cli.scanning import Row, Scan, add_budget, positive_int
+from redislock_fast._protocol.keys import fence_key
+
+if TYPE_CHECKING:
+    import redis
+
+__all__ = ["add_to"]
+
+_HEAD = ("NAME", "TYPE", "HOLDER", "STATE", "SEEN FOR", "TTL", "WAITING", "ACQ/S", "CHANGES SEEN")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A lock, as it was seen last.
+
+    Attributes:
+        server: a client of its server.
+        row: what was found.
+        since: when its holding was seen first, in the clock's seconds.
+        changes: how often another holding was seen than before.
+        number: its last fencing number; None without fencing.
+        looked_at: when that was read.
+        acquisitions_per_s: by its fencing numbers; None without.
+    """
+
+    server: redis.Redis
+    row: Row
+    since: float
+    changes: int
+    number: int | None
+    looked_at: float
+    acquisitions_per_s: float | None
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parsers of commands."""
+    parser: argparse.ArgumentParser = commands.add_parser("top", help="watch the most contended locks")
+    add_connection(parser)
+    add_budget(parser)
+    parser.add_argument(
+        "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+    )
+    parser.add_argument("-n", dest="ticks", type=positive_int, metavar="LOOKS", help="end after so many looks")
+    parser.add_argument(
+        "--most", type=positive_int, default=20, metavar="LOCKS", help="show so many at most (default: %(default)s)"
+    )
+    add_json(parser)
+    parser.set_defaults(command=_watch)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    scan = Scan(servers_of(client_of(arguments)), arguments.pattern)
+    seen: dict[bytes, _Seen] = {}
+    with contextlib.suppress(KeyboardInterrupt), _screen(arguments.json) as show:
+        for tick in itertools.count(1):
+            seen = _look(scan, seen, arguments.budget, arguments.most)
+            show(list(seen.values()), scan.is_complete)
+            if tick == arguments.ticks:
+                break
+            time.sleep(arguments.interval)
+    return Exit.OK
+
+
+def _look(scan: Scan, before: dict[bytes, _Seen], budget: int, most: int) -> dict[bytes, _Seen]:
+    """The most contended locks among those of before and those that a walk over so many keys finds."""
+    found: dict[bytes, tuple[redis.Redis, Row]] = {}
+    known: defaultdict[redis.Redis, list[bytes]] = defaultdict(list)
+    for name, seen in before.items():
+        known[seen.server].append(name)
+    looks = itertools.chain(((server, scan.read(server, names)) for server, names in known.items()), scan.rows(budget))
+    for server, rows in looks:
+        found.update((row.name, (server, row)) for row in rows)
+        if len(found) > most:
+            found = dict(sorted(found.items(), key=lambda item: _rank(item[1][1]))[:most])
+    ranked = sorted(found.values(), key=lambda item: _rank(item[1]))
+    numbers = _numbers(ranked)
+    now = time.monotonic()
+    return {row.name: _note(server, row, numbers.get(row.name), before.get(row.name), now) for server, row in ranked}
+
+
+def _rank(row: Row) -> tuple[int, bool, bytes]:
+    return -(row.waiting or 0), not row.contended, row.name
+
+
+def _note(server: redis.Redis, row: Row, number: int | None, before: _Seen | None, now: float) -> _Seen:
+    """What is known of a lock now. `number` is its last fencing number."""
+    if before is None:
+        return _Seen(server, row, now, 0, number, now, None)
+    is_same = before.row.holder.token_id == row.holder.token_id
+    since, changes = (before.since, before.changes) if is_same else (now, before.changes + 1)
+    per_s = None
+    if number is not None and before.number is not None and now > before.looked_at:
+        per_s = max(number - before.number, 0) / (now - before.looked_at)
+    return _Seen(server, row, since, changes, number, now, per_s)
+
+
+def _numbers(locks: list[tuple[redis.Redis, Row]]) -> dict[bytes, int]:
+    """The last fencing numbers that were given for these locks, by name, where there are any."""
+    names: defaultdict[redis.Redis, list[bytes]] = defaultdict(list)
+    for server, row in locks:
+        names[server].append(row.name)
+    numbers: dict[bytes, int] = {}
+    for server, asked in names.items():
+        pipeline = server.pipeline(transaction=False)
+        for name in asked:
+            pipeline.hget(fence_key(name), "number")
+        replies = pipeline.execute(raise_on_error=False)
+        numbers.update((name, int(reply)) for name, reply in zip(asked, replies, strict=True) if _is_number(reply))
+    return numbers
+
+
+def _is_number(reply: object) -> bool:
+    return isinstance(reply, bytes) and reply.isdigit()
+
+
+@contextlib.contextmanager
+def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], bool], None]]:
+    """What shows one look: a line of JSON, a screen that changes where rich is installed, or lines of text."""
+    rich = importlib.util.find_spec("rich") if sys.stdout.isatty() and not as_json else None
+    if as_json:
+        yield lambda seen, is_complete: print_json({"complete": is_complete, "locks": [_object(one) for one in seen]})
+    elif rich is None:
+        yield lambda seen, is_complete: print(_text(seen, is_complete), end="\n\n", flush=True)
+    else:
+        live, text = importlib.import_module("rich.live"), importlib.import_module("rich.text")
+        with live.Live(screen=True, auto_refresh=False) as screen:
+            yield lambda seen, is_complete: screen.update(text.Text(_text(seen, is_complete)), refresh=True)
+
+
+def _object(seen: _Seen) -> dict[str, Any]:
+    return {
+        **asdict(seen.row),
+        "name": text_of(seen.row.name),
+        "seen_s": round(seen.looked_at - seen.since, 3),
+        "acquisitions_per_s": seen.acquisitions_per_s,
+        "changes_seen": seen.changes,
+    }
+
+
+def _text(seen: list[_Seen], is_complete: bool) -> str:
+    head = time.strftime("%H:%M:%S") + ("" if is_complete else ", other keys will be looked at next")
+    return f"{head}\n{table(_HEAD, [_words(one) for one in seen])}"
+
+
+def _words(seen: _Seen) -> tuple[str, ...]:
+    row = seen.row
+    return (
+        text_of(row.name),
+        row.holder.kind,
+        holder_text(row.holder),
+        state_text(row.holder),
+        seconds_text(seen.looked_at - seen.since, ""),
+        seconds_text(row.ttl_s, "no end"),
+        "?" if row.waiting is None else str(row.waiting),
+        "?" if seen.acquisitions_per_s is None else f"{seen.acquisitions_per_s:.1f}",
+        str(seen.changes),
+    )

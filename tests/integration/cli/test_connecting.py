@@ -1,0 +1,96 @@
+"""How the command line finds its server, and that it repeats no password, whatever goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redislock_fast.server import Server, free_port, give_back
+from tests.conftest import MakeUser, TlsServer
+from tests.integration.cli.conftest import CANARY, Command
+from tests.support.sentinels import sentinel_of
+
+FREE = 1
+WRONG = 2
+NO_SERVER = 69
+
+
+@pytest.fixture
+def nobody() -> str:
+    """The address of no server."""
+    port = free_port()
+    give_back(port)
+    return f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://:{CANARY}@localhost",
+        f"redis:/:{CANARY}@localhost",
+        f":{CANARY}@localhost",
+        f"redis://:{CANARY}@localhost:port",
+        f"redis://:{CANARY}@localhost?no_such_option=1",
+        f"redis://localhost?password={CANARY}&db=x",
+        f"redis+elsewhere://:{CANARY}@localhost",
+        f"redis+sentinel://:{CANARY}@localhost",
+        f"redis+sentinel://:{CANARY}@localhost:port/service",
+        f"redis+sentinel://:{CANARY}@localhost/service/database",
+    ],
+)
+def test_wrong_url_is_told_in_one_line(redislock: Command, url: str) -> None:
+    outcome = redislock("show", "name", "--url", url)
+    assert (WRONG, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
+    assert "URL is wrong" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{CANARY}@{{}}",
+        f"rediss://:{CANARY}@{{}}",
+        f"unix://:{CANARY}@/no/such/socket",
+        f"redis+cluster://:{CANARY}@{{}}",
+        f"redis+sentinel://:{CANARY}@{{}},{{}}/service",
+    ],
+)
+def test_absent_server_is_told_in_one_line(redislock: Command, nobody: str, url: str) -> None:
+    outcome = redislock("show", "name", "--url", url.format(nobody, nobody))
+    assert (NO_SERVER, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
+    assert "no server" in outcome.err
+
+
+def test_url_at_a_wrong_place_is_not_quoted(redislock: Command) -> None:
+    assert 2 == redislock("--url", f"redis://:{CANARY}@localhost", "ls").code
+    assert 2 == redislock(f"redis://:{CANARY}@localhost", "ls").code
+    assert 2 == redislock("show", "name", f"redis://:{CANARY} @localhost").code
+
+
+def test_password_of_the_environment_counts_more_than_that_of_the_url(
+    redislock: Command, valkey: Server, acl_user: MakeUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = acl_user(valkey)
+    url = f"redis://{user.username}:{CANARY}@127.0.0.1:{valkey.port}"
+    refused = redislock("show", "name", "--url", url)
+    assert (NO_SERVER, 1) == (refused.code, len(refused.err.splitlines()))
+    monkeypatch.setenv("REDISLOCK_PASSWORD", user.password)
+    monkeypatch.setenv("REDISLOCK_URL", url)
+    assert FREE == redislock("show", "name").code
+
+
+def test_certificates_come_from_the_environment(
+    redislock: Command, tls_server: TlsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"rediss://127.0.0.1:{tls_server.port}"
+    assert NO_SERVER == redislock("show", "name", "--url", url).code
+    monkeypatch.setenv("REDISLOCK_CA_CERTS", tls_server.ca_path)
+    assert FREE == redislock("show", "name", "--url", url).code
+
+
+def test_sentinels_name_the_server(redislock: Command, valkey: Server, tmp_path: Path, nobody: str) -> None:
+    with sentinel_of(valkey, tmp_path) as sentinel:
+        url = f"redis+sentinel://{nobody},127.0.0.1:{sentinel.port}/service"
+        assert FREE == redislock("show", "name", "--url", url).code
+        unknown = redislock("show", "name", "--url", f"redis+sentinel://127.0.0.1:{sentinel.port}/other/0")
+    assert (NO_SERVER, 1) == (unknown.code, len(unknown.err.splitlines()))

@@ -1,0 +1,76 @@
+"""Faults of the command line."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_GUARD = "tests/unit/cli/test_guard.py::"
+_SIGNALS = "tests/integration/cli/test_run_signals.py::"
+
+FAULTS = (
+    Fault(
+        "command is killed only when its lease has ended",
+        "_cli/guard.py",
+        "self._kill_at = now + left_s - self._margin_s",
+        "self._kill_at = now + left_s",
+        f"{_GUARD}test_command_that_ignores_term_is_killed_before_its_lease_ends",
+    ),
+    Fault(
+        "command is left alone after a loss that a renewal finds out",
+        "_cli/guard.py",
+        "self._kill_at = min(self._kill_at, self._kill_after_loss_at)",
+        "",
+        f"{_GUARD}test_command_is_told_at_once_and_killed_soon_after_a_loss",
+    ),
+    Fault(
+        "signal that came before the wait for the lock does not end it",
+        "_cli/signals.py",
+        "for number in self._heard:",
+        "for number in ():",
+        "tests/unit/cli/test_signals.py::test_signal_that_came_before_the_wait_ends_it",
+    ),
+    Fault(
+        "signal that came before the command is not passed on",
+        "_cli/signals.py",
+        "self._heard.append(number)",
+        "pass",
+        "tests/unit/cli/test_signals.py::test_signals_are_noted_in_their_order",
+    ),
+    Fault(
+        "exit code is lost where SIGCHLD was ignored",
+        "_cli/signals.py",
+        "signal.signal(signal.SIGCHLD, _do_nothing)",
+        "pass",
+        f"{_SIGNALS}test_signal_that_is_ignored_stays_ignored",
+    ),
+    Fault(
+        "signal that was ignored is passed on",
+        "_cli/signals.py",
+        "if signal.getsignal(number) is not signal.SIG_IGN:",
+        "if True:",
+        f"{_SIGNALS}test_signal_that_is_ignored_stays_ignored",
+    ),
+    Fault(
+        "signal reaches the command alone",
+        "_cli/child.py",
+        "os.killpg(self._process.pid, number)",
+        "os.kill(self._process.pid, number)",
+        f"{_SIGNALS}test_signal_reaches_what_the_command_has_started",
+    ),
+    Fault(
+        "command outlives a process that is killed",
+        "_cli/child.py",
+        'kill -KILL "-$group"',
+        'kill -KILL "$group"',
+        f"{_SIGNALS}test_nothing_of_the_command_outlives_a_process_that_is_killed",
+    ),
+    Fault(
+        "lock is released before the least time is over",
+        "_cli/run.py",
+        "if rest_s > 0:",
+        "if rest_s > 3600:",
+        "tests/integration/cli/test_run.py::test_lock_is_kept_for_the_least_time_that_was_asked_for",
+    ),
+)
