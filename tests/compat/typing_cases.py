@@ -11,7 +11,8 @@ import redis.asyncio
 from redis.lock import Lock as RedisLock
 
 import redislock_fast.asyncio
-from redislock_fast import Lock, Locker, LossReason, Metrics
+from redislock_fast import Lock, Locker, LossReason, Metrics, once
+from redislock_fast.testing import lose
 
 
 def takes_redis_pys_lock(lock: RedisLock) -> bool:
@@ -95,3 +96,34 @@ def wrong_uses(client: redis.Redis, tasks: redis.asyncio.Redis) -> None:
     Lock(client, "name", wait="pull")  # type: ignore[arg-type]
     Lock(client, "name", metrics=3)  # type: ignore[arg-type]
     Lock(client, "name", on_lost=notes_a_loss_of_a_task)  # type: ignore[arg-type]
+
+
+@once(redis.Redis(), "job", timeout=60)
+def job(number: int) -> int:
+    """A job of threads."""
+    return number
+
+
+@once(redis.Redis(), "job", timeout=60, on_skip=str)
+def told_job(number: int) -> int:
+    """A job whose skips have a result."""
+    return number
+
+
+@redislock_fast.asyncio.once(redis.asyncio.Redis(), "job", timeout=60)
+async def async_job(number: int) -> int:
+    """A job of tasks."""
+    return number
+
+
+async def runs_jobs() -> int | None:
+    """A skip is None or what `on_skip` returns, the decorated function is of its own kind, and a block has a lock."""
+    told: int | str = told_job(1)
+    job("one")  # type: ignore[arg-type]
+    ran: int = job(1)  # type: ignore[assignment]
+    with once(redis.Redis(), "job", timeout=60) as held:
+        lose(held)
+        ours: Lock = held
+    async with redislock_fast.asyncio.once(redis.asyncio.Redis(), "job", timeout=60) as run:
+        await lose(run)
+    return await async_job(1) if run.lost or ours.lost or told or ran else job(1)

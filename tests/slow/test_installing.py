@@ -34,8 +34,9 @@ pytestmark = [
 
 
 def _run(*arguments: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter, or another one that is named first, without what this one's environment says of imports."""
-    kept = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTHONPATH", "CIBUILDWHEEL")}
+    """Run this interpreter, or another one that is named first, without what the environment says of building."""
+    dropped = (VARIABLE, "PYTHONPATH", "CIBUILDWHEEL", "CC")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return subprocess.run(
         [*map(str, arguments)],
         cwd=folder,
@@ -122,10 +123,13 @@ def fails_at(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def test_without_a_compiler_pure_python_is_installed_and_works(
-    sdist: Path, environment: Environment, valkey: Server
+def test_with_no_compiler_on_the_path_pure_python_is_installed_and_works(
+    sdist: Path, environment: Environment, tmp_path: Path, valkey: Server
 ) -> None:
-    installed = environment.install(sdist, CC="false")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert [None] * 3 == [shutil.which(compiler, path=str(empty)) for compiler in ("gcc", "cc", "clang")]
+    installed = environment.install(sdist, PATH=str(empty))
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert WARNING in installed.stdout + installed.stderr
     shown = environment.run(
@@ -165,14 +169,15 @@ def test_build_that_fails_in_place_removes_what_was_built_before(source: Path, f
 
 
 @pytest.mark.parametrize(("wanted", "fails"), [("", False), ("compiled", True)])
-def test_pypy_does_not_try_to_build_the_core(source: Path, wanted: str, fails: bool) -> None:
+def test_pypy_gets_a_pure_wheel_without_trying_to_build_the_core(source: Path, wanted: str, fails: bool) -> None:
     code = (
         "import platform, runpy, sys\n"
         "platform.python_implementation = lambda: 'PyPy'\n"
         "sys.modules['Cython'] = None\n"
-        "sys.argv = ['setup.py', 'build_ext', '--inplace']\n"
+        "sys.argv = ['setup.py', 'bdist_wheel']\n"
         "runpy.run_path('setup.py')\n"
     )
     built = _run(sys.executable, "-c", code, folder=source, **{VARIABLE: wanted})
     assert (fails, "PyPy on" in built.stderr) == (built.returncode != 0, True)
     assert [] == list(source.glob("**/*.so"))
+    assert ([] if fails else ["py3-none-any"]) == [wheel.stem.split("-", 2)[2] for wheel in source.glob("dist/*.whl")]

@@ -53,7 +53,7 @@ def _of_tasks(test: str, reason: str) -> dict[str, str]:
     return {f"{_TASKS}{test}[{client}]": reason for client in ("pool", "single")}
 
 
-_WHOLE = "blocking_timeout is waited to its end, however long the pauses are (docs/differences.md)"
+_WHOLE = "blocking_timeout is waited to its end, however long the pauses are (docs/explanation/differences.md)"
 _MOD_TIME = "replaces the clock in redis-py's module"
 
 _TO_THE_END = {

@@ -32,6 +32,7 @@ MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
 )
+INNER = {"_lease", "_pipe", "_procedures", "_protocol", "_transport", "_util", "_version"}
 SHOW = "import redislock_fast; print(redislock_fast.implementation)"
 VARIABLE = "REDISLOCK_FAST_IMPLEMENTATION"
 
@@ -127,9 +128,22 @@ def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: st
     assert "not all of it" in demanded.stderr.splitlines()[-1]
 
 
+@pytest.mark.skipif("coverage" in sys.modules, reason="a core that is traced keeps its symbols")
+def test_extensions_are_stripped() -> None:
+    if not _has_extension():
+        pytest.skip("no compiled core here")
+    extensions = list(PACKAGE.glob(f"_pipe/*{EXTENSION_SUFFIXES[0]}"))
+    assert 3 == len(extensions)
+    assert sum(extension.stat().st_size for extension in extensions) < 1_000_000
+    if sys.platform == "linux":
+        symbols = (b".symtab", b".debug_")  # names of sections
+        assert [] == [file.name for file in extensions if any(name in file.read_bytes() for name in symbols)]
+
+
 # ---- modules and files ----
 
 
+@pytest.mark.slow
 def test_each_module_imports_alone_and_without_a_warning() -> None:
     shown = _python(f"""
 import importlib, os
@@ -138,7 +152,7 @@ for module in {MODULES}:
     child = os.fork()
     if not child:
         importlib.import_module(module)
-        break
+        os._exit(0)  # the end of the interpreter takes longer than the import
     if os.waitpid(child, 0)[1]:
         print(module)
 """)
@@ -151,6 +165,21 @@ def test_import_starts_nothing() -> None:
         "print(threading.active_count())"
     )  # fmt: skip
     assert shown.stdout.strip() == "1"
+
+
+def test_import_brings_few_modules_and_none_of_other_packages() -> None:
+    """Each module costs a tenth of a millisecond: a name that few users need belongs into `_WHEN_ASKED_FOR`."""
+    shown = _python(
+        "import sys, redis\n"
+        "before = set(sys.modules)\n"
+        "import redislock_fast\n"
+        "print(*set(sys.modules) - before)"
+    )  # fmt: skip
+    brought = shown.stdout.split()
+    ours = {name for name in brought if name.split(".")[0] == "redislock_fast"}
+    assert [] == [name for name in brought if name not in ours and not name.lstrip("_").startswith("cython_")]
+    assert len(ours) <= 95
+    assert {"_patch", "lock", "locker"} == {name.split(".")[1] for name in ours if name.count(".") == 1} - INNER
 
 
 @pytest.mark.parametrize(

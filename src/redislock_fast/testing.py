@@ -1,0 +1,157 @@
+"""For tests of code that holds locks: lose a lock at once, and find locks that were left. See `docs/how-to/testing.md`.
+
+The pytest plugin (`pytest_redislock_fast.py`) has fixtures with a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, overload
+
+from redis.exceptions import LockError
+
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.owner import Owner
+from redislock_fast._procedures.renewal import LeaseLoss
+from redislock_fast._procedures.renewal import lose as note_loss
+from redislock_fast._protocol.keys import lock_of_queue
+from redislock_fast._transport.threads.driver import transport_of
+from redislock_fast._transport.threads.renewer import tell
+from redislock_fast._util.errors import LossReason
+from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import is_ours, without_flag
+from redislock_fast.asyncio.lock import Lock as AsyncLock
+from redislock_fast.inspection import holders
+from redislock_fast.lock import Lock
+
+if TYPE_CHECKING:
+    from redislock_fast.inspection import Client
+
+__all__ = ["assert_no_locks_left", "lose"]
+
+_OTHER_HOLDER = b"another holder, by redislock_fast.testing.lose"
+
+
+@overload
+def lose(lock: Lock, reason: LossReason | str = LossReason.EXPIRED) -> None: ...
+@overload
+def lose(lock: AsyncLock, reason: LossReason | str = LossReason.EXPIRED) -> Coroutine[Any, Any, None]: ...
+def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) -> Coroutine[Any, Any, None] | None:
+    """Have a held lock be lost now. Once this returns, its `on_lost` has returned.
+
+    The key is deleted or, for `LossReason.TAKEN`, gets another value, and the lock is told what a renewal would have
+    found. A lock that nothing watches, without `auto_renew` and `on_lost`, learns only that its time is over
+    (`EXPIRED`, `SERVER_GONE`), and anything else by its next request, as it would without this function.
+
+    The thread or task that holds the lock calls it. For an asyncio lock, it is awaited; with `cancel_on_lost`, that
+    raises CancelledError. `on_lost` is called in another thread or task. Sends `GET name`, then `DEL name` or `SET`.
+
+    Args:
+        lock: a `Lock` or `redislock_fast.asyncio.Lock`.
+        reason: a `LossReason`, or its text, such as "expired".
+
+    Raises:
+        redis.exceptions.LockError: this thread or task does not hold the lock.
+        TypeError: another kind of lock.
+        ValueError: an unknown reason, or the lock does not expire and so cannot be lost for this one.
+    """
+    reason = LossReason(reason)
+    if not isinstance(lock, (Lock, AsyncLock)):
+        raise TypeError(f"lose takes a Lock of redislock_fast, not {type(lock).__name__}")
+    if not lock.timeout and reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
+        raise ValueError(f"the lock {lock.name!r} does not expire: it cannot be lost as {str(reason)!r}")
+    owner = lock._held()
+    if isinstance(lock, AsyncLock):
+        return _lose_in_loop(lock, owner, reason)
+    if not lock._drive(lock._checking_owned(owner, owner.token)):
+        raise _not_held(lock)
+    if reason is LossReason.TAKEN:
+        lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
+    else:
+        lock.redis.delete(lock.name)
+    for loss in _noted(lock, owner, reason):
+        telling = threading.Thread(target=tell, args=loss, name="redislock_fast-lost")
+        telling.start()
+        telling.join()
+    return None
+
+
+async def _lose_in_loop(lock: AsyncLock, owner: Owner, reason: LossReason) -> None:
+    if not await lock._drive(lock._checking_owned(owner, owner.token)):
+        raise _not_held(lock)
+    if reason is LossReason.TAKEN:
+        await lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
+    else:
+        await lock.redis.delete(lock.name)
+    for loss in _noted(lock, owner, reason):
+        await asyncio.create_task(_tell_in_loop(lock, *loss))
+
+
+async def _tell_in_loop(lock: AsyncLock, lease: Lease, reason: LossReason) -> None:
+    """Call `on_lost` in a task of its own, as it may cancel the holder's, and wait for what it has begun."""
+    renewer = lock._renewer()
+    before = set(renewer._tasks)
+    renewer.tell(lease, reason)
+    begun = renewer._tasks - before
+    if begun:
+        await asyncio.wait(begun)
+
+
+def _not_held(lock: Lock | AsyncLock) -> LockError:
+    return LockError(f"Cannot lose the lock {lock.name!r}, which is not held by this caller", lock_name=lock.name)
+
+
+def _noted(lock: Lock | AsyncLock, owner: Owner, reason: LossReason) -> list[LeaseLoss]:
+    """Note the loss as a renewal does. Returns what must be told."""
+    losses: list[LeaseLoss] = []
+    lease = lock._lease_of(owner)
+    if lease is not None and lease.is_watched:
+        lock._let_go(lease)
+        note_loss(lease, reason, losses)
+    elif reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
+        owner.expiry = (owner.token, clock())
+    return losses
+
+
+def assert_no_locks_left(client: Client) -> None:
+    """Assert that no lock is held on the server of a test, and that nobody waits for one.
+
+    Finds the locks of this package, of all processes, by their tokens: not those with a token of their caller's own. A
+    key that lingers counts. Sends `SCAN`, `GET` for each string in the database, and what `holders` sends for each
+    lock.
+
+    Args:
+        client: a `redis.Redis` or `redis.RedisCluster`; for tests of asyncio locks, too.
+
+    Raises:
+        AssertionError: the text names the locks, and their holders where they are known.
+        TypeError: for a pipeline or an asyncio client.
+    """
+    transport_of(client)  # refuses other clients
+    left = [
+        _described(client, name)
+        for name in client.scan_iter(count=1000, _type="string")
+        if is_ours(without_flag(_bytes_of(client.get(name))))
+    ]
+    for queue in client.scan_iter("*:queue", count=1000, _type="zset"):
+        waited_for = lock_of_queue(_bytes_of(queue))
+        if waited_for is not None:
+            left.append(f"{waited_for.decode(errors='backslashreplace')!r} has waiters")
+    if left:
+        raise AssertionError(f"locks are left: {', '.join(sorted(left))}")
+
+
+def _bytes_of(reply: Any) -> bytes:
+    """What a client has read, which may decode; empty for a key that is gone."""
+    return reply.encode() if isinstance(reply, str) else reply or b""
+
+
+def _described(client: Client, name: Any) -> str:
+    """A lock that is left, and by whom."""
+    shown = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    holder = holders(client, name).holder
+    process = None if holder is None else holder.process
+    by = "" if process is None else f" by {process.program}, pid {process.pid} on {process.host}"
+    return f"{shown!r} is held{by}"
