@@ -42,6 +42,7 @@ from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockCl
 from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, Peer
 from tests.support.proxy import Proxy
+from tests.support.running import runs  # noqa: F401  # as above
 from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -222,12 +223,13 @@ def clusters() -> Iterator[dict[str, Cluster]]:
 
 @pytest.fixture(params=KINDS)
 def cluster(request: pytest.FixtureRequest, clusters: dict[str, Cluster]) -> Cluster:
-    """A cluster of each kind of server in turn; `place` gives names that no other test has used."""
+    """A cluster of each kind of server in turn, empty; `place` gives names that no other test has used."""
     kind: str = request.param
     if kind not in clusters:
         if find_binary(kind) is None:
             absent(f"no {kind} server here")
         clusters[kind] = Cluster(kind)
+    clusters[kind].flush()
     return clusters[kind]
 
 

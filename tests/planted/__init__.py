@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.planted import (
     batches,
+    command_line,
     commands,
     core,
     holding,
@@ -35,4 +36,5 @@ FAULTS: tuple[Fault, ...] = (
     *loops.FAULTS,
     *pipes.FAULTS,
     *core.FAULTS,
+    *command_line.FAULTS,
 )

@@ -57,6 +57,13 @@ FAULTS = (
         "tests/unit/protocol/test_commands.py::test_release_that_finds_nothing_after_a_loss",
     ),
     Fault(
+        "break takes the lock from any holder",
+        "_procedures/breaking.py",
+        "if not token or token_id_of(token) != token_id:",
+        "if not token:",
+        "tests/unit/procedures/test_breaking.py::test_nothing_is_released_for_another_holder",
+    ),
+    Fault(
         "native release ignores the contended flag",
         "_protocol/commands.py",
         'if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):',
@@ -141,6 +148,16 @@ FAULTS = (
         '"NOREPLICAS", "READONLY", NOAUTH',
         '"NOREPLICAS", NOAUTH',
         "tests/unit/protocol/test_replies.py::test_errors_that_mean_later",
+    ),
+    Fault(
+        "request that is refused beside a subscription is not sent again",
+        "_protocol/operation.py",
+        "            if SUBSCRIBED in text:\n",
+        "            if False:\n",
+        (
+            "tests/compat/test_fake_server.py::"
+            "test_request_that_is_refused_beside_the_subscription_of_another_caller_is_sent_again[threads]"
+        ),
     ),
     Fault(
         "script that a moving slot refuses is sent again for ever",

@@ -225,4 +225,18 @@ FAULTS = (
         "self.floor",
         "tests/unit/lease/test_adaptive.py::test_few_hold_times_never_bring_it_below_the_initial",
     ),
+    Fault(
+        "once forgets at_least",
+        "_procedures/once.py",
+        "if lease is None or rest_s <= 0:",
+        "if lease is None or rest_s != 0:",
+        "tests/integration/once/test_once.py::test_key_is_kept_until_at_least[threads-valkey]",
+    ),
+    Fault(
+        "renewal of a job of once undoes at_least",
+        "_procedures/once.py",
+        "while lease is not None and lease.renewing:",
+        "while lease is None:",
+        "tests/unit/procedures/test_once.py::test_run_ends_behind_its_renewal",
+    ),
 )

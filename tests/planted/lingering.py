@@ -199,6 +199,26 @@ FAULTS = (
         f"{_GIVING_BACK}test_release_that_was_cleaned_up_is_not_sent_again[threads]",
     ),
     Fault(
+        "silent connection keeps a posted release",
+        "_transport/threads/lingering.py",
+        "        self._leave_if_unconfirmed()\n",
+        "",
+        (
+            "tests/integration/lingering/test_ends.py::"
+            "test_a_key_is_given_back_on_a_new_connection_where_the_old_one_is_silent[threads]"
+        ),
+    ),
+    Fault(
+        "reply to the release of an expired key is waited for",
+        "_transport/lingering.py",
+        "any(lease.expires_at > now for leases",
+        "any(lease is not None for leases",
+        (
+            "tests/integration/lingering/test_ends.py::"
+            "test_nobody_listens_for_the_reply_to_the_release_of_a_key_that_has_expired"
+        ),
+    ),
+    Fault(
         "posted release is not watched",
         "_transport/threads/lingering.py",
         "        if not (self.key_cache.is_watched or self._asleep):\n",

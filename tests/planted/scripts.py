@@ -8,6 +8,17 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "waiter is told before it has the key",
+        "_protocol/lua/hand_over.lua",
+        "            local given = is_there and give(lock, token, ttl_ms)\n",
+        "            redis.pcall(publish, channel, token .. '+' .. first[2])\n"
+        "            local given = is_there and give(lock, token, ttl_ms)\n",
+        (
+            "tests/integration/waiting/test_degraded.py::"
+            "test_a_waiter_is_told_of_no_lock_that_the_holder_could_not_give_it[threads-valkey-set]"
+        ),
+    ),
+    Fault(
         "release deletes a lock that has another token",
         "_protocol/lua/release.lua",
         "if value == ARGV[1] or (value == marked and ARGV[2] ~= '1') then",
@@ -109,8 +120,8 @@ FAULTS = (
     Fault(
         "field of a waiter stays behind when the lock is handed over to it",
         "_protocol/lua/hand_over.lua",
-        "redis.call('hdel', waiters, 't' .. token)",
-        "if not is_there then redis.call('hdel', waiters, 't' .. token) end",
+        "redis.pcall('hdel', waiters, 't' .. token)",
+        "if not is_there then redis.pcall('hdel', waiters, 't' .. token) end",
         "tests/integration/waiting/test_long_queues.py::test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token",
     ),
     Fault(

@@ -33,7 +33,7 @@ FAULTS = (
         "_transport/retries.py",
         "                retries = 1\n",
         "                retries = -1\n",
-        "tests/unit/transport/test_retries.py::test_a_connection_without_authentication_is_replaced_once",
+        "tests/unit/transport/test_retries.py::test_a_connection_on_which_nothing_is_executed_is_replaced_once",
     ),
     Fault(
         "cleanup does not leave behind the request on its connection",

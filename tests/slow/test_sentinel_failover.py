@@ -21,9 +21,9 @@ from redis.retry import Retry
 
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.sentinels import SERVICE, sentinel_of
 from tests.support.waiting import FAR_S, Callers, Guard, Threads, serve, until_queued
 
-SERVICE = "service"
 _SENTINELS = 3
 
 
@@ -43,14 +43,13 @@ class Service:
         self.admins: dict[int, Any] = {
             server.port: redis.Redis(port=server.port) for server in (self.primary, self.replica)
         }
-        binary = folder / "redis-sentinel"  # the binary becomes a sentinel by its name
-        binary.symlink_to(self.primary.binary)
         options = {
-            "sentinel monitor": f"{SERVICE} 127.0.0.1 {self.primary.port} 2",
             "sentinel down-after-milliseconds": f"{SERVICE} 600",
             "sentinel failover-timeout": f"{SERVICE} 2000",  # a vain election is repeated after twice that
         }
-        self.sentinels = [opened.enter_context(Server(str(binary), options)) for _ in range(_SENTINELS)]
+        self.sentinels = [
+            opened.enter_context(sentinel_of(self.primary, folder, 2, options)) for _ in range(_SENTINELS)
+        ]
         self._admins: list[Any] = [redis.Redis(port=sentinel.port) for sentinel in self.sentinels]
         wait_until(lambda: all(map(self._knows_all, self._admins)), "the sentinels know one another and the replica")
         self.until_replicated()

@@ -89,13 +89,14 @@ class Cluster:
 
     Args:
         kind: of server.
+        options: of each node, besides those of a cluster.
 
     Attributes:
         nodes: the servers.
         admins: a client of each.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
         self.kind = kind
         self._names = itertools.count()
         self._used: set[int] = set()
@@ -103,7 +104,7 @@ class Cluster:
         try:
             with ThreadPoolExecutor() as pool:
                 ports = [free_port() for _ in range(2 * _PRIMARIES)]
-                for node in pool.map(lambda port: Server(kind, _OPTIONS, port), ports):
+                for node in pool.map(lambda port: Server(kind, _OPTIONS | (options or {}), port), ports):
                     self.nodes.append(node)
             self.admins: list[Any] = [redis.Redis(port=node.port) for node in self.nodes]
             self._ids: list[str] = [admin.execute_command("CLUSTER", "MYID").decode() for admin in self.admins]
@@ -174,6 +175,11 @@ class Cluster:
     def primaries(self) -> list[int]:
         """The numbers of the nodes that are primaries now."""
         return [number for number in range(len(self.nodes)) if self._is_primary(number)]
+
+    def flush(self) -> None:
+        """Remove all keys."""
+        for number in self.primaries():
+            self.admins[number].flushall()
 
     def _is_primary(self, number: int) -> bool:
         return self.nodes[number].process is not None and self.admins[number].info("replication")["role"] == "master"

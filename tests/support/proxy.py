@@ -138,6 +138,7 @@ class Proxy:
         lost: how many messages were dropped.
         delay_s: the delay of all that the server sends, as over a network with that round trip. Once it is above 0, it
             may only be made longer.
+        dribbles: whether all that is not delayed passes byte by byte.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -155,6 +156,7 @@ class Proxy:
         self._losing = False
         self._messages_pass = False
         self.delay_s = 0.0
+        self.dribbles = False
         self.port = 0
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -201,6 +203,11 @@ class Proxy:
         with self._state:
             self.dropped.clear()
             self._rules.append(rule)
+
+    def disarm(self) -> None:
+        """Forget the faults that were armed and have not struck."""
+        with self._state:
+            self._rules.clear()
 
     def lose_messages(self, losing: bool = True) -> None:
         """Lose every message that answers no request, and close nothing, until told otherwise."""
@@ -365,7 +372,9 @@ class Proxy:
                         late = late or _Late(target)
                         late.send(passed, self.delay_s)
                     else:
-                        target.sendall(passed)
+                        size = 1 if self.dribbles else len(passed)
+                        for at in range(0, len(passed), size or 1):
+                            target.sendall(passed[at : at + size])
                     if not goes_on:
                         return
         except OSError:

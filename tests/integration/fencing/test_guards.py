@@ -20,7 +20,7 @@ from redislock_fast import Lock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import ROOT, wait_until
+from tests.support.helpers import wait_until
 from tests.support.worlds import World, waited
 
 KEY = b"name"
@@ -87,12 +87,6 @@ def test_paused_holder_is_refused(guard: Blocking, client: redis.Redis) -> None:
     with pytest.raises(StaleFenceError):
         guard.set(KEY, "stale", paused)
     assert client.get(KEY) == b"later"
-
-
-def test_the_documents_example_writes(client: redis.Redis) -> None:
-    code = (ROOT / "docs" / "fencing.md").read_text().split("```python\n")[1].split("```")[0]
-    exec(code, {"client": client, "render": lambda: "text"})
-    assert client.get("report:today") == b"text"
 
 
 @pytest.mark.parametrize(

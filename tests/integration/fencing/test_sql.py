@@ -1,4 +1,4 @@
-"""The SQL recipes of docs/fencing.md: a holder that wakes too late changes nothing, in SQLite and in PostgreSQL.
+"""The SQL recipes of docs/how-to/fencing.md: a holder that wakes too late changes nothing, in SQLite and in PostgreSQL.
 
 Rules: the statements that run are those that stand in the document, found by their headings.
 """
@@ -24,7 +24,7 @@ from tests.support.helpers import PATIENCE_S, ROOT, start, wait_until
 from tests.support.postgresql import PostgreSQL, find_programs
 
 _CODE = re.compile(r"^### ([^\n]*)\n\n```sql\n(.*?)```", re.DOTALL | re.MULTILINE)
-_DOCUMENT = (ROOT / "docs" / "fencing.md").read_text()
+_DOCUMENT = (ROOT / "docs" / "how-to" / "fencing.md").read_text()
 _STATEMENTS = dict(_CODE.findall(_DOCUMENT))
 _TABLES = [_STATEMENTS["Rows with a fence"], _STATEMENTS["A table of fences"]]
 _UPDATE = _STATEMENTS["A row that is there"]

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
+import threading
 import time
 from typing import Any
 
@@ -238,6 +239,36 @@ def test_a_connection_that_is_silent_for_a_while(holders: Holders, valkey: Serve
         _until_gone(admin)
         assert lock.call("acquire", blocking_timeout=PATIENCE_S) is True
         lock.release()
+
+
+def test_a_key_is_given_back_on_a_new_connection_where_the_old_one_is_silent(
+    holders: Holders, callers: Callers, valkey: Server, connect: Connect
+) -> None:
+    with Proxy(valkey.port) as proxy:
+        lock = holders.on(callers.client(proxy.port, socket_timeout=SOON_S), **BRIEF)
+        assert lock.call("acquire")
+        proxy.stall()
+        lock.release()
+        _until_gone(connect(valkey.port))
+        proxy.thaw()
+
+
+def _listeners() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "redislock_fast-linger"}
+
+
+def test_nobody_listens_for_the_reply_to_the_release_of_a_key_that_has_expired(valkey: Server) -> None:
+    before = _listeners()
+    with Proxy(valkey.port) as proxy:
+        client = redis.Redis(port=proxy.port, socket_timeout=None)
+        lock = redislock_fast.Lock(client, "name", timeout=SOON_S, linger=SOON_S)
+        assert lock.acquire()
+        proxy.stall()
+        lock.release()
+        assert _listeners() > before
+        del lock, client
+        wait_until(lambda: _listeners() <= before, "the thread has ended")
+        proxy.thaw()
 
 
 # ---- the server's data ----

@@ -144,6 +144,15 @@ def test_acquire_does_without_get(lock_class: LockClass, server: Server, connect
             fails()
 
 
+def test_first_acquire_with_linger_does_without_get(
+    our_lock: Any, server: Server, connect: Connect, acl_user: MakeUser
+) -> None:
+    client = connect(server.port, **acl_user(server, "-get").options())
+    lock = our_lock(client, "name", timeout=10, linger=1)
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
 def test_permission_taken_away_while_held(our_lock: Any, server: Server, connect: Connect, acl_user: MakeUser) -> None:
     user = acl_user(server)
     client = connect(server.port, **user.options())

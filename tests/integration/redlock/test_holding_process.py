@@ -21,7 +21,7 @@ import redis
 from redislock_fast import Redlock
 
 clients = [redis.Redis(port=int(port)) for port in sys.argv[1:]]
-lock = Redlock(clients, "name", timeout=1.5, auto_renew=True, on_lost=print)
+lock = Redlock(clients, "name", timeout=4.5, auto_renew=True, on_lost=print)
 lock.acquire()
 time.sleep(1.8)
 print(lock.valid)
@@ -32,7 +32,7 @@ import redis.asyncio
 from redislock_fast.asyncio import Redlock
 
 clients = [redis.asyncio.Redis(port=int(port)) for port in sys.argv[1:]]
-lock = Redlock(clients, "name", timeout=1.5, auto_renew=True, on_lost=print)
+lock = Redlock(clients, "name", timeout=4.5, auto_renew=True, on_lost=print)
 
 async def hold():
     await lock.acquire()

@@ -18,9 +18,9 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
+from tests.support.sentinels import SERVICE, announce, sentinel_of
 
 StartServer = Callable[..., Server]
-SERVICE = "service"
 
 
 class Watch:
@@ -34,8 +34,7 @@ class Watch:
 
     def announce(self, server: Server) -> None:
         """Let the sentinel call this server the primary from now on."""
-        self._admin.execute_command("SENTINEL", "REMOVE", SERVICE)
-        self._admin.execute_command("SENTINEL", "MONITOR", SERVICE, "127.0.0.1", server.port, 1)
+        announce(self._admin, server)
         wait_until(lambda: self.sentinel.discover_master(SERVICE) == ("127.0.0.1", server.port), "announced")
 
     def withdraw(self) -> None:
@@ -47,10 +46,7 @@ class Watch:
 def watch(request: pytest.FixtureRequest, spare_server: StartServer, tmp_path: Path) -> Iterator[Watch]:
     """Servers of each kind, and a sentinel of the same kind."""
     primary, other = spare_server(request.param), spare_server(request.param)
-    # The binary becomes a sentinel by its name.
-    binary = tmp_path / "redis-sentinel"
-    binary.symlink_to(primary.binary)
-    with Server(str(binary), {"sentinel monitor": f"{SERVICE} 127.0.0.1 {primary.port} 1"}) as sentinel:
+    with sentinel_of(primary, tmp_path) as sentinel:
         yield Watch(primary, other, sentinel)
 
 

@@ -70,7 +70,11 @@ def test_commands_are_not_sent_again_after_two_losses_in_a_row(
     proxy.close_on(*unknown)
     ours = make()
     client.set("name", "another's")
-    assert not world.lock(ours, **SOON).acquire(blocking_timeout=0.1)
+    first = world.start(world.lock(ours, **SOON).acquire)
+    wait_until(lambda: proxy.requests["SET"] >= 6, "it polls, after two losses")
+    client.delete("name")
+    assert first.result(PATIENCE_S) is True
+    client.set("name", "another's")
     counts = [proxy.requests[command] for command in ("COMMAND", "SUBSCRIBE", "EVALSHA", "EVAL")]
     for _ in range(3):
         assert not world.lock(ours, **SOON).acquire(blocking_timeout=0.1)

@@ -19,9 +19,10 @@ import redis.sentinel
 
 from redislock_fast.server import KINDS, Server
 from tests.conftest import MakeUser, TlsServer
-from tests.integration.sentinel.test_sentinel import SERVICE, Watch, watch  # noqa: F401
+from tests.integration.sentinel.test_sentinel import Watch, watch  # noqa: F401
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.waiting import FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, until_queued
+from tests.support.sentinels import SERVICE
+from tests.support.waiting import FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, serve, until_queued
 
 SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
 """Settings of a lock that looks soon."""
@@ -206,6 +207,21 @@ def test_a_holder_that_may_not_hand_over_releases_and_the_waiters_find_out(
         assert answer.result(PATIENCE_S) is True
         assert waiter.call("owned")
         waiter.release()
+    wait_until(lambda: client.keys() == [], "nothing is left")
+
+
+@pytest.mark.parametrize("right", ["set", "zpopmin", "hget", "hdel"])
+def test_a_waiter_is_told_of_no_lock_that_the_holder_could_not_give_it(
+    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, right: str
+) -> None:
+    user = acl_user(server)
+    holder = callers.contender(callers.client(server.port, **user.options()), **LATE)
+    waiters = callers.contenders(2, callers.client(server.port), **SOON)
+    assert holder.call("acquire")
+    answers = queue_up(waiters, client)
+    client.execute_command("ACL", "SETUSER", user.username, f"-{right}")  # type: ignore[no-untyped-call]
+    holder.release()
+    assert sorted(serve(waiters, answers)) == [0, 1]
     wait_until(lambda: client.keys() == [], "nothing is left")
 
 

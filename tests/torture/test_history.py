@@ -1,0 +1,31 @@
+"""A history is read as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.torture.history import INFO, OK, Attempt, Fault, Log, read
+
+
+def test_events_of_an_attempt_are_put_together_from_all_files(tmp_path: Path) -> None:
+    first, second = Log(tmp_path, "first"), Log(tmp_path, "second")
+    first.note("asked", 10, id="a", name="name", by="push", waits=False, limit_s=0.5, label="", is_watched=True)
+    first.note("answered", 20, id="a", outcome=OK, until=500, fence=7)
+    first.note("seen", 30, id="a", until=600)
+    second.note("releasing", 40, id="a", until=590)  # the lock was attached there
+    second.note("released", 50, id="a", outcome=OK)
+    second.note("asked", 60, id="b", name="name")
+    first.note("fault", 15, kind="link cut", until=25, processes=["first"])
+    for log in (first, second):
+        log.close()
+    history = read(tmp_path)
+    held = Attempt("a", "first", "name", 10, waits=False, limit_s=0.5, is_watched=True, answered=20, outcome=OK)
+    held.fence, held.until, held.releasing, held.released, held.release = 7, 600, 40, 50, OK
+    assert history.attempts == [held, Attempt("b", "second", "name", 60, outcome=INFO)]
+    assert history.faults == [Fault("link cut", 15, 25, processes=frozenset({"first"}))]
+    assert history.attempts[0].ends == 40
+
+
+def test_half_a_line_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "killed.jsonl").write_text('{"what":"asked","at":1,"process":"killed","id":"a","name":"n"}\n{"what":')
+    assert [attempt.id for attempt in read(tmp_path).attempts] == ["a"]
