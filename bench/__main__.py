@@ -1,59 +1,17 @@
-"""The command line: `python -m bench COMMAND`.
-
-Each command is a module, listed in `COMMANDS`, with `HELP`, `add_arguments` and `run`.
-"""
+"""The command line: `python -m bench COMMAND`. Where something is not installed, it says how to install it."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping
-from typing import Protocol
-
-from bench import latency, redlock, scripts, throughput
-from bench.alternatives import command as alternatives
-from bench.contention import command as contention
-from bench.guard import command as guard
-from bench.renewal import command as renewal
-
-
-class Command(Protocol):
-    """The module of a command."""
-
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options of the command."""
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command, and return the exit status."""
-
-
-COMMANDS: Mapping[str, Command] = {
-    "throughput": throughput,
-    "latency": latency,
-    "contention": contention,
-    "alternatives": alternatives,
-    "renewal": renewal,
-    "redlock": redlock,
-    "scripts": scripts,
-    "guard": guard,
-}
-
-
-def main() -> int:
-    """Run the command that the command line names.
-
-    Returns:
-        The exit status: 0, 1 where a check failed, 2 where the command could not be run.
-    """
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Locks, measured.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.HELP))
-    options = parser.parse_args()
-    return COMMANDS[options.command].run(options)
-
 
 if __name__ == "__main__":
+    try:
+        from bench.commands import main
+    except ModuleNotFoundError as missing:
+        print(
+            f"python -m bench needs {missing.name}, which is not installed; "
+            "in the checkout, `python -m pip install -e . --group bench` installs it (pip 25.1 or newer)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.exit(main())

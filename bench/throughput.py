@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -42,11 +42,9 @@ HELP = "uncontended acquire+release pairs per second: one thread, many threads, 
 _IMPORTS = 15
 _MOST_LOCKS = max(*threads.COUNTS, *threads.CROWDS, *tasks.COUNTS, *batches.COUNTS)
 _BOTH = (REDIS_PY, OURS)
-_YARDSTICKS: dict[str, Callable[[Scene], list[Entrant]]] = {
-    **{name: partial(floor.entrants_of, name) for name in floor.NAMES},
-    SERVER_LIMIT: server_limit.entrants_of,
-    wake_ups.NAME: wake_ups.entrants_of,
-}
+_Yardsticks = Mapping[str, Callable[[Scene], list[Entrant]]]
+_FLOORS: _Yardsticks = {name: partial(floor.entrants_of, name) for name in floor.NAMES}
+_SERVER: _Yardsticks = {SERVER_LIMIT: server_limit.entrants_of}
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,11 @@ class _Workload:
 
     Attributes:
         entrants_of: makes the rows of a contestant.
-        yardsticks: rows beside those of the contestants.
+        yardsticks: what makes the rows beside those of the contestants, by name.
     """
 
     entrants_of: Callable[[Contestant, Scene], list[Entrant]]
-    yardsticks: tuple[str, ...] = ()
+    yardsticks: _Yardsticks = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,18 @@ class _Mode:
     @property
     def names(self) -> tuple[str, ...]:
         """All contestants and yardsticks."""
-        return (*self.usual, *(name for workload in self.workloads for name in workload.yardsticks), *self.peers)
+        return (*self.usual, *self.yardsticks, *self.peers)
+
+    @property
+    def yardsticks(self) -> tuple[str, ...]:
+        """Those of all workloads."""
+        return tuple(name for workload in self.workloads for name in workload.yardsticks)
 
 
 _MODES = {
     "single": _Mode(
         "one lock in one thread",
-        (_Workload(single.entrants_of, tuple(floor.NAMES)),),
+        (_Workload(single.entrants_of, _FLOORS),),
         SINGLE_COLUMNS,
         contestants.PEERS,
         rounds=24,
@@ -101,13 +104,18 @@ _MODES = {
     ),
     "threads": _Mode(
         f"{', '.join(map(str, threads.COUNTS))} threads on one client",
-        (_Workload(threads.entrants_of, (wake_ups.NAME,)),),
+        (_Workload(threads.entrants_of, {wake_ups.NAME: wake_ups.entrants_of}),),
         MANY_COLUMNS,
         (contestants.BARE_SOCKETS,),
     ),
     "crowd": _Mode(
         f"{' and '.join(f'{count:,}' for count in threads.CROWDS)} threads on one client, and how long a pair takes",
-        (_Workload(partial(threads.entrants_of, counts=threads.CROWDS)),),
+        (
+            _Workload(
+                partial(threads.entrants_of, counts=threads.CROWDS),
+                {wake_ups.NAME: partial(wake_ups.entrants_of, counts=threads.CROWDS)},
+            ),
+        ),
         CROWD_COLUMNS,
         rounds=5,
         seconds=2.0,
@@ -126,7 +134,7 @@ _MODES = {
     ),
     "batch": _Mode(
         f"batches of {', '.join(map(str, batches.COUNTS))} names",
-        (_Workload(batches.entrants_of, (SERVER_LIMIT,)),),
+        (_Workload(batches.entrants_of, _SERVER),),
         BATCH_COLUMNS,
         (contestants.BARE_SOCKETS,),
     ),
@@ -142,11 +150,11 @@ _MODES = {
     "main": _Mode(
         "the main rows of all these",
         (
-            _Workload(single.entrants_of, (contestants.FLOOR,)),
+            _Workload(single.entrants_of, {contestants.FLOOR: _FLOORS[contestants.FLOOR]}),
             _Workload(partial(threads.entrants_of, counts=(16,))),
             _Workload(partial(tasks.entrants_of, loop="asyncio", counts=(100,))),
             _Workload(partial(tasks.entrants_of, loop="uvloop", counts=(100,))),
-            _Workload(partial(batches.entrants_of, counts=(1000,)), (SERVER_LIMIT,)),
+            _Workload(partial(batches.entrants_of, counts=(1000,)), _SERVER),
         ),
         MAIN_COLUMNS,
     ),
@@ -208,12 +216,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
     mode = _MODES[options.mode]
-    field, entrants, absent = _enter(scene, mode, options.only)
+    present, entrants, absent = _enter(scene, mode, options.only)
     rounds.race(entrants, options.rounds, options.seconds)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     title = f"{server.name}; {options.rounds} rounds of {options.seconds} s; {OURS} is {redislock_fast.implementation}"
     print_rows(title, mode.columns, rows, absent)
-    memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in field}
+    memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in present}
     for kind in ("sync", "asyncio"):
         sizes = [f"{name} {of_kind[kind]:,.0f}" for name, of_kind in memory.items() if kind in of_kind]
         print(f"bytes for each {kind} lock object: {', '.join(sizes)}")
@@ -226,7 +234,7 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
         "server": server.name,
         **report.environment(),
         "redislock_fast.implementation": redislock_fast.implementation,
-        "versions": {contestant.name: contestant.version for contestant in field},
+        "versions": {contestant.name: contestant.version for contestant in present},
         "not_measured": absent,
         "rounds": options.rounds,
         "seconds": options.seconds,
@@ -241,26 +249,26 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
 def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestant], list[Entrant], dict[str, str]]:
     """The contestants, their rows, and the reason for each name that is left out."""
     absent: dict[str, str] = {}
-    field: list[Contestant] = []
+    present: list[Contestant] = []
     for name in wanted:
         if name not in mode.names:
             absent[name] = "not in this mode"
-        elif name not in _YARDSTICKS:
+        elif name not in mode.yardsticks:
             with _noted(absent, name):
-                field.append(libraries.find(name))
+                present.append(libraries.find(name))
     entrants: list[Entrant] = []
     for workload in mode.workloads:
         together: list[Entrant] = []
-        for contestant in field:
+        for contestant in present:
             with _noted(absent, contestant.name):
                 together += workload.entrants_of(contestant, scene)
-        for name in workload.yardsticks:
+        for name, rows_of in workload.yardsticks.items():
             if name in wanted:
                 with _noted(absent, name):
-                    together += _YARDSTICKS[name](scene)
+                    together += rows_of(scene)
         # Rows whose ratios are taken are measured one after the other.
         entrants += sorted(together, key=lambda entrant: (entrant.workload == ANEW, entrant.count))
-    return field, entrants, absent
+    return present, entrants, absent
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Charts as inline SVG: scales, axes, lines, lanes.
+"""Charts as inline SVG: scales, axes, lines, bars, lanes.
 
-A chart has classes instead of colours. The style sheet of the page gives them colours, for light and for dark.
+A chart is as wide as its place on the page: positions across are shares of the width, and texts keep their size.
+It has classes instead of colours. The style sheet of the page gives them colours, for light and for dark.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Protocol
 
 Point = tuple[float, float]
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 26, 44  # px around the plot, for titles and labels
-_MOST_TICKS = 6
+_RIGHT, _TOP, _BOTTOM = 24, 26, 48  # px around the plot, for titles and labels
+_AXIS_TITLE, _LETTER = 30, 7.7  # px to the left of the plot, for the title of the axis and for each letter of a label
+_STRETCHED = 1000  # the width of the plot in the coordinates of a line
 
 
 class Scale(Protocol):
@@ -33,11 +35,19 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear axis."""
+    """A linear axis.
+
+    Attributes:
+        title: of the axis.
+        low: the value where it begins.
+        high: the value where it ends.
+        most_ticks: how many parts the ticks make of the axis, at most.
+    """
 
     title: str
     low: float
     high: float
+    most_ticks: int = 6
 
     def place(self, value: float) -> float:
         """The position of a value."""
@@ -45,7 +55,7 @@ class Linear:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Round values."""
-        rough = (self.high - self.low) / _MOST_TICKS
+        rough = (self.high - self.low) / self.most_ticks
         magnitude = 10 ** math.floor(math.log10(rough))
         step = next(times * magnitude for times in (1, 2, 5, 10) if times * magnitude >= rough)
         first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
@@ -119,14 +129,12 @@ class Chart:
         title: above the plot.
         x: the axis below the plot.
         y: the axis to the left of the plot.
-        width: of the chart, in px.
         height: of the chart, in px.
     """
 
     title: str
     x: Scale
     y: Scale
-    width: int = 440
     height: int = 280
     _marks: list[str] = field(default_factory=list)
 
@@ -139,30 +147,31 @@ class Chart:
             name: the tooltip of the line.
             dots: whether each point has a dot with a tooltip.
         """
-        at = " ".join(f"{self._across(x):.1f},{self._down(y):.1f}" for x, y in points)
-        self._marks.append(f'<polyline class="line {series}" points="{at}"><title>{escape(name)}</title></polyline>')
+        at = " ".join(f"{_STRETCHED * self.x.place(x):.1f},{self._down(y):.1f}" for x, y in points)
+        box = f'viewBox="0 0 {_STRETCHED} {self.plot_height}" preserveAspectRatio="none"'
+        line = f'<polyline class="line {series}" points="{at}"><title>{escape(name)}</title></polyline>'
+        self._marks.append(f"<svg {box}>{line}</svg>")
         if dots:
             for x, y in points:
                 tip = f"<title>{escape(name)}: {y:,.4g}</title>"
-                where = f'cx="{self._across(x):.1f}" cy="{self._down(y):.1f}" r="4"'
+                where = f'cx="{self._across(x)}" cy="{self._down(y):.1f}" r="4"'
                 self._marks.append(f'<circle class="dot {series}" {where}>{tip}</circle>')
 
-    def column(self, x: float, y: float, series: str, name: str, words: str) -> None:
-        """Draw a bar from the axis up to y, with words above it."""
-        across, down, width = self._across(x), self._down(y), 46
-        size = f'width="{width}" height="{self.height - _BOTTOM - down:.1f}"'
-        tip = f"<title>{escape(name)}: {escape(words)}</title>"
+    def bar(self, x: float, y: float, thickness: float, series: str, words: str) -> None:
+        """Draw a bar from the axis to x, with words behind it."""
+        down = self._down(y)
+        size = f'width="{self._across(x)}" height="{thickness:.2f}"'
         self._marks.append(
-            f'<rect class="bar {series}" x="{across - width / 2:.1f}" y="{down:.1f}" {size}>{tip}</rect>'
-            f'<text class="middle" x="{across:.1f}" y="{down - 5:.1f}">{escape(words)}</text>'
+            f'<rect class="bar {series}" y="{down - thickness / 2:.2f}" {size}/>'
+            f'<text x="{self._across(x)}" y="{down:.2f}" dx="6" dy="4">{escape(words)}</text>'
         )
 
     def lane(self, x_from: float, x_to: float, y: float, thickness: float, series: str, name: str) -> None:
         """Draw a bar from one x to another, wide enough to be visible."""
-        left, right = self._across(x_from), self._across(x_to)
-        size = f'width="{max(right - left, 0.8):.2f}" height="{thickness:.2f}"'
-        where = f'x="{left:.2f}" y="{self._down(y) - thickness / 2:.2f}"'
-        self._marks.append(f'<rect class="bar {series}" {where} {size}><title>{escape(name)}</title></rect>')
+        width = f"max(0.8px, {100 * (self.x.place(x_to) - self.x.place(x_from)):.3f}%)"
+        where = f'x="{self._across(x_from)}" y="{self._down(y) - thickness / 2:.2f}" height="{thickness:.2f}"'
+        tip = f"<title>{escape(name)}</title>"
+        self._marks.append(f'<rect class="bar {series}" {where} style="width:{width}">{tip}</rect>')
 
     @property
     def plot_height(self) -> int:
@@ -171,27 +180,34 @@ class Chart:
 
     def svg(self) -> str:
         """Render the chart."""
-        left, right, top, bottom = _LEFT, self.width - _RIGHT, _TOP, self.height - _BOTTOM
-        parts = [f'<text class="name" x="{left}" y="15">{escape(self.title)}</text>']
+        y_ticks = self.y.ticks()
+        title = escape(self.title)
+        left = round(_AXIS_TITLE + _LETTER * max(len(words) for _, words in y_ticks))
+        bottom = self.plot_height
+        grid = []
         for value, words in self.x.ticks():
-            x = f"{self._across(value):.1f}"
-            parts.append(f'<line class="grid" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>')
-            parts.append(f'<text class="middle" x="{x}" y="{bottom + 15}">{escape(words)}</text>')
-        for value, words in self.y.ticks():
+            x = self._across(value)
+            grid.append(f'<line class="grid" x1="{x}" x2="{x}" y2="{bottom}"/>')
+            grid.append(f'<text class="middle" x="{x}" y="{bottom + 20}">{escape(words)}</text>')
+        for value, words in y_ticks:
             y = f"{self._down(value):.1f}"
-            parts.append(f'<line class="grid" x1="{left}" y1="{y}" x2="{right}" y2="{y}"/>')
-            parts.append(f'<text class="end" x="{left - 6}" y="{y}" dy="4">{escape(words)}</text>')
-        middle = (top + bottom) / 2
-        parts += [
-            f'<text class="middle" x="{(left + right) / 2}" y="{self.height - 8}">{escape(self.x.title)}</text>',
-            f'<text class="middle" transform="translate(12 {middle}) rotate(-90)">{escape(self.y.title)}</text>',
-            f'<path class="axis" d="M{left} {top}V{bottom}H{right}"/>',
-        ]
-        box = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
-        return f'<svg {box} role="img">{"".join(parts + self._marks)}</svg>'
+            grid.append(f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>')
+            grid.append(f'<text class="end" x="-6" y="{y}" dy="4">{escape(words)}</text>')
+        axes = (
+            f'<text class="middle" transform="translate({14 - left} {bottom / 2}) rotate(-90)">'
+            f"{escape(self.y.title)}</text>"
+            f'<text class="middle" x="50%" y="{bottom + 40}">{escape(self.x.title)}</text>'
+            f'<line class="axis" y2="{bottom}"/><line class="axis" x2="100%" y1="{bottom}" y2="{bottom}"/>'
+        )
+        return (
+            f'<div class="chart" style="padding:{_TOP}px {_RIGHT}px {_BOTTOM}px {left}px">'
+            f'<svg height="{bottom}" role="img" aria-label="{title}">'
+            f'<text class="name" x="{-left}" y="{15 - _TOP}">{title}</text>'
+            f"{''.join([*grid, axes, *self._marks])}</svg></div>"
+        )
 
-    def _across(self, x: float) -> float:
-        return _LEFT + self.x.place(x) * (self.width - _LEFT - _RIGHT)
+    def _across(self, x: float) -> str:
+        return f"{100 * self.x.place(x):.3f}%"
 
     def _down(self, y: float) -> float:
-        return self.height - _BOTTOM - self.y.place(y) * self.plot_height
+        return (1 - self.y.place(y)) * self.plot_height

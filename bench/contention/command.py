@@ -6,7 +6,9 @@ Each row of the table is one contestant in one workload. Each round of a workloa
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,6 +121,7 @@ class _Bench:
         self._seconds = options.seconds or plan.seconds
         self._terms = Options(_IDLE_LEASE_S if options.idle else options.timeout, options.sleep)
         self._preset = options.preset
+        self._command_line = _command_line(options.server)
         self._absent: dict[str, str] = {}
 
     def contention(self) -> dict[str, Any]:
@@ -158,6 +161,7 @@ class _Bench:
     def _facts(self) -> dict[str, Any]:
         return {
             "command": "contention",
+            "command_line": self._command_line,
             "title": self._title(),
             "server": self._server.name,
             **report.environment(),
@@ -232,6 +236,12 @@ class _Bench:
             {**figures.summary([figures.idle_figures(window) for window in found]), "workload": workload.who}
             for found in windows.values()
         ]
+
+
+def _command_line(server: str) -> str:
+    """The command as it was called, without the URL of the server, which may have a password."""
+    words = sys.argv[1:] if server in servers.CHOICES else [word.replace(server, "URL") for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", "bench", *words])
 
 
 def _shown(figure: float | None) -> str:

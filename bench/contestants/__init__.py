@@ -125,11 +125,14 @@ LINGER_S = 0.05
 """The option `linger` of `OURS_LINGERING`."""
 
 AUTO_RENEW = "auto_renew"
-WITH_OPTION = (AUTO_RENEW, "reentrant", "fencing")
+REENTRANT = "reentrant"
+FENCING = "fencing"
+WITH_OPTION = (AUTO_RENEW, REENTRANT, FENCING)
 """The package's locks with one option that a bool turns on, by the option's name."""
 
 PYTHON_REDIS_LOCK = "python-redis-lock"
-PEERS = (PYTHON_REDIS_LOCK, "pottery")
+POTTERY = "pottery"
+PEERS = (PYTHON_REDIS_LOCK, POTTERY)
 BARE_SOCKETS = "bare-sockets"
 BARE_HOLDINGS = "bare-holdings"
 BARE = (BARE_SOCKETS, BARE_HOLDINGS)

@@ -119,7 +119,7 @@ class _Owner(threading.local):
     """The token and the lease of a thread."""
 
     token: bytes | None = None
-    queued: bytes | None = None
+    contended: bytes | None = None
     expiry: tuple[bytes, float] | None = None
 
 

@@ -24,6 +24,7 @@ from bench.contestants import (
     OURS,
     OURS_LINGERING,
     OURS_POLLING,
+    POTTERY,
     PYTHON_REDIS_LOCK,
     REDIS_PY,
     WITH_OPTION,
@@ -185,7 +186,7 @@ def _pottery(terms: Options) -> Contestant:
         lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=terms.lease_s)
         return lock
 
-    return Contestant("pottery", version("pottery"), make, "redlock:{}".format)
+    return Contestant(POTTERY, version("pottery"), make, "redlock:{}".format)
 
 
 def _bare_sockets(terms: Options) -> Contestant:
@@ -220,10 +221,13 @@ _FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
     HALF_LINGERING: ("redislock_fast", _half_lingering),
     **{name: ("redislock_fast", partial(_ours_with, name, {name: True})) for name in WITH_OPTION},
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
-    "pottery": ("pottery", _pottery),
+    POTTERY: ("pottery", _pottery),
     BARE_SOCKETS: ("redislock_fast", _bare_sockets),
     BARE_HOLDINGS: ("redislock_fast", _bare_holdings),
 }
+
+NAMES = tuple(_FACTORIES)
+"""All contestants."""
 
 
 def find(name: str, terms: Options = _USUAL_TERMS) -> Contestant:

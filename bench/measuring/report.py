@@ -89,7 +89,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu_count": os.cpu_count(),
     }
 

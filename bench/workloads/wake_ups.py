@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from bench.measuring.costs import Meter
@@ -90,7 +90,7 @@ class _Turn:
         self.release()
 
 
-def entrants_of(scene: Scene) -> list[Entrant]:
+def entrants_of(scene: Scene, counts: Sequence[int] = threads.COUNTS) -> list[Entrant]:
     """Make a row for each number of threads."""
 
     def entrant(count: int) -> Entrant:
@@ -99,7 +99,7 @@ def entrants_of(scene: Scene) -> list[Entrant]:
 
         return Entrant(NAME, NAME, f"{count} threads", measure, lambda: None, count)
 
-    return [entrant(count) for count in threads.COUNTS]
+    return [entrant(count) for count in counts]
 
 
 def _measure(scene: Scene, count: int, seconds: float) -> Sample:
@@ -108,4 +108,6 @@ def _measure(scene: Scene, count: int, seconds: float) -> Sample:
     with desk.open():
         turns = threads.take_turns([_Turn(desk) for _ in range(count)], seconds, meter.start)
         client_cpu_us, _ = meter.read(turns.pairs)
-    return Sample(turns.pairs_per_s, turns.latencies_s, 0, client_cpu_us)
+    return Sample(
+        turns.pairs_per_s, turns.latencies_s, 0, client_cpu_us, acquires_s=turns.acquires_s, pairs_s=turns.pairs_s
+    )
