@@ -1,12 +1,13 @@
-"""The Markdown pages: relative links lead to a file and a heading, files and names exist, and examples parse.
+"""The Markdown pages: links lead to a file and a heading, files and names exist, and examples parse.
 
-Links to other sites are not followed.
+Links to other sites are not followed. `tests/integration/docs` runs the examples.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ _ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject
 _PAGES = sorted(path.relative_to(_ROOT).as_posix() for path in [*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 _FOLDERS = (_ROOT, _ROOT / "src" / "redislock_fast", _ROOT / "src" / "redislock_fast" / "_protocol")
 
+_OURS = "https://github.com/redislock-fast/redislock_fast/blob/main/"
+
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
@@ -24,8 +27,8 @@ _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 _FILE = re.compile(r"`(\w[\w./-]*(?:\.(?:py|pyx|pxd|lua|md)|/))`")
 _NAME = re.compile(r"`(?=[A-Z_]*[a-z])([A-Za-z_][\w.]*)[`(]")  # not in capitals alone, as commands of servers are
 
-# Since the changelog tells of former versions, it may name what is gone.
-_OF_TODAY = [page for page in _PAGES if page != "CHANGELOG.md"]
+# The changelog may name what is gone, and a tutorial names the files that its reader makes.
+_OF_TODAY = [page for page in _PAGES if page != "CHANGELOG.md" and not page.startswith("docs/tutorials/")]
 _OF_THE_CODE = [page for page in _PAGES if page == "docs/architecture.md" or page.startswith("docs/decisions/")]
 
 
@@ -43,6 +46,10 @@ def _anchors(text: str) -> set[str]:
     return anchors
 
 
+def _anchors_of(page: Path) -> set[str]:
+    return _anchors(page.read_text(encoding="utf-8"))
+
+
 @cache
 def _words_of_the_code() -> set[str]:
     code = [path for ending in ("py", "pyx", "pxd", "lua") for path in (_ROOT / "src").rglob(f"*.{ending}")]
@@ -57,7 +64,7 @@ def _broken_links(page: Path) -> list[str]:
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not target.exists() or (anchor and anchor not in _anchors(target.read_text(encoding="utf-8"))):
+        if not target.exists() or (anchor and anchor not in _anchors_of(target)):
             broken.append(link)
     return broken
 
@@ -83,7 +90,24 @@ def test_names_are_those_of_the_code(page: str) -> None:
 @pytest.mark.parametrize("page", _PAGES)
 def test_python_examples_parse(page: str) -> None:
     for example in _PYTHON.findall((_ROOT / page).read_text(encoding="utf-8")):
-        ast.parse(example)
+        ast.parse(textwrap.dedent(example))
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_absolute_links_to_the_repository_lead_to_a_file(page: str) -> None:
+    text = (_ROOT / page).read_text(encoding="utf-8")
+    links = [found.partition("#") for found in re.findall(re.escape(_OURS) + r"([^\s)>]*)", text)]
+    assert [path for path, _, _ in links if not (_ROOT / path).exists()] == []
+    assert [(path, anchor) for path, _, anchor in links if anchor and anchor not in _anchors_of(_ROOT / path)] == []
+
+
+def test_readme_is_short_and_its_links_work_on_pypi() -> None:
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    labels = set(re.findall(r"\]\[([^\]]+)\]", text))
+    targets = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    assert labels == set(targets)
+    assert [link for link in [*targets.values(), *_LINK.findall(text)] if not link.startswith("https://")] == []
+    assert len(text.splitlines()) <= 120
 
 
 def test_check_finds_broken_links(tmp_path: Path) -> None:
