@@ -10,6 +10,7 @@ import contextlib
 import gc
 import secrets
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,28 @@ def test_the_blocking_pools_connections_stay_the_users(valkey: Server) -> None:
 
 
 # ---- its connection ----
+
+
+def test_a_collected_connection_is_closed_in_whichever_order_its_parts_are_finalized(
+    pipe: type, valkey: Server, connect: Connect
+) -> None:
+    client = connect(valkey.port)
+    with Lock(client, "name", timeout=10):
+        pass
+    cycle = [connection_of(client)]
+    cycle.append(cycle)
+    sock = cycle[0]._connection._sock
+    gc.collect()  # a frame refers to the socket, which thus comes before its owner from now on
+    transport = reference_to_transport(client)()
+    assert transport is not None
+    transport.connection = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ended = weakref.ref(sock)
+        del cycle, sock
+        gc.collect()
+        assert ended() is None
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_many_threads_open_one_connection(pipe: type, name: str, server: Server, connect: Connect) -> None:

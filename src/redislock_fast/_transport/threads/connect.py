@@ -6,6 +6,7 @@ is made with the pool's own class and settings. It is never one of the pool's ow
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import redis
@@ -114,12 +115,7 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
             error.__context__.__traceback__ = None
         raise
     connection.redis_connect_func = None  # a cluster client's own method would keep the client alive
-    sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
-    pipe: Pipe
-    if compiled is not None and _is_plain(sock):
-        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
-    else:
-        pipe = threads_py.Pipe(connection, sock)
+    pipe = _pipe_over(connection)
     timeout_s = settings.get("socket_timeout")
     timeout_s = -1.0 if timeout_s is None else float(timeout_s)
     if ends_at is not None:
@@ -135,6 +131,19 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
         pipe.close()
         raise
     return Connection(connection, pipe, tokens, *begun(pipe, tokens, replies))
+
+
+def _pipe_over(connection: Any) -> Pipe:
+    """A pipe that drives the socket of redis-py's connection."""
+    sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
+    pipe: Pipe
+    if compiled is not None and _is_plain(sock):
+        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
+    else:
+        pipe = threads_py.Pipe(connection, sock)
+    # The garbage collector may come to the socket before its owner, and would warn of a socket that nobody has closed.
+    weakref.finalize(pipe, connection.disconnect).atexit = False
+    return pipe
 
 
 def _is_plain(sock: object) -> bool:
