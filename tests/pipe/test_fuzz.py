@@ -33,9 +33,8 @@ from redis.retry import Retry
 
 import redislock_fast.asyncio
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Pipe
-from tests.pipe.test_loop import PIPES
 from tests.support.async_helpers import eventually, run_in_loop
-from tests.support.async_peer import MakePipe, connected, within
+from tests.support.async_peer import PIPES, MakePipe, connected, within
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.pipes import FOREVER, MAKERS, Peer
 
@@ -310,11 +309,6 @@ def test_threads_get_their_own_reply_or_none(
 @given(story=rounds())
 def test_tasks_get_their_own_reply_or_none(make_pipe: MakePipe, loop_kind: str, story: list[MajorityRound]) -> None:
     run_in_loop(loop_kind, play_in_loop(make_pipe, story))
-
-
-@pytest.fixture
-def loop_kind(each_loop_kind: str) -> str:
-    return each_loop_kind
 
 
 # ---- locks ----

@@ -23,10 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redislock_fast._pipe.base import NOT_ENOUGH, ConnectionBroken, NoReply, Pipe, Reply, is_answer, new_reader
-from tests.pipe.test_loop import PIPES
 from tests.support.any_pipe import THREADS
 from tests.support.async_helpers import eventually, run_in_loop
-from tests.support.async_peer import MakePipe, connected
+from tests.support.async_peer import PIPES, MakePipe, connected
 from tests.support.helpers import run_script
 from tests.support.pipes import FOREVER, MAKERS, MESSAGES
 

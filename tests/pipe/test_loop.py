@@ -26,28 +26,13 @@ from tests.support.helpers import PATIENCE_S
 
 MIB = 1 << 20
 
-PIPES = [pytest.param(LoopPipe, id="python")]
-if new_pipe is not LoopPipe:
-    PIPES.append(pytest.param(new_pipe, id="compiled"))
-
-
-@pytest.fixture(params=PIPES)
-def make_pipe(request: pytest.FixtureRequest) -> MakePipe:
-    maker: MakePipe = request.param
-    return maker
-
-
-@pytest.fixture
-def loop_kind(each_loop_kind: str) -> str:
-    return each_loop_kind
-
 
 # Sending and giving up
 
 
 @in_loop
-async def test_a_lone_request_leaves_at_once(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_a_lone_request_leaves_at_once(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         waiting = pipe.call((b"X", "text", 7), FOREVER)
         assert b"*3\r\n$1\r\nX\r\n$4\r\ntext\r\n$1\r\n7\r\n" == peer.sent_so_far()
         await peer.answer(b"+OK\r\n")
@@ -55,9 +40,9 @@ async def test_a_lone_request_leaves_at_once(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_a_part_of_the_buffer_is_no_copy(make_pipe: MakePipe) -> None:
+async def test_a_part_of_the_buffer_is_no_copy(make_loop_pipe: MakePipe) -> None:
     """asyncio's TLS receives into the rest of the buffer where several records come at once."""
-    async with connected(make_pipe) as (pipe, _):
+    async with connected(make_loop_pipe) as (pipe, _):
         protocol: Any = pipe
         buffer = protocol.get_buffer(-1)
         rest = buffer[3:]
@@ -66,8 +51,8 @@ async def test_a_part_of_the_buffer_is_no_copy(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_the_slot_of_a_cancelled_caller_consumes_its_reply(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_the_slot_of_a_cancelled_caller_consumes_its_reply(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         first, second, third = await start(pipe, b"a", b"b", b"c")
         first.cancel()
         second.cancel()
@@ -80,8 +65,8 @@ async def test_the_slot_of_a_cancelled_caller_consumes_its_reply(make_pipe: Make
 
 
 @in_loop
-async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
 
         async def call_and_cancel() -> Reply:
             reply = await pipe.call((b"ECHO", b"a"), FOREVER)
@@ -97,8 +82,8 @@ async def test_a_caller_cancelled_after_its_reply_came_is_cancelled(make_pipe: M
 
 
 @in_loop
-async def test_silence_is_counted_while_requests_are_under_way(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_silence_is_counted_while_requests_are_under_way(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         await eventually(lambda: pipe.silence_s > 0.01, "time passes")
         first, second = await start(pipe, b"a", b"b")
         assert pipe.silence_s < 0.01 * PATIENCE_S
@@ -115,8 +100,8 @@ async def test_silence_is_counted_while_requests_are_under_way(make_pipe: MakePi
 
 
 @in_loop
-async def test_many_requests_get_their_replies_in_order(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_many_requests_get_their_replies_in_order(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         (before,) = await start(pipe, b"before")
         many = await start_many(pipe, b"1", b"2", b"3")
         pipe.post((b"ECHO", b"posted"))
@@ -131,9 +116,9 @@ async def test_many_requests_get_their_replies_in_order(make_pipe: MakePipe) -> 
 
 
 @in_loop
-async def test_a_peer_that_does_not_read_delays_and_reorders_nothing(make_pipe: MakePipe) -> None:
+async def test_a_peer_that_does_not_read_delays_and_reorders_nothing(make_loop_pipe: MakePipe) -> None:
     words = [b"%07d" % number + b"x" * 1000 for number in range(10_000)]
-    async with connected(make_pipe) as (pipe, peer):
+    async with connected(make_loop_pipe) as (pipe, peer):
         many = await start_many(pipe, *words)
         behind = await start(pipe, b"a", b"b")
         pipe.post((b"ECHO", b"posted"))
@@ -148,8 +133,8 @@ async def test_a_peer_that_does_not_read_delays_and_reorders_nothing(make_pipe: 
 
 
 @in_loop
-async def test_end_of_stream_tells_sent_requests_from_unsent_ones(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_end_of_stream_tells_sent_requests_from_unsent_ones(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         sent = await pause(pipe)
         unsent = await start(pipe, b"a", b"b", timeout_s=PATIENCE_S)
         peer.sock.close()
@@ -159,8 +144,8 @@ async def test_end_of_stream_tells_sent_requests_from_unsent_ones(make_pipe: Mak
 
 @pytest.mark.parametrize("paused", [False, True])
 @in_loop
-async def test_close_tells_of_each_request_whether_it_left(make_pipe: MakePipe, paused: bool) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_close_tells_of_each_request_whether_it_left(make_loop_pipe: MakePipe, paused: bool) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         if paused:
             await pause(pipe)
         replies = await start(pipe, b"a", b"b")
@@ -175,8 +160,8 @@ async def test_close_tells_of_each_request_whether_it_left(make_pipe: MakePipe, 
 
 
 @in_loop
-async def test_close_sends_what_was_posted(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_close_sends_what_was_posted(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         await start(pipe, b"a")
         (queued,) = await start(pipe, b"b")
         pipe.post((b"ECHO", b"posted"))
@@ -187,8 +172,8 @@ async def test_close_sends_what_was_posted(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_waiting_for_the_end_is_limited(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, _):
+async def test_waiting_for_the_end_is_limited(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, _):
         many = await pause(pipe)
         pipe.close()
         await within(pipe.wait_closed(0.01))  # the peer never takes what is to be sent
@@ -197,15 +182,15 @@ async def test_waiting_for_the_end_is_limited(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_end_of_stream_while_idle_breaks_the_pipe(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_end_of_stream_while_idle_breaks_the_pipe(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         peer.sock.close()
         await eventually(lambda: pipe.broken, "the pipe breaks")
 
 
 @in_loop
-async def test_a_closed_pipe_keeps_nothing_alive(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, _):
+async def test_a_closed_pipe_keeps_nothing_alive(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, _):
         replies = await start(pipe, b"a", b"b", timeout_s=60.0)
         pipe.close()
         assert [True, True] == await outcomes(*replies)
@@ -221,8 +206,8 @@ async def test_a_closed_pipe_keeps_nothing_alive(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_reply_before_its_request_has_left_breaks_the_pipe(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_reply_before_its_request_has_left_breaks_the_pipe(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         leaving = await pause(pipe)  # four requests, which the transport has
         queued = await start(pipe, b"a", b"b")
         await peer.answer(b"+1\r\n+2\r\n+3\r\n+4\r\n:1\r\n")
@@ -233,9 +218,9 @@ async def test_reply_before_its_request_has_left_breaks_the_pipe(make_pipe: Make
 @pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n", b"*1\r\n+x\r\n"])
 @in_loop
 async def test_reply_that_came_with_what_made_its_request_be_sent_breaks_the_pipe(
-    make_pipe: MakePipe, reply: bytes
+    make_loop_pipe: MakePipe, reply: bytes
 ) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+    async with connected(make_loop_pipe) as (pipe, peer):
         replies: list[Reply] = []
 
         def on_push(push: list[Reply]) -> None:
@@ -249,10 +234,10 @@ async def test_reply_that_came_with_what_made_its_request_be_sent_breaks_the_pip
 
 
 @in_loop
-async def test_malformed_reply_that_on_reply_refuses_breaks_the_pipe_and_nothing_else(make_pipe: MakePipe) -> None:
+async def test_malformed_reply_that_on_reply_refuses_breaks_the_pipe_and_nothing_else(make_loop_pipe: MakePipe) -> None:
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    async with connected(make_pipe) as (pipe, peer):
+    async with connected(make_loop_pipe) as (pipe, peer):
 
         def refuse(reply: Reply) -> None:
             raise Malformed(reply)
@@ -305,16 +290,16 @@ def _refuses(pipe: Pipe) -> bool:
 
 
 @in_loop
-async def test_pushes_that_came_before_the_pipe_was_made_are_no_replies(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe, received=b">2\r\n+invalidate\r\n*1\r\n+key\r\n") as (pipe, peer):
+async def test_pushes_that_came_before_the_pipe_was_made_are_no_replies(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe, received=b">2\r\n+invalidate\r\n*1\r\n+key\r\n") as (pipe, peer):
         (reply,) = await start(pipe, b"a")
         await peer.echo()
         assert await within(reply) == b"a"
 
 
 @in_loop
-async def test_what_takes_a_push_may_call_and_post(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_what_takes_a_push_may_call_and_post(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
         calls: list[asyncio.Task[Reply]] = []
 
         def on_push(push: list[Reply]) -> None:
@@ -328,10 +313,10 @@ async def test_what_takes_a_push_may_call_and_post(make_pipe: MakePipe) -> None:
 
 
 @in_loop
-async def test_what_takes_a_push_and_raises_breaks_the_pipe_and_the_loop_is_told(make_pipe: MakePipe) -> None:
+async def test_what_takes_a_push_and_raises_breaks_the_pipe_and_the_loop_is_told(make_loop_pipe: MakePipe) -> None:
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
-    async with connected(make_pipe) as (pipe, peer):
+    async with connected(make_loop_pipe) as (pipe, peer):
 
         def on_push(push: list[Reply]) -> None:
             raise ValueError(push[-1])
@@ -350,8 +335,8 @@ async def test_what_takes_a_push_and_raises_breaks_the_pipe_and_the_loop_is_told
 
 
 @in_loop
-async def test_a_woken_caller_may_call_again_and_close(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_a_woken_caller_may_call_again_and_close(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
 
         async def call_thrice() -> list[Reply]:
             replies = [await pipe.call((b"ECHO", b"%d" % number), PATIENCE_S) for number in range(2)]
@@ -374,8 +359,8 @@ async def test_a_woken_caller_may_call_again_and_close(make_pipe: MakePipe) -> N
 
 
 @in_loop
-async def test_a_caller_told_of_the_loss_may_close_andcall(make_pipe: MakePipe) -> None:
-    async with connected(make_pipe) as (pipe, peer):
+async def test_a_caller_told_of_the_loss_may_close_andcall(make_loop_pipe: MakePipe) -> None:
+    async with connected(make_loop_pipe) as (pipe, peer):
 
         async def call_twice() -> Reply:
             with contextlib.suppress(ConnectionBroken):
@@ -389,9 +374,9 @@ async def test_a_caller_told_of_the_loss_may_close_andcall(make_pipe: MakePipe) 
         assert [False] * 3 == await outcomes(*callers)
 
 
-def test_a_caller_that_exits_the_program_takes_nobodys_reply_along(make_pipe: MakePipe, loop_kind: str) -> None:
+def test_a_caller_that_exits_the_program_takes_nobodys_reply_along(make_loop_pipe: MakePipe, loop_kind: str) -> None:
     async def scenario() -> list[object]:
-        async with connected(make_pipe) as (pipe, peer):
+        async with connected(make_loop_pipe) as (pipe, peer):
 
             async def leave() -> None:
                 await pipe.call((b"X",), PATIENCE_S)
@@ -424,9 +409,11 @@ def test_a_caller_that_exits_the_program_takes_nobodys_reply_along(make_pipe: Ma
 
 
 @in_loop
-async def test_many_tasks_that_give_up_at_random_each_get_their_own_reply(make_pipe: MakePipe, valkey: Server) -> None:
+async def test_many_tasks_that_give_up_at_random_each_get_their_own_reply(
+    make_loop_pipe: MakePipe, valkey: Server
+) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", valkey.port)
-    pipe = make_pipe(writer.transport, writer)
+    pipe = make_loop_pipe(writer.transport, writer)
 
     async def work(worker: int) -> int:
         dice = random.Random(worker)

@@ -23,7 +23,6 @@ from redislock_fast._pipe import resp_py
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast._pipe.loop_py import Pipe as LoopPipe
 from redislock_fast.server import Server
-from tests.pipe.test_loop import PIPES
 from tests.support.any_pipe import AnyPair, outcomes
 from tests.support.async_peer import MakePipe, connected, within
 from tests.support.helpers import PATIENCE_S, wait_until
@@ -41,7 +40,6 @@ def _in_bulk(words: list[bytes]) -> Requests:
 
 
 EACH_SHAPE = pytest.mark.parametrize("echoing", [_listed, _in_bulk], ids=["listed", "in bulk"])
-EACH_LOOP_PIPE = pytest.mark.parametrize("make_loop_pipe", PIPES)
 
 Echoing = Callable[[list[bytes]], Requests]
 
@@ -81,7 +79,6 @@ def test_a_bulk_leaves_as_its_requests_one_by_one(make: Callable[[socket.socket]
         pipe.close()
 
 
-@EACH_LOOP_PIPE
 @settings(max_examples=30)
 @given(bulk=_bulks)
 def test_a_bulk_leaves_a_loop_as_its_requests_one_by_one(make_loop_pipe: MakePipe, bulk: Bulk) -> None:
@@ -208,7 +205,6 @@ def test_runs_of_equal_replies_are_shared_out_by_count(
         pipe.close()
 
 
-@EACH_LOOP_PIPE
 @settings(max_examples=30)
 @example(runs=_MORE_THAN_ONE_READ_TAKES, share=0.5)
 @given(runs=_runs, share=st.floats(0, 1))
@@ -397,7 +393,6 @@ def test_end_of_the_stream_is_raised_in_a_wait_for_posted_requests(
 # Together
 
 
-@EACH_LOOP_PIPE
 @EACH_SHAPE
 def test_a_loops_replies_come_in_order_and_cancelled_ones_to_nobody(make_loop_pipe: MakePipe, echoing: Echoing) -> None:
     async def scenario() -> None:

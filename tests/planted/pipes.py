@@ -42,7 +42,7 @@ FAULTS = (
     Fault(
         "request of a task that was sent counts as unsent when the connection breaks",
         "_pipe/loop_py.py",
-        "ConnectionBroken(index < sent, cause)",
+        "ConnectionBroken(index < self._sent, cause)",
         "ConnectionBroken(False, cause)",
         "tests/pipe/test_pipes.py::test_end_of_stream_fails_sent_requests_as_sent[asyncio-python-1]",
     ),
@@ -78,5 +78,12 @@ FAULTS = (
         "                if type(reply) is not hiredis.PushNotification:\n",
         "                if True:\n",
         "tests/pipe/test_pipes.py::test_pushes_are_not_replies[asyncio-python]",
+    ),
+    Fault(
+        "what is posted while the transport is called is written at once",
+        "_pipe/loop_py.py",
+        "        if self._writing:\n            return\n",
+        "",
+        "tests/pipe/test_loop_nested.py::test_what_posts_while_the_transport_is_called_follows[python-asyncio-before]",
     ),
 )

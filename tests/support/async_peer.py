@@ -12,14 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import hiredis
+import pytest
 
 from redislock_fast._pipe.base import ConnectionBroken, Reply
-from redislock_fast._pipe.loop_py import Pipe
+from redislock_fast._pipe.loop_py import LoopPipe, Pipe, new_pipe
 from tests.support.helpers import PATIENCE_S
 
 FOREVER = -1.0
 
 MakePipe = Callable[..., Pipe]
+
+PIPES = [pytest.param(LoopPipe, id="python")]
+if new_pipe is not LoopPipe:
+    PIPES.append(pytest.param(new_pipe, id="compiled"))
 
 
 class Peer:

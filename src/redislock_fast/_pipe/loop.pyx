@@ -252,6 +252,7 @@ cdef class LoopPipe:
     cdef Py_ssize_t answerable     # how many slots' requests had left before: only these can have been answered
     cdef bint delivering           # tasks are being stepped: what they send leaves together
     cdef bint flushing             # a flush is scheduled
+    cdef bint writing              # the transport is being called
     cdef bint paused               # the transport's buffer is full
     cdef int fd                    # of a plain socket; -1 where there is none, or no CPU to spin on
     cdef bint scheduled            # a spin is scheduled
@@ -399,14 +400,20 @@ cdef class LoopPipe:
     cdef int _write(self) except -1:
         """Send what is queued, unless the transport's buffer is full."""
         cdef object data
-        if self.queued.used and not self.paused and not self.broken:
-            data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
-            self.queued.used = 0
-            self.just_sent += self.queued_count
-            self.queued_count = 0
-            self.transport.write(data)
-            if self.head is self.tail:
-                self._await(&self.calling)
+        if self.writing:  # a finalizer or a signal handler posts: that follows
+            return 0
+        self.writing = True
+        try:
+            while self.queued.used and not self.paused and not self.broken:
+                data = PyBytes_FromStringAndSize(self.queued.data, self.queued.used)
+                self.queued.used = 0
+                self.just_sent += self.queued_count
+                self.queued_count = 0
+                self.transport.write(data)
+                if self.head is self.tail:
+                    self._await(&self.calling)
+        finally:
+            self.writing = False
         return 0
 
     # ---- spinning ----

@@ -4,7 +4,8 @@ A caller's request leaves at once when nothing is under way, else with all other
 are matched to callers first in, first out, a whole buffer in one pass. A caller that is cancelled or whose time is up
 abandons its slot, which still consumes its reply. There is one timer per connection, never one per request.
 
-Thread safety: everything belongs to the loop's thread.
+Thread safety: everything belongs to the loop's thread. In it, a finalizer or a signal handler may post in the middle of
+any other call: so a request is added by one `append`, and one call at a time writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, Protocol, final
 
 import hiredis
@@ -124,6 +126,10 @@ class Slot:
         self.wanted = wanted
 
 
+_Request = tuple[asyncio.Future[Any] | Slot, float, bytes]
+"""What takes the reply, until when it is waited for, in the loop's time, and the bytes."""
+
+
 class _Leaving:
     """The end of a connection, for both pipes."""
 
@@ -159,13 +165,12 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         self._owner = owner
         self.transport = transport
         self._parser = new_reader()
-        self._slots: deque[asyncio.Future[Any] | Slot] = deque()
-        self._deadlines: deque[float] = deque()  # of each slot
-        self._queued: list[bytes] = []  # leave with the next iteration of the loop
-        self._queued_slots = 0  # how many of the last slots are in `_queued`
-        self._queued_bytes = 0
-        self._just_sent = 0  # how many slots' requests have left since bytes were received last
-        self._answerable = 0  # how many slots' requests had left before: only these can have been answered
+        # Those without a reply, oldest first: at any step, a finalizer or a signal handler may add one.
+        self._requests: deque[_Request] = deque()
+        self._queued_bytes = 0  # of those that leave with the next iteration of the loop
+        self._writing = False
+        self._sent = 0  # how many of them have left
+        self._answerable = 0  # how many had left when bytes were received last: only these can have been answered
         self._paused = False  # the transport's buffer is full
         self._flushing = False  # a flush is scheduled
         self._timer: asyncio.Handle | None = None
@@ -184,7 +189,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        return not self._slots
+        return not self._requests
 
     @property
     def silence_s(self) -> float:
@@ -239,28 +244,29 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
                 self._watch(deadline)
                 if self.broken:  # by what ran as the timer was set
                     raise ConnectionBroken(False, "the connection is closed")
-        if self._slots:
-            self._queued.append(data)
-            self._queued_slots += 1
-            self._queued_bytes += len(data)
-            if not self._flushing:
-                self._flushing = True
-                self._loop.call_soon(self._flush)
-        else:
+        is_first = self.is_idle
+        self._queued_bytes += len(data)
+        self._requests.append((slot, deadline, data))
+        if is_first:
             self._heard_s = now
-            self._just_sent += 1
-            self.transport.write(data)
-        self._slots.append(slot)
-        self._deadlines.append(deadline)
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._queued and not self._paused and not self.broken:
-            data = b"".join(self._queued)
-            self._queued.clear()
-            self._just_sent += self._queued_slots
-            self._queued_slots = self._queued_bytes = 0
-            self.transport.write(data)
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while len(self._requests) > self._sent and not self._paused and not self.broken:
+                data = [request[2] for request in [*islice(self._requests, self._sent, None)]]
+                self._sent += len(data)
+                self._queued_bytes -= sum(map(len, data))
+                self.transport.write(b"".join(data))
+        finally:
+            self._writing = False
 
     # ---- time ----
 
@@ -276,7 +282,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         self._timer_at = _NEVER
         now = self._loop.time()
         next_deadline = _NEVER
-        for slot, deadline in zip(self._slots, self._deadlines, strict=True):
+        for slot, deadline, _ in self._requests.copy():
             future = slot.future if type(slot) is Slot else slot
             if future is None or future.done():
                 continue
@@ -297,8 +303,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         """Complete the slots whose replies have come."""
         if not self.broken:
             self._heard_s = self._loop.time()
-            self._answerable += self._just_sent
-            self._just_sent = 0
+            self._answerable = self._sent
             self._parser.feed(self._inbox, 0, received)  # type: ignore[arg-type]  # any buffer will do
             self._deliver()
 
@@ -311,7 +316,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
                 if type(reply) is not hiredis.PushNotification:
                     self._complete(reply)
                 elif is_answer(reply):
-                    oldest = self._slots[0] if self._slots else None
+                    oldest = self._requests[0][0] if self._requests else None
                     if type(oldest) is not Slot or not is_answer_to(reply, oldest.subscription):
                         raise hiredis.ProtocolError("a subscription that was not asked for")
                     self._complete(reply)
@@ -327,11 +332,11 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
 
     def _complete(self, reply: Any) -> None:
         """Give the oldest slot its reply, or one of its replies."""
+        if self.broken:  # by a callback for an earlier reply
+            return
         if not self._answerable:
-            if self.broken:  # by a callback for an earlier reply
-                return
             raise hiredis.ProtocolError("a reply without a request")
-        slot = self._slots[0]
+        slot = self._requests[0][0]
         future = slot.future if type(slot) is Slot else slot
         if type(slot) is Slot:
             slot.replies.append(reply)
@@ -340,7 +345,8 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
                 return
             if slot.subscription is None:
                 reply = slot.replies
-        del self._slots[0], self._deadlines[0]
+        del self._requests[0]  # no call: nothing can come between these three
+        self._sent -= 1
         self._answerable -= 1
         if type(slot) is Slot and slot.on_reply is not None:
             slot.on_reply(slot.replies[0])
@@ -371,15 +377,11 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         self.broken = True
         if self._timer is not None:
             self._timer.cancel()
-        sent = len(self._slots) - self._queued_slots
-        for index, slot in enumerate(self._slots):
+        for index, (slot, _, _) in enumerate(self._requests.copy()):
             future = slot.future if type(slot) is Slot else slot
             if future is not None and not future.done():
-                future.set_exception(ConnectionBroken(index < sent, cause))
-        self._answerable = 0
-        self._slots.clear()
-        self._deadlines.clear()
-        self._queued.clear()
+                future.set_exception(ConnectionBroken(index < self._sent, cause))
+        self._requests.clear()
 
 
 new_pipe: Callable[..., Pipe] = LoopPipe
