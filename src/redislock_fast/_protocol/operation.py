@@ -41,6 +41,7 @@ __all__ = [
     "TokenOperation",
     "is_verdict",
     "syntax_or_permission",
+    "without_arguments",
 ]
 
 Begun: TypeAlias = "tuple[Any, Any, BaseException | None]"
@@ -63,6 +64,11 @@ _QUOTE = ", with args beginning with"
 _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
 
 
+def without_arguments(text: str) -> str:
+    """A server's error without the arguments that it quotes: a token may be among them."""
+    return text.partition(_QUOTE)[0]
+
+
 class NotExecuted(Exception):
     """The server did not execute the request and may execute it later.
 
@@ -80,13 +86,10 @@ class Redirected(Exception):
 
 
 class Refused(Exception):
-    """The server answered with an error that a retry does not help.
-
-    A server quotes the arguments of a command that it does not know: they are left out, since a token is among them.
-    """
+    """The server answered with an error that a retry does not help. `text` is the error's."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text.partition(_QUOTE)[0])
+        super().__init__(without_arguments(text))
 
 
 class Exchange(Protocol):

@@ -6,7 +6,8 @@ or stands for a server does so for these locks, too. The client alone decides on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -15,11 +16,21 @@ from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import Exchange
+from redislock_fast._protocol.operation import Exchange, without_arguments
 from redislock_fast._transport.base import Encoding
 from redislock_fast._transport.retries import Attempts
+from redislock_fast._util.redis_py import redis_errors
 
-__all__ = ["ClientConnection", "ClientEncoding", "ClientPolicy", "answered_here", "read_reply", "requests_of", "start"]
+__all__ = [
+    "ClientConnection",
+    "ClientEncoding",
+    "ClientPolicy",
+    "answered_here",
+    "read_reply",
+    "requests_of",
+    "shown_errors",
+    "start",
+]
 
 _NOSCRIPT = hiredis.ReplyError("NOSCRIPT the client's own script object sends the SHA-1")
 
@@ -122,6 +133,17 @@ def start(client: Any, request: Args) -> Any:
         script = client.register_script(text.decode())
         return script(keys=[_name_of(key) for key in rest[:count]], args=rest[count:], client=client)
     return client.execute_command(command.decode(), *map(_name_of, words))
+
+
+@contextlib.contextmanager
+def shown_errors() -> Iterator[None]:
+    """Raise redis-py's errors, without the arguments that a server quotes where it does not know a command."""
+    try:
+        with redis_errors():
+            yield
+    except ResponseError as error:
+        error.args = (without_arguments(str(error)),)
+        raise
 
 
 def requests_of(requests: list[Args] | Bulk) -> list[Args]:

@@ -258,13 +258,30 @@ def test_no_password_is_shown_where_connecting_fails(
     shown.check()
 
 
+class _Blocking(redis.Redis):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return super().execute_command(*args, **options)
+
+
+class _Asyncio(redis.asyncio.Redis):
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        return await super().execute_command(*args, **options)
+
+
+@pytest.mark.parametrize("sends_by_itself", [False, True], ids=["plain client", "client that sends by itself"])
 def test_no_token_is_shown_where_the_server_quotes_a_command_that_it_does_not_know(
-    world: World, spare_server: Callable[..., Server], connect: Connect, caplog: pytest.LogCaptureFixture
+    world: World,
+    spare_server: Callable[..., Server],
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
+    sends_by_itself: bool,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server = spare_server("redis-6.2", {f"rename-command {name}": '""' for name in ("EVALSHA", "EVAL")})
     shown = Shown(connect(server.port), caplog)
     client = world.connect(server.port)
+    if sends_by_itself:
+        client = world.keep((_Blocking if world.in_threads else _Asyncio)(port=server.port))
     lock = world.lock(client, timeout=FAR_S)
     assert lock.acquire()
     batch = world.locker(client).acquire_many(["a", "b"], FAR_S)

@@ -22,11 +22,11 @@ from redislock_fast._transport.client import (
     answered_here,
     read_reply,
     requests_of,
+    shown_errors,
     start,
 )
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._util.redis_py import redis_errors
 
 __all__ = ["LoopClientTransport"]
 
@@ -95,7 +95,7 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
     async def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
-            with redis_errors():
+            with shown_errors():
                 answer = await start(self._live_owner(), request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""

@@ -19,10 +19,10 @@ from redislock_fast._transport.client import (
     answered_here,
     read_reply,
     requests_of,
+    shown_errors,
     start,
 )
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util.redis_py import redis_errors
 
 __all__ = ["ThreadClientTransport"]
 
@@ -90,7 +90,7 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
     def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
-            with redis_errors():
+            with shown_errors():
                 answer = start(self._live_owner(), request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""
