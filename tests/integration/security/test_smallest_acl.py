@@ -313,6 +313,35 @@ def test_without_a_row_locks_do_what_the_page_says(world: World, guarded: Server
         feature(Uses(world, guarded, admin))
 
 
+@pytest.mark.parametrize("rule", ROWS["waiting in the queue"])
+def test_without_a_rule_of_the_queue_a_waiter_that_gives_up_leaves_nothing(
+    world: World, guarded: Server, connect: Connect, rule: str
+) -> None:
+    admin = connect(guarded.port)
+    grant(admin, [other for other in RULES if other != rule])
+    uses = Uses(world, guarded, admin)
+    holder = uses.lock()
+    assert holder.acquire()
+    waiter = uses.lock(uses.connect(), thread_local=False)
+    with contextlib.suppress(RedisError):
+        assert not waiter.acquire(blocking_timeout=0.2)
+    wait_until(lambda: not admin.zcard(QUEUE), "its place is gone")
+    holder.release()
+    assert 0 == admin.exists(NAME)
+
+
+@pytest.mark.parametrize("rule", ROWS["waiting in the queue"])
+def test_without_a_rule_of_the_queue_a_waiter_gets_the_lock(
+    world: World, guarded: Server, connect: Connect, rule: str
+) -> None:
+    admin = connect(guarded.port)
+    grant(admin, [other for other in RULES if other != rule])
+    waiter = Uses(world, guarded, admin).hand_over()
+    assert waiter.owned()
+    waiter.release()
+    assert 0 == admin.exists(NAME)
+
+
 def is_of(rule: str, reason: str, what: str) -> bool:
     """Whether the rule allows what the server has denied."""
     if rule.startswith("+"):

@@ -35,7 +35,7 @@ end
 -- Free the lock, and put its first waiter back, which cannot be told. Returns false.
 local function leave_to_health_check(lock, queue, first)
     redis.call('zadd', queue, first[2], first[1])
-    redis.call('expire', queue, 3600)
+    redis.call('pexpire', queue, 3600000)
     redis.call('del', lock)
     return false
 end

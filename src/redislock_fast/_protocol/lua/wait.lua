@@ -65,7 +65,11 @@ end
 local time = redis.call('time')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local is_there = 1
-if ARGV[7] ~= '' then
+if ARGV[7] == '' then -- a user that could not leave the queue must not join it: these change nothing, or fail
+    redis.call('exists', queue)
+    redis.call('zrem', queue, '')
+    redis.call('hdel', waiters, '')
+else
     is_there = redis.call('zscore', queue, ARGV[7]) and 1 or 0
 end
 local arrival = time[1] * 1000000 + time[2]
