@@ -17,9 +17,9 @@ APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=no
 IN_PARALLEL := --parallel-threads=16 tests/integration/lock/test_parallel.py tests/unit/protocol/test_commands.py \
 	tests/unit/util/test_tokens.py tests/pipe/test_encoding.py
 
-# Many tests wait for a lease to end: with three at a time, half of two cores is idle. A file stays together, for the servers
-# that it starts.
-AT_A_TIME := -n 4 --dist loadfile
+# Most tests wait for a lease to end: with four at a time, two cores are idle for two thirds of it. A file stays together,
+# for the servers that it starts.
+AT_A_TIME := -n 8 --dist loadfile
 
 # Only the pipes differ between the implementations, and tests/pipe runs on both pipes whichever is chosen. So the twin is
 # tested by what redis-py's locks do, too, and in test-all by whatever uses a pipe.
@@ -93,6 +93,7 @@ simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.lingering --seeds 50000 --jobs 2
+	SCHEDULES_ONE_IN=1 $(ON_CORE) --all tests/unit/lease/test_key_cache_schedules.py
 
 planted: $(VENV)/installed
 	$(BIN)/python -m tests.planted

@@ -125,11 +125,18 @@ def _files(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(str(_PACKAGE / name) for name in names)
 
 
-def play_all(make: Callable[[], Scene], switches: int, *names: str) -> int:
+def play_all(make: Callable[[], Scene], switches: int, *names: str, one_in: int = 1) -> int:
     """Play a scene in each order with at most so many switches between two lines of these files.
 
-    Returns how many orders there are.
+    Args:
+        make: makes the scene.
+        switches: the most switches.
+        names: the files.
+        one_in: of the orders with the most switches, one in so many is played.
+
+    Returns how many orders were played.
     """
+    dice = random.Random(1)
     files, played = _files(names), 0
     left: list[tuple[int, Switches]] = [(first, ()) for first in range(len(make().actors))]
     while left:
@@ -145,7 +152,10 @@ def play_all(make: Callable[[], Scene], switches: int, *names: str) -> int:
         if len(schedule) < switches:
             last = schedule[-1][0] if schedule else 0
             for line, live in live_at.items():
-                left += [(first, (*schedule, (line, actor))) for actor in live if line > last]
+                chosen = [actor for actor in live if line > last]
+                if one_in > 1 and len(schedule) + 1 == switches:
+                    chosen = [actor for actor in chosen if dice.randrange(one_in) == 0]
+                left += [(first, (*schedule, (line, actor))) for actor in chosen]
     return played
 
 
