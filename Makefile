@@ -14,12 +14,12 @@ AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_INSTALL = $(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 
 # Tests that may run in many threads at once, on the same objects: the others have the server to themselves.
-IN_PARALLEL := --parallel-threads=16 tests/integration/lock/test_parallel.py tests/unit/protocol/test_commands.py \
+IN_PARALLEL := --parallel-threads=8 tests/integration/lock/test_parallel.py tests/unit/protocol/test_commands.py \
 	tests/unit/util/test_tokens.py tests/pipe/test_encoding.py
 
 # Most tests wait for a lease to end: with four at a time, two cores are idle for two thirds of it. A file stays together,
 # for the servers that it starts.
-AT_A_TIME := -n 8 --dist loadfile
+AT_A_TIME := -n 6 --dist loadfile
 
 # Only the pipes differ between the implementations, and tests/pipe runs on both pipes whichever is chosen. So the twin is
 # tested by what redis-py's locks do, too, and in test-all by whatever uses a pipe.

@@ -25,6 +25,7 @@ from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.simulation.model import Model
 from tests.support.helpers import PATIENCE_S
+from tests.support.selection import in_two_runs
 
 KEY = b"name"
 _TOKENS = [b"rlf:%011x%d%020x" % (number % 2, number // 2, number) for number in range(4)] + [b"custom"]
@@ -164,13 +165,14 @@ def _modelled(requests: list[Args], denied: frozenset[str]) -> list[Any]:
     return [*steps, *([_without_arrival(push[2]) for push in listener.inbox] for listener in listeners)]
 
 
+@in_two_runs(range(300), 60)
 @pytest.mark.parametrize(
     "denied", [frozenset(), {"PUBLISH"}, {"PUBSUB"}], ids=lambda denied: f"denied {min(denied, default='')}"
 )
-def test_scripts_of_several_keys(server: Server, acl_user: MakeUser, denied: frozenset[str]) -> None:
+def test_scripts_of_several_keys(server: Server, acl_user: MakeUser, denied: frozenset[str], seeds: range) -> None:
     user = acl_user(server, *(f"-{command.lower()}" for command in denied)).options() if denied else {}
     real = _Real(server, **user)
-    for seed in range(300):
+    for seed in seeds:
         dice = random.Random(seed)
         requests = [_request(dice) for _ in range(dice.randrange(3, 25))]
         expected = real.play(requests)

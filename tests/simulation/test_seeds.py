@@ -18,6 +18,7 @@ print([hashlib.md5(repr(story_of(simulation, seed)).encode()).hexdigest() for se
 """Plays 200 stories, where the machine's clock goes on by so many seconds each time that it is read."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulation", ["holding", "waiting"])
 def test_a_seed_is_the_same_story_in_each_process_and_on_each_machine(simulation: str) -> None:
     stories = [run_script(PLAY, f"tests.simulation.{simulation}", passes_s) for passes_s in (0.0, 3600.0)]

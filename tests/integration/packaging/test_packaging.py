@@ -110,7 +110,7 @@ def test_without_the_compiled_core_locks_work(without_extension: Path, valkey: S
     assert (shown.stdout.strip(), shown.stderr) == ("python True", "")
 
 
-@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize("damage", ["missing", pytest.param("broken", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("module", ["threads", "loop", "resp"])
 def test_of_a_core_that_is_there_in_part_nothing_is_used(module: str, damage: str, tmp_path: Path) -> None:
     if not _has_extension():

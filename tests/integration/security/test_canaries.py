@@ -260,12 +260,12 @@ def test_no_password_is_shown_where_connecting_fails(
 
 class _Blocking(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        return super().execute_command(*args, **options)
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 class _Asyncio(redis.asyncio.Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        return await super().execute_command(*args, **options)
+        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("sends_by_itself", [False, True], ids=["plain client", "client that sends by itself"])

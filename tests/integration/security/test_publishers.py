@@ -164,6 +164,7 @@ def test_garbage_on_the_channel_harms_nobody(
 MANY = 5_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["wanted %020d", "rlf:%032d+1", "%d"])
 def test_a_flood_of_garbage_does_not_stay_in_memory(
     waiting: Waiting, publisher: redis.Redis, valkey_client: redis.Redis, form: str

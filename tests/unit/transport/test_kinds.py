@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, create_autospec
 
@@ -52,22 +54,21 @@ def test_subclass_with_a_method_of_its_own_is_called(client_class: Any, method: 
 
 
 @pytest.mark.parametrize(
-    ("client", "for_asyncio"),
+    ("make", "for_asyncio"),
     [
-        (PrefixedStrictRedis(global_keyprefix="prefix:"), False),  # type: ignore[no-untyped-call]
-        (create_autospec(redis.Redis), False),
-        (create_autospec(redis.Redis, instance=True), False),
-        (create_autospec(redis.cluster.RedisCluster), False),
-        (MagicMock(spec=redis.Redis), False),
-        (MagicMock(), False),
-        (AsyncMock(spec=redis.asyncio.Redis), True),
-        (AsyncMock(), True),
-        (Wrapper(redis.Redis()), False),
+        (partial(PrefixedStrictRedis, global_keyprefix="prefix:"), False),
+        (partial(create_autospec, redis.Redis), False),
+        (partial(create_autospec, redis.Redis, instance=True), False),
+        (partial(create_autospec, redis.cluster.RedisCluster), False),
+        (partial(MagicMock, spec=redis.Redis), False),
+        (MagicMock, False),
+        (partial(AsyncMock, spec=redis.asyncio.Redis), True),
+        (AsyncMock, True),
+        (lambda: Wrapper(redis.Redis()), False),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_other_objects_with_redis_pys_methods_are_called(client: Any, for_asyncio: bool) -> None:
-    assert kind_of(client, for_asyncio) == "client"
+def test_other_objects_with_redis_pys_methods_are_called(make: Callable[[], Any], for_asyncio: bool) -> None:
+    assert kind_of(make(), for_asyncio) == "client"
 
 
 @pytest.mark.parametrize("client", [fakeredis.FakeRedis(), fakeredis.FakeAsyncRedis(), fakeredis.FakeStrictRedis()])
@@ -114,20 +115,20 @@ def test_a_connection_class_that_reads_in_its_own_way_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "for_asyncio"),
+    ("make", "for_asyncio"),
     [
-        (create_autospec(redis.asyncio.Redis), False),
-        (create_autospec(redis.Redis), True),
-        (redis.asyncio.Redis(), False),
-        (redis.Redis(), True),
-        (redis.Redis().pipeline(), False),
-        ("name", False),
-        (None, True),
-        ({}, False),
+        (partial(create_autospec, redis.asyncio.Redis), False),
+        (partial(create_autospec, redis.Redis), True),
+        (redis.asyncio.Redis, False),
+        (redis.Redis, True),
+        (lambda: redis.Redis().pipeline(), False),
+        (lambda: "name", False),
+        (lambda: None, True),
+        (dict, False),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_clients_of_the_other_kind_and_other_objects_are_refused(client: Any, for_asyncio: bool) -> None:
+def test_clients_of_the_other_kind_and_other_objects_are_refused(make: Callable[[], Any], for_asyncio: bool) -> None:
+    client = make()
     with pytest.raises(TypeError, match="lock"):
         kind_of(client, for_asyncio)
 
