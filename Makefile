@@ -29,7 +29,7 @@ ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
 .PHONY: help bench alternatives test test-all test-versions compat simulate planted torture torture-short coverage sanitize \
-	docs docs-links lint format wheel clean
+	fuzz docs docs-links lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
@@ -43,6 +43,7 @@ help:
 	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make sanitize     the core under GCC's sanitizers of memory, undefined behaviour and threads; ten minutes"
+	@echo "make fuzz         two minutes of libFuzzer on the core's reply path; installs Clang (Debian; root or sudo)"
 	@echo "make docs         the site, in build/docs; a link within it that leads nowhere is an error"
 	@echo "make docs-links   follows the links to other sites, too; network"
 	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint, zizmor"
@@ -133,7 +134,7 @@ define BUILD_SANITIZED
 rm -rf build/sanitize && mkdir -p build/sanitize
 cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .ci .github src tests docs examples bench build/sanitize
 rm -f build/sanitize/src/redislock_fast/_pipe/*.so build/sanitize/src/redislock_fast/_pipe/*.c
-cd build/sanitize && REDISLOCK_FAST_SANITIZE=$(1) ../../$(BIN)/python setup.py -q build_ext --inplace
+cd build/sanitize && REDISLOCK_FAST_SANITIZE=$(1) $(2) ../../$(BIN)/python setup.py -q build_ext --inplace
 endef
 SANITIZED := cd build/sanitize && PYTHONPATH=src REDISLOCK_FAST_IMPLEMENTATION=compiled
 MEASURING := test_spin or test_a_reader_whose_time_is_up_stops
@@ -154,6 +155,18 @@ sanitize: $(VENV)/installed
 	$(call BUILD_SANITIZED,thread)
 	$(SANITIZED) $(UNDER_TSAN) $(SANITIZED_PYTEST) -k "compiled and not ($(MEASURING) or that_lie)" \
 		$(addprefix tests/pipe/,test_threads*.py test_many.py test_hostile.py); $(SHOW_REPORTS)
+
+# For so many seconds. libFuzzer's counters are Clang's; the fuzzer comes with PyPI's atheris.
+FUZZ_S := 120
+fuzz: $(VENV)/installed
+	command -v clang >/dev/null || { $(APT_INSTALL) clang; }
+	ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.asan_static* >/dev/null 2>&1 || \
+		{ $(APT_INSTALL) libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --group fuzz
+	$(call BUILD_SANITIZED,fuzzer-no-link$(COMMA)address,CC=clang LDSHARED="clang -shared")
+	$(SANITIZED) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 LD_PRELOAD="$$(../../$(BIN)/python -c \
+		'import atheris; print(atheris.path())')/asan_with_fuzzer.so" ../../$(BIN)/python -m tests.pipe.fuzz_replies \
+		../fuzz -max_total_time=$(FUZZ_S) -rss_limit_mb=2048 -artifact_prefix=../fuzz-
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check --group docs

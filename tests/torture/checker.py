@@ -420,6 +420,7 @@ ALLOWED: dict[str, dict[str, float]] = {
     "replica promoted": _DELAYED,
     "key deleted": _LOST_KEY,
     "all deleted": {**_LOST_KEY, "fence": LONGEST_LEASE_S, "lost update": LONGEST_LEASE_S},
+    "primary split": {**_DELAYED, **_LOST_KEY, "fence": LONGEST_LEASE_S, "lost update": LONGEST_LEASE_S, "error": 1.0},
     "client stopped": {"limit": 0.0, "told": 0.0, "turn": LONGEST_CHECK_S, "forgotten": 0.5, "error": 0.5, **_ORPHANED},
     "client killed": {"turn": LONGEST_LEASE_S, "left queue": 0.0, **_ORPHANED},
     "fork": {},

@@ -305,7 +305,8 @@ class ClusterFaults(Faults):
 
 
 class SentinelFaults(Faults):
-    """Makes faults of a primary that a sentinel watches, too: its replica takes its place. Nothing is lost by it."""
+    """Makes faults of a primary that a sentinel watches, too: its replica takes its place. What a primary writes
+    that goes on beside the new one is lost."""
 
     def __init__(self, watched: Watched, *concerned: Any) -> None:
         super().__init__(watched.servers, watched.admins, *concerned)
@@ -315,8 +316,12 @@ class SentinelFaults(Faults):
         return [self._watched.primary]
 
     def _of_server(self) -> list[Callable[[], None]]:
-        return [*super()._of_server(), self._promote, self._promote, self._promote]
+        return [*super()._of_server(), *[self._promote] * 2, self._split]
 
     def _promote(self) -> None:
         with self._noted("replica promoted"):
             self._watched.promote()
+
+    def _split(self) -> None:
+        with self._noted("primary split"):
+            self._watched.split(self._wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,25 @@ class Watched:
             old.replicaof("127.0.0.1", self.servers[self.primary].port)
         finally:
             old.execute_command("CLIENT", "UNPAUSE")
+        self._announce()
+        wait_until(self._is_followed, "the new replica follows", PATIENCE_S)
+
+    def split(self, wait: Callable[[float], object]) -> None:
+        """Let the replica become the primary while the primary goes on. What this writes from then on is lost.
+
+        Args:
+            wait: lets some time pass, of so many seconds at most.
+        """
+        old, new = self.admins[self.primary], self.admins[1 - self.primary]
+        new.replicaof("NO", "ONE")
+        self.primary = 1 - self.primary
+        wait(0.5)
+        self._announce()
+        wait(0.5)
+        old.replicaof("127.0.0.1", self.servers[self.primary].port)
+        wait_until(self._is_followed, "the new replica follows", PATIENCE_S)
+
+    def _announce(self) -> None:
+        """Let the sentinel name the new primary."""
         with redis.Redis(port=self.port) as sentinel:
             announce(sentinel, self.servers[self.primary])
-        wait_until(self._is_followed, "the new replica follows", PATIENCE_S)

@@ -135,5 +135,9 @@ def test_redis_py_may_break_more_while_a_fault_lasts() -> None:
 
 
 def test_no_fault_breaks_a_fence_or_exclusion_unless_data_is_lost() -> None:
-    assert {kind for kind, allowed in ALLOWED.items() if "exclusion" in allowed} == {"key deleted", "all deleted"}
-    assert {kind for kind, allowed in ALLOWED.items() if "fence" in allowed} == {"all deleted"}
+    assert {kind for kind, allowed in ALLOWED.items() if "exclusion" in allowed} == {
+        "key deleted",
+        "all deleted",
+        "primary split",
+    }
+    assert {kind for kind, allowed in ALLOWED.items() if "fence" in allowed} == {"all deleted", "primary split"}

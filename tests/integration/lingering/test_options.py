@@ -148,7 +148,7 @@ def test_each_holder_has_its_whole_timeout_after_one_that_was_renewed(
 def test_a_loss_of_the_holding_is_told(holders: Holders, valkey: Server, connect: Connect, losses: Losses) -> None:
     metrics = _Noted()
     lock = holders.make(
-        valkey.port, timeout=BRIEF_S, linger=FAR_S, auto_renew=True, on_lost=losses, metrics=metrics, sleep=FAR_S
+        valkey.port, timeout=5 * BRIEF_S, linger=FAR_S, auto_renew=True, on_lost=losses, metrics=metrics, sleep=FAR_S
     )
     _use(lock)
     assert lock.call("acquire") is True
