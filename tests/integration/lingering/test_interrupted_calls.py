@@ -121,12 +121,14 @@ def test_acquire_interrupted_at_any_line(world: Any, settings: dict[str, Any], l
 
 
 @SETTINGS
+@pytest.mark.parametrize("timeout", [60, 70], ids=["takes the key", "asks for the key"])
 @only_threads
-def test_local_waiter_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
+def test_local_waiter_interrupted_at_any_line(world: Any, timeout: int, settings: dict[str, Any]) -> None:
     for number in range(1, 1000):
         holder = world.shared(linger=BRIEF_S)
         world.do(holder.acquire)
         lock = world.lock(**settings, linger=BRIEF_S)
+        lock.timeout = timeout
 
         def release_soon(holder: Any = holder) -> None:
             pause(SOON_S)

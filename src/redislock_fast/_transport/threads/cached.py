@@ -40,23 +40,28 @@ class CachedBase(UncontendedBase):
             cached = self._cached_key()
         turn: Turn | None = None
         attempt: Acquire | None = None
-        if (
-            self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            waits = self.blocking if blocking is None else blocking
-            if not cached.locked_by:
-                turn, attempt = self._begin_fetching(cached, owner, waits and owner.token is None)
-            elif waits:
-                turn = self._begin_waiting(cached, owner)
-            if turn is not None and turn.expiry is not None:
-                return True
         to_clean_up: CleanupEntries = []
-        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
-        return bool(drive(self._transport, steps, to_clean_up, self._redis))
+        try:
+            if (
+                self.blocking_timeout is None
+                and self._wait == "push"
+                and self.sleep >= 0
+                and blocking in (None, True, False)
+                and self._is_plain_acquire()
+            ):
+                waits = self.blocking if blocking is None else blocking
+                if not cached.locked_by:
+                    turn, attempt = self._begin_fetching(cached, owner, waits and owner.token is None)
+                elif waits:
+                    turn = self._begin_waiting(cached, owner)
+                if turn is not None and turn.expiry is not None:
+                    return True
+            steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
+            return bool(drive(self._transport, steps, to_clean_up, self._redis))
+        except BaseException:  # an interrupt may come before the steps begin
+            if turn is not None:
+                turn.end(owner)
+            raise
 
     def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
         """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
