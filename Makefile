@@ -38,7 +38,7 @@ help:
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14"
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
-	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 7,800)"
+	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 4,200)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"

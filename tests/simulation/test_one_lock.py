@@ -49,7 +49,7 @@ def test_no_schedule_breaks_an_invariant(machines: Machines, neighbours: bool, s
 
 @pytest.mark.slow
 @_BY_EACH_ACQUIRE
-@hypothesis.settings(max_examples=3000, database=None)
+@hypothesis.settings(max_examples=1500, database=None)
 @hypothesis.given(schedule=strategies.binary(max_size=120), neighbours=strategies.booleans())
 def test_no_schedule_that_hypothesis_thinks_of_breaks_an_invariant(
     machines: Machines, schedule: bytes, neighbours: bool

@@ -298,13 +298,13 @@ def _run_all(monkeypatch: pytest.MonkeyPatch, seeds: int) -> None:
         _run(monkeypatch, seed)
 
 
-@in_two_runs(range(20), 6)
+@in_two_runs(range(14), 4)
 def test_leases_never_overlap(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     for seed in seeds:
         assert sum(contender.held for contender in _run(monkeypatch, seed).contenders) > 10, f"seed {seed}"
 
 
-@in_two_runs(range(20), 6)
+@in_two_runs(range(14), 4)
 def test_renewed_leases_last(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     assert sum(_run(monkeypatch, seed).contenders[0].outlived for seed in seeds) > len(seeds) / 2
 
