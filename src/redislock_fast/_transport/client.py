@@ -142,7 +142,7 @@ def shown_errors() -> Iterator[None]:
         with redis_errors():
             yield
     except ResponseError as error:
-        error.args = (without_arguments(str(error)),)
+        error.args = tuple(without_arguments(arg) if isinstance(arg, str) else arg for arg in error.args)
         raise
 
 
