@@ -35,9 +35,9 @@ _PINGS = 21
 
 SCRIPTS = ("eval", "evalsha")
 QUEUE = (
-    *("hello", "subscribe", *SCRIPTS, "publish", "numsub", "time", "get", "set", "append", "pttl", "exists"),
+    *("hello", "subscribe", *SCRIPTS, "publish", "numsub", "time", "get", "set", "append", "pttl"),
     *("del", "del queue", "zadd queue", "zpopmin queue", "zrange queue", "zrem queue", "zcard queue", "zscore queue"),
-    *("hset queue", "hget queue", "hdel queue", "hlen queue", "expire queue", "pexpire queue"),
+    *("hset queue", "hget queue", "hdel queue", "hlen queue", "pexpire queue"),
 )
 """What waiting in the queue needs, by the names of its probes: a command of ACL rules, and on which key."""
 
@@ -185,7 +185,6 @@ class Probes:
         yield "set", (b"SET", key, self._holder, b"NX", b"PX", _TTL_MS)
         yield "get", (b"GET", key)
         yield "pttl", (b"PTTL", key)
-        yield "exists", (b"EXISTS", key)
         yield "pexpire", (b"PEXPIRE", key, _TTL_MS)
         yield "eval", (b"EVAL", b"return 1", 0)
         yield "evalsha", (b"EVALSHA", RELEASE.sha, 1, key, b"")
@@ -206,7 +205,6 @@ class Probes:
         yield "hlen queue", (b"HLEN", waiters)
         yield "hscan queue", (b"HSCAN", waiters, 0)
         yield "unlink queue", (b"UNLINK", waiters)
-        yield "expire queue", (b"EXPIRE", queue, 1)
         yield "pexpire queue", (b"PEXPIRE", queue, 1)
         yield "hmget fence", (b"HMGET", fence, b"token", b"number")
         yield "client|info", CLIENT_INFO

@@ -8,15 +8,15 @@
 -- ARGV[3]  with "keep": ttl in milliseconds, 0 for none
 -- returns  the lock's value if it was granted and kept, else nil
 local value
-if ARGV[2] == 'keep' and redis.call('exists', KEYS[1]) == 0 then
+if ARGV[2] == 'keep' and redis.call('pttl', KEYS[1]) == -2 then -- there is no such key
     value = hand_over(KEYS[1], KEYS[2], KEYS[3], ARGV[1])
     if value == false then
         value = give(KEYS[1], ARGV[1], ARGV[3])
     end
 end
 redis.call('zrem', KEYS[2], ARGV[1])
-redis.call('hdel', KEYS[3], 't' .. ARGV[1])
-if redis.call('exists', KEYS[2]) == 0 then
+redis.pcall('hdel', KEYS[3], 't' .. ARGV[1]) -- where it is forbidden, the field ends with the hash
+if redis.call('zcard', KEYS[2]) == 0 then
     drop(KEYS[3])
 end
 value = value or redis.call('get', KEYS[1])

@@ -65,10 +65,8 @@ end
 local time = redis.call('time')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local is_there = 1
-if ARGV[7] == '' then -- a user that could not leave the queue must not join it: these change nothing, or fail
-    redis.call('exists', queue)
-    redis.call('zrem', queue, '')
-    redis.call('hdel', waiters, '')
+if ARGV[7] == '' then
+    redis.call('zrem', queue, '') -- fails for a user that could not leave the queue, and so must not join it
 else
     is_there = redis.call('zscore', queue, ARGV[7]) and 1 or 0
 end
