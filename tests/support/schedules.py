@@ -153,7 +153,7 @@ def play_all(make: Callable[[], Scene], switches: int, *names: str, one_in: int 
             last = schedule[-1][0] if schedule else 0
             for line, live in live_at.items():
                 chosen = [actor for actor in live if line > last]
-                if one_in > 1 and len(schedule) + 1 == switches:
+                if len(schedule) + 1 == switches:
                     chosen = [actor for actor in chosen if dice.randrange(one_in) == 0]
                 left += [(first, (*schedule, (line, actor))) for actor in chosen]
     return played

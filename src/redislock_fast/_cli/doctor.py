@@ -83,7 +83,7 @@ def _examine(arguments: argparse.Namespace) -> int:
 
 
 def _features(probes: Probes) -> Iterator[Feature]:
-    """What locks do, and how they will do it. The first mode is the best."""
+    """The features of locks, each with the mode in which it would work. The first mode is the best."""
     server = probes.capabilities
     sets = "SET NX GET" if server.set_get else "SET NX"
     yield _feature(probes, "acquire", [(sets, ("set", "get")), ("SET NX", ("set",))])

@@ -10,7 +10,7 @@ __all__ = ["CommandError", "Exit", "say"]
 
 
 class Exit(IntEnum):
-    """What `redislock` exits with. Codes from 64 on are those of `sysexits.h`, from 125 on those of `timeout(1)`."""
+    """The exit codes of `redislock`. Codes from 64 on are those of `sysexits.h`, from 125 on those of `timeout(1)`."""
 
     OK = 0
     FAILED = 1

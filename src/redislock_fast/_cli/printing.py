@@ -1,4 +1,4 @@
-"""What the commands print: tables, words for what is known of a lock, and JSON."""
+"""The output of the commands: tables, words for the state of a lock, and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server and its user allow, found out by trying it on a scratch lock that nobody else uses.
+"""The rights and capabilities of a server's user, found out by trying them on a scratch lock that nobody else uses.
 
 Commands that write are tried only where the user may also delete what they write. The scratch lock has a ttl from the
 beginning.
@@ -39,7 +39,7 @@ QUEUE = (
     *("del", "del queue", "zadd queue", "zpopmin queue", "zrange queue", "zrem queue", "zcard queue", "zscore queue"),
     *("hset queue", "hget queue", "hdel queue", "hlen queue", "pexpire queue"),
 )
-"""What waiting in the queue needs, by the names of its probes: a command of ACL rules, and on which key."""
+"""The rights for waiting in the queue, by the names of their probes: a command of ACL rules, and on which key."""
 
 FENCE = (*SCRIPTS, "get", "set", "hincrby fence", "hset fence", "hmget fence")
 SEEN = ("client|list", "client|setinfo", "hmget fence", "zcard queue", "zrange queue", "time", "pttl")

@@ -152,7 +152,7 @@ def _row(name: bytes, value: bytes, ttl_ms: int, length: Any, connections: Conne
 
 
 def _listing(server: redis.Redis) -> bytes | None:
-    """What `CLIENT LIST` says; None where it is not allowed."""
+    """The reply of `CLIENT LIST`; None where it is not allowed."""
     try:
         listing: Any = server.execute_command("CLIENT", "LIST")  # type: ignore[no-untyped-call]
     except ResponseError:

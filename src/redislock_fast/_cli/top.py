@@ -119,7 +119,7 @@ def _rank(row: Row) -> tuple[int, bool, bytes]:
 
 
 def _note(server: redis.Redis, row: Row, number: int | None, before: _Seen | None, now: float) -> _Seen:
-    """What is known of a lock now. `number` is its last fencing number."""
+    """The state of a lock now. `number` is its last fencing number."""
     if before is None:
         return _Seen(server, row, now, 0, number, now, None)
     is_same = before.row.holder.token_id == row.holder.token_id
@@ -151,7 +151,7 @@ def _is_number(reply: object) -> bool:
 
 @contextlib.contextmanager
 def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], bool], None]]:
-    """What shows one look: a line of JSON, a screen that changes where rich is installed, or lines of text."""
+    """Give a function that shows one look as JSON, on a screen that changes (where rich is installed), or as text."""
     rich = importlib.util.find_spec("rich") if sys.stdout.isatty() and not as_json else None
     if as_json:
         yield lambda seen, is_complete: print_json({"complete": is_complete, "locks": [_object(one) for one in seen]})

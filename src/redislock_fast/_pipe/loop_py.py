@@ -127,7 +127,7 @@ class Slot:
 
 
 _Request = tuple[asyncio.Future[Any] | Slot, float, bytes]
-"""What takes the reply, until when it is waited for, in the loop's time, and the bytes."""
+"""The taker of the reply, the deadline in the loop's time, and the bytes."""
 
 
 class _Leaving:
@@ -261,7 +261,8 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
         self._writing = True
         try:
             while len(self._requests) > self._sent and not self._paused and not self.broken:
-                data = [request[2] for request in [*islice(self._requests, self._sent, None)]]
+                unsent = [*islice(self._requests, self._sent, None)]  # a copy: another may be added at any step
+                data = [request[2] for request in unsent]
                 self._sent += len(data)
                 self._queued_bytes -= sum(map(len, data))
                 self.transport.write(b"".join(data))

@@ -44,7 +44,7 @@ _RUNNERS = (
 
 
 class _CallerRecord:
-    """What one thread or task does.
+    """The activity of one thread or task.
 
     Attributes:
         held: what it holds, by name; the 64 that were acquired last.

@@ -1,4 +1,4 @@
-"""What a profile keeps of each lock: waits, holdings, and the call sites of the holders.
+"""The records of each lock in a profile: waits, holdings, and the call sites of the holders.
 
 Everything is bounded. `Records` folds the names of the least time into one, so the names that matter stay whatever the
 number of names is.
@@ -76,7 +76,7 @@ class Holding:
 
 
 class SiteRecord:
-    """What one call site has held of one lock.
+    """The holdings of one lock by one call site.
 
     Attributes:
         acquisitions: how often it has acquired the lock.
@@ -97,7 +97,7 @@ class SiteRecord:
 
 
 class LockRecord:
-    """What is known of one lock.
+    """The record of one lock.
 
     Attributes:
         waits: of its acquisitions and failures.
