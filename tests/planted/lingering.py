@@ -37,7 +37,7 @@ FAULTS = (
     Fault(
         "caller that frees the local lock does not look whether the key is wanted",
         "_lease/key_cache.py",
-        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self._drop_if_free():",
+        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):",
         "while False:",
         f"{_MEET}[release and wanted-1]",
     ),
@@ -257,7 +257,24 @@ FAULTS = (
         ),
     ),
     Fault(
-        "interrupted acquire by the queue keeps the local lock",
+        "acquire interrupted before its steps begin keeps the local lock",
+        "_transport/threads/cached.py",
+        "        except BaseException:  # an interrupt may come before the steps begin\n            turn.end(owner)\n",
+        "        except BaseException:\n",
+        (
+            "tests/integration/lingering/test_interrupted_calls.py::"
+            "test_acquire_of_a_key_of_another_client_interrupted_at_any_line[threads-valkey]"
+        ),
+    ),
+    Fault(
+        "interrupted local waiter keeps the local lock that was free",
+        "_lease/key_cache.py",
+        "            if self.locked_by.get(0) is me:\n                self.free()\n            raise\n",
+        "            raise\n",
+        "tests/unit/lease/test_key_cache_interrupts.py::test_interrupt_at_any_line_leaves_the_local_lock_free[_wait_in_turn]",
+    ),
+    Fault(
+        "interrupted acquire by the queue leaves its key",
         "_transport/threads/cached.py",
         "            self._transport.clean_up(self._undo(turn, owner, None))\n",
         "",

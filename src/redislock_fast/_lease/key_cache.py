@@ -150,8 +150,7 @@ class CachedKey:
         """Add a waiter for the local lock. It may get it at once."""
         waiter.since = clock()
         self.waiters.append(waiter)
-        if self.try_lock():
-            self.unlock()
+        if self.if_free():
             return
         self._cache.tell_holder(self.key)
         if not self._cache.is_watched:  # its holder may forget it
@@ -178,32 +177,32 @@ class CachedKey:
 
     def tidy(self, holder: object) -> None:
         """Finish what this holder of the local lock has begun to free: give it to a waiter, or give the key up."""
-        me = object()
-        try:
-            if self.locked_by.get(0) is holder or self.try_lock(me):
-                self.free()
-        finally:
-            if self.locked_by.get(0) is me:
-                self.unlock()
+        if self.locked_by.get(0) is holder:
+            self.free()
+        else:
+            self.if_free()
 
     def free(self) -> None:
         """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
-        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self._drop_if_free():
+        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):
             pass
         if self.lease is not None and not self._cache.is_watched:
             self._cache.watch()
 
-    def _drop_if_free(self) -> bool:
-        """Give the key up. Returns False where another caller has the local lock."""
+    def if_free(self, work: Callable[[], object] | None = None) -> bool:
+        """Take the local lock, do the work, and free it. Returns False where another caller has the local lock."""
         me = object()
         try:
             if not self.try_lock(me):
                 return False
-            self.drop()
-        finally:
+            if work is not None:
+                work()
+            self.free()
+        except BaseException:  # an interrupt may come before any line
             if self.locked_by.get(0) is me:
-                self.unlock()
+                self.free()
+            raise
         return True
 
     # ---- what the holder of the local lock does ----
@@ -244,6 +243,12 @@ class CachedKey:
         self.wanted_at = None
         self.passes = 0
 
+    def give_up_idle(self) -> None:
+        """Give the key up, which another process wants, and do not keep it for some time if it lingered."""
+        if self.lease is not None:
+            self.ban(clock())
+        self.drop()
+
     @property
     def remembers_until(self) -> float:
         """Until when a second ban is twice as long as the last one, in the clock's seconds."""
@@ -273,9 +278,8 @@ class CachedKey:
         """Have the cache make another object for the key. The waiters begin again with that."""
         self.is_current = False
         self._cache.forget_key(self)
-        if self.lease is not None and self.try_lock():
-            self.drop()
-            self.unlock()
+        if self.lease is not None:
+            self.if_free(self.drop)
         for waiter in list(self.waiters):
             waiter.wake()
 
@@ -379,11 +383,7 @@ class KeyCache:
         now = clock()
         if cached.wanted_at is None:
             cached.wanted_at = now
-        if cached.try_lock():
-            if cached.lease is not None:
-                cached.ban(now)
-            cached.drop()
-            cached.free()
+        cached.if_free(cached.give_up_idle)
 
     def sweep(self, now: float) -> bool:
         """Give up the keys that have lingered for long enough, all together.
@@ -423,13 +423,10 @@ class KeyCache:
             lease = cached.lease
             if lease is None or (but_heard_by is not None and lease.heard_by is but_heard_by):
                 continue
-            if not cached.try_lock():
+            if not cached.if_free(cached.drop):
                 lease.let_go()
                 cached.wanted_at = clock()  # a release that has looked at the lease before looks at this afterwards
-                if not cached.try_lock():
-                    continue
-            cached.drop()
-            cached.free()
+                cached.if_free(cached.drop)
 
     def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""

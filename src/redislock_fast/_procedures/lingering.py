@@ -62,6 +62,13 @@ class Turn:
         self._has_joined = True
         self.cached.join(self.waiter)
 
+    def leave(self) -> bool:
+        """Stop waiting. Returns whether the local lock was got."""
+        assert self.cached is not None
+        if self.cached.leave(self.waiter):
+            self.cached = None
+        return self.cached is not None
+
     @property
     def lease(self) -> KeyLease | None:
         """What the server has granted."""
@@ -122,12 +129,12 @@ class LingerBase(AcquireBase):
                 owner.cached = cached
                 owner.token = token
                 return True
+            cached.free()  # it was given up meanwhile
         except BaseException:  # an interrupt may come before any line
             if cached.locked_by.get(0) is expiry:
                 owner.token = owner.cached = None
                 cached.free()
             raise
-        cached.free()  # it was given up meanwhile
         return False
 
     def _release_here(self, owner: Owner, cached: CachedKey) -> None:
@@ -182,19 +189,20 @@ class LingerBase(AcquireBase):
     ) -> Steps:
         """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held.
 
-        `begun` is the first attempt, where its request has been sent already; `turn` is that of a caller that has the
-        local lock.
+        `begun` is the first attempt, where its request has been sent already; `turn` is that of a caller that may
+        have the local lock.
         """
         if self._linger_ms is None:
             if self._listens:
                 yield from self._is_heard(limit)
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
-        if turn is None and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
+        has_lock = turn is not None and turn.has_lock
+        if not has_lock and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
             self._transport.key_cache_of(self._key).hear_wanted(self._key)  # a hook may poll
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
-        has_lock = turn is not None
-        turn = turn or Turn(self._transport.key_cache_of(self._key))
+        if turn is None or not has_lock:
+            turn = Turn(self._transport.key_cache_of(self._key))
         before = owner.token
         try:
             if (has_lock or (yield from self._locking(turn, limit, waits))) and (
@@ -278,7 +286,7 @@ class LingerBase(AcquireBase):
                 turn.join()
                 while not turn.waiter.is_given and cached.is_current and not limit.is_over:
                     yield AwaitTurn(turn.waiter, limit.listen_s())
-                if not cached.leave(turn.waiter):
+                if turn.leave():
                     if wait is not None:
                         wait.handed_over = True
                     return True

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,6 +119,21 @@ def test_acquire_interrupted_at_any_line(world: Any, settings: dict[str, Any], l
         if not place:
             assert number > 15
             return
+
+
+def test_acquire_of_a_key_of_another_client_interrupted_at_any_line(world: Any, fleet: list[Server]) -> None:
+    world.until_free()
+    with redis.Redis(port=fleet[0].port) as client:
+        holder = redislock_fast.Lock(client, "name", 60)
+        for number in range(1, 1000):
+            assert holder.acquire(blocking=False)
+            lock = world.lock(linger=BRIEF_S)
+            place = _interrupted(number, world, partial(lock.acquire, blocking=False))
+            holder.release()
+            _assert_whole(world, lock, place)
+            if not place:
+                assert number > 30
+                return
 
 
 @SETTINGS

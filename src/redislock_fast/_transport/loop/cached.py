@@ -40,57 +40,53 @@ class CachedBase(UncontendedBase):
             return True
         if not cached.is_current:
             cached = self._cached_key()
-        turn: Turn | None = None
+        turn = Turn(self._transport.key_cache_of(self._key))
         attempt: Acquire | None = None
-        if (
-            self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            waits = self.blocking if blocking is None else blocking
-            if not cached.locked_by:
-                turn, attempt = await self._begin_fetching(cached, owner, waits and owner.token is None)
-            elif waits:
-                turn = await self._begin_waiting(cached, owner)
-            if turn is not None and turn.expiry is not None:
-                return True
         to_clean_up: CleanupEntries = []
-        steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
-        return bool(await drive(self._transport, steps, to_clean_up, self._redis))
-
-    async def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
-        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
-        server = self._transport.of_running_loop()
-        turn = Turn(server.key_cache_of(self._key))
-        waiter = turn.begin(cached, server.local_waiter())
         try:
-            turn.join()
-            if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-                await waiter.woken
-            if not cached.leave(waiter):
-                self._take(turn, owner)
-                return turn
-        except BaseException:
+            if (
+                self.blocking_timeout is None
+                and self._wait == "push"
+                and self.sleep >= 0
+                and blocking in (None, True, False)
+                and self._is_plain_acquire()
+            ):
+                waits = self.blocking if blocking is None else blocking
+                if not cached.locked_by:
+                    attempt = await self._begin_fetching(turn, cached, owner, waits and owner.token is None)
+                elif waits:
+                    await self._begin_waiting(turn, cached, owner)
+                if turn.expiry is not None:
+                    return True
+            steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
+            return bool(await drive(self._transport, steps, to_clean_up, self._redis))
+        except BaseException:  # a cancel or an interrupt may come before the steps begin
             turn.end(owner)
             raise
-        return None
 
-    async def _begin_fetching(self, cached: CachedKey, owner: Owner, waits: bool) -> tuple[Turn | None, Acquire | None]:
+    async def _begin_waiting(self, turn: Turn, cached: CachedKey, owner: Owner) -> None:
+        """Wait for the local lock, and take the key where it lingers."""
+        waiter = turn.begin(cached, self._transport.local_waiter())
+        turn.join()
+        if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+            await waiter.woken
+        if turn.leave():
+            self._take(turn, owner)
+
+    async def _begin_fetching(self, turn: Turn, cached: CachedKey, owner: Owner, waits: bool) -> Acquire | None:
         """Take a free key by one request, or a contended one by the queue if the caller waits.
 
-        Returns the turn, and the attempt where it has another outcome.
+        Returns the attempt where it has another outcome.
         """
         server, ttl_ms = self._transport.of_running_loop(), self._key_ttl_ms(self._linger_ms)
         connection, registry = server.connection, server.registry_of(self._key)
         if connection is None or registry is None:
-            return None, None
+            return None
         token = registry.new_token(listens=True)
-        turn = Turn(server.key_cache_of(self._key))
         turn.begin(cached, token)
         if waits and registry.is_contended(self._key, True):
-            return await self._begin_queueing(turn, owner, token), None
+            await self._begin_queueing(turn, owner, token)
+            return None
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
@@ -99,22 +95,21 @@ class CachedBase(UncontendedBase):
                 reply = await connection.pipe.call(request, connection.timeout_s)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, None
+                    return None
                 begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
-                turn.end(owner)
                 raise
             begun = (connection, None, interruption)
         if begun is None:
             turn.end(owner)
-            return None, None
+            return None
         attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
-        return turn, attempt
+        return attempt
 
-    async def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> Turn | None:
-        """Get a contended key by the server's queue. Returns the turn where that was possible."""
+    async def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> None:
+        """Get a contended key by the server's queue, where that is possible."""
         server = self._transport.of_running_loop()
         to_clean_up: CleanupEntries = []
         try:
@@ -122,12 +117,11 @@ class CachedBase(UncontendedBase):
                 waiting = self._waiting(token, None, self.sleep, Limit(None), linger_ms=self._linger_ms)
                 if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
                     self._note_acquired(turn, owner)
-                    return turn
+                    return
         except BaseException:
             server.clean_up(self._undo(turn, owner, None))
             raise
         turn.end(owner)
-        return None
 
     @runs("Lock.release")
     async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:

@@ -38,7 +38,7 @@ class CachedBase(UncontendedBase):
             return True
         if not cached.is_current:
             cached = self._cached_key()
-        turn: Turn | None = None
+        turn = Turn(self._transport.key_cache_of(self._key))
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
         try:
@@ -51,48 +51,40 @@ class CachedBase(UncontendedBase):
             ):
                 waits = self.blocking if blocking is None else blocking
                 if not cached.locked_by:
-                    turn, attempt = self._begin_fetching(cached, owner, waits and owner.token is None)
+                    attempt = self._begin_fetching(turn, cached, owner, waits and owner.token is None)
                 elif waits:
-                    turn = self._begin_waiting(cached, owner)
-                if turn is not None and turn.expiry is not None:
+                    self._begin_waiting(turn, cached, owner)
+                if turn.expiry is not None:
                     return True
             steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
             return bool(drive(self._transport, steps, to_clean_up, self._redis))
         except BaseException:  # an interrupt may come before the steps begin
-            if turn is not None:
-                turn.end(owner)
-            raise
-
-    def _begin_waiting(self, cached: CachedKey, owner: Owner) -> Turn | None:
-        """Wait for the local lock, and take the key. Returns the turn where the local lock was got."""
-        turn = Turn(self._transport.key_cache_of(self._key))
-        waiter = turn.begin(cached, self._transport.local_waiter())
-        try:
-            turn.join()
-            if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-                waiter.wait(None)
-            if not cached.leave(waiter):
-                self._take(turn, owner)
-                return turn
-        except BaseException:
             turn.end(owner)
             raise
-        return None
 
-    def _begin_fetching(self, cached: CachedKey, owner: Owner, waits: bool) -> tuple[Turn | None, Acquire | None]:
+    def _begin_waiting(self, turn: Turn, cached: CachedKey, owner: Owner) -> None:
+        """Wait for the local lock, and take the key where it lingers."""
+        waiter = turn.begin(cached, self._transport.local_waiter())
+        turn.join()
+        if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+            waiter.wait(None)
+        if turn.leave():
+            self._take(turn, owner)
+
+    def _begin_fetching(self, turn: Turn, cached: CachedKey, owner: Owner, waits: bool) -> Acquire | None:
         """Take a free key by one request, or a contended one by the queue if the caller waits.
 
-        Returns the turn, and the attempt where it has another outcome.
+        Returns the attempt where it has another outcome.
         """
         transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
         connection, registry = transport.connection, transport.registry_of(self._key)
         if connection is None or registry is None:
-            return None, None
+            return None
         token = registry.new_token(listens=True)
-        turn = Turn(transport.key_cache_of(self._key))
         turn.begin(cached, token)
         if waits and registry.is_contended(self._key, True):
-            return self._begin_queueing(turn, owner, token), None
+            self._begin_queueing(turn, owner, token)
+            return None
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
@@ -101,28 +93,26 @@ class CachedBase(UncontendedBase):
                 reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
                 if reply == ours:
                     self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return turn, None
+                    return None
                 begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
-                turn.end(owner)
                 raise
             begun = (connection, None, interruption)
         if begun is None or begun[1] is NOT_ASKED:
             turn.end(owner)
-            return None, None
+            return None
         attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
-        return turn, attempt
+        return attempt
 
-    def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> Turn | None:
-        """Get a contended key by the server's queue. Returns the turn where that was possible."""
+    def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> None:
+        """Get a contended key by the server's queue, where that is possible."""
         try:
             if self._may_ask(turn, token) and self._acquire_contended(owner, token, self._linger_ms):
                 self._note_acquired(turn, owner)
-                return turn
+                return
         except BaseException:
             self._transport.clean_up(self._undo(turn, owner, None))
             raise
         turn.end(owner)
-        return None

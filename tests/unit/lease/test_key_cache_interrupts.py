@@ -1,0 +1,87 @@
+"""An interrupt at any line of what is done with a cached key: its local lock is free afterwards.
+
+Rules: no server. What the public calls do of an interrupt stands in tests/integration/lingering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redislock_fast._lease.key_lease import KeyLease
+from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.lingering import Turn
+from redislock_fast._util.times import clock
+from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
+from tests.support.interrupts import interrupted_at
+
+_FILES = ("_lease/key_cache.py", "_procedures/lingering.py")
+
+
+class _GivenUp(KeyLease):
+    """A lease that is given up while a caller looks at it."""
+
+    kept: Kept
+    until: float
+
+    @property
+    def take_until(self) -> float:
+        self.kept.key_cache.of(KEY).lease = None
+        return self.until
+
+    @take_until.setter
+    def take_until(self, until: float) -> None:
+        self.until = until
+
+
+def _wait_in_turn(kept: Kept) -> None:
+    turn = Turn(kept.key_cache)
+    owner = SharedOwner()
+    turn.begin(kept.key_cache.of(KEY), Waiting())
+    try:
+        turn.join()
+        assert turn.leave()
+        turn.end(owner)
+    except KeyboardInterrupt:
+        turn.end(owner)
+        raise
+
+
+def _hear_wanted(kept: Kept) -> None:
+    kept.keep(lease_of(clock()), clock() + 1)
+    kept.key_cache.hear_wanted(KEY)
+
+
+def _drop_all(kept: Kept) -> None:
+    kept.keep(lease_of(clock()), clock() + 1)
+    kept.key_cache.drop_all()
+
+
+def _replace(kept: Kept) -> None:
+    kept.keep(lease_of(clock()), clock() + 1).replace()
+
+
+def _tidy(kept: Kept) -> None:
+    kept.keep(lease_of(clock()), clock() + 1).tidy(object())
+
+
+def _take_at_once(kept: Any) -> None:
+    lease = _GivenUp(KEY, TOKEN, clock() + 11, 10_000, 1000, "registry", clock())
+    lease.kept = kept
+    cached = kept.keep(lease, clock() + 1)
+    assert BareLock(kept, KEY, timeout=10, linger=1)._take_at_once(cached, SharedOwner()) is False
+
+
+@pytest.mark.parametrize("work", [_wait_in_turn, _hear_wanted, _drop_all, _replace, _tidy, _take_at_once])
+def test_interrupt_at_any_line_leaves_the_local_lock_free(work: Callable[[Kept], None]) -> None:
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        kept = Kept()
+        cached = kept.key_cache.of(KEY)
+        place = interrupted_at(number, lambda kept=kept: work(kept), *_FILES)  # type: ignore[misc]
+        assert " raises " not in place
+        assert cached.locked_by == {}, place
+    assert number > 10
