@@ -481,10 +481,16 @@ def test_interrupt_before_any_line_of_waiting_by_a_ticket_leaves_nothing(
         pass
     for number in range(1, 2000):
         assert holder.acquire()
-        releaser = threading.Timer(0.005, holder.release)
-        releaser.start()
+        is_over = threading.Event()
+
+        def hand_over(is_over: threading.Event = is_over) -> None:
+            wait_until(lambda: is_over.is_set() or queued(client, "b") == 1, "there is a waiter, or was none")
+            holder.release()
+
+        handed_over = start(hand_over)
         line = interrupted_at(number, acquire, *files)
-        releaser.join()
+        is_over.set()
+        handed_over.result(PATIENCE_S)
         if not line:
             break
         if own.local.token is not None:  # the interrupt came behind the outcome
