@@ -19,7 +19,7 @@ from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, 
 from redislock_fast._protocol.identity import introduction
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["begun", "first_requests"]
+__all__ = ["begun", "first_requests", "leave_unnamed"]
 
 
 def first_requests(tokens: TokenSource, greets: bool) -> list[Args]:
@@ -30,6 +30,14 @@ def first_requests(tokens: TokenSource, greets: bool) -> list[Args]:
         greets: whether the capabilities are asked for.
     """
     return greeting(_introduction(tokens)) if greets else PING
+
+
+def leave_unnamed(connection: Any) -> None:
+    """Have redis-py not tell the server its library's name and version: `first_requests` tells more.
+
+    It would wait for two replies more, and a caller whose time is up during them would be late.
+    """
+    connection.driver_info = connection.lib_name = connection.lib_version = None  # the first is of newer redis-py
 
 
 def begun(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple[Capabilities, Args | None]:

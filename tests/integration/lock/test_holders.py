@@ -53,6 +53,19 @@ def test_free_lock_has_no_holder(world: World, server: Server, decodes: bool) ->
     )  # fmt: skip
 
 
+def test_new_connection_tells_whose_it_is_once(world: World, server: Server, client: redis.Redis) -> None:
+    told: list[str] = []
+    expected = 1 if knows_libraries(client) else 0  # its connection is an old one now
+    with redis.Redis(port=server.port) as watching, watching.monitor() as monitor:
+        with world.lock(world.connect(server.port), timeout=FAR_S):
+            client.get("marker")
+        while "GET marker" not in told:
+            told.append(monitor.next_command()["command"])
+    names = [command for command in told if "LIB-" in command]
+    assert len(names) == expected
+    assert all("redislock_fast(" in name for name in names)
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("decodes", [False, True])
 def test_holder_is_known_by_its_process(

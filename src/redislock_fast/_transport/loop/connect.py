@@ -14,7 +14,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauth
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._transport.greeting import begun, first_requests
+from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
@@ -94,6 +94,8 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
     connection = pool.connection_class(**settings)
+    if greets:
+        leave_unnamed(connection)
     try:
         with redis_errors():
             await connection.connect()

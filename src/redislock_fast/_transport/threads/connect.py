@@ -20,7 +20,7 @@ from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, 
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._transport.greeting import begun, first_requests
+from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -107,6 +107,8 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
     connection: Any = pool.connection_class(**settings)
     if isinstance(getattr(connection, "_command_packer", None), HiredisRespSerializer):
         connection._command_packer = _PACKER  # noqa: SLF001  # the parameter would replace a user's class, too
+    if greets:
+        leave_unnamed(connection)
     try:
         with redis_errors():
             connection.connect()
