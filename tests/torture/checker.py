@@ -23,6 +23,9 @@ LONGEST_CHECK_S = 4.5
 """A waiter that missed its message finds out by its health check after so long at most: four times `sleep`, 1 s here,
 and a round trip."""
 
+LONGEST_PAUSE_S = 4.0
+"""A cleanup asks the server again so soon after a fault, however often it has asked in vain: its pauses double."""
+
 FORGOTTEN_S = 0.25
 TOLERANCE_S = 0.1
 ROUND_TRIP_S = 0.05
@@ -370,9 +373,13 @@ def no_error_without_a_fault(history: History) -> Iterator[Violation]:
 
 
 def nothing_is_left(history: History) -> Iterator[Violation]:
-    """When all is healed and released, no key, queue, socket, thread or task is left ("left", "left queue")."""
-    for rule, text in history.left:
-        yield Violation(rule, 0, FOREVER, text)
+    """When all is healed and released, no key, queue, socket or thread is left ("left", "left queue").
+
+    Nor is a task when its client has been closed for some seconds ("left task").
+    """
+    for rule, at, text in history.left:
+        since, until = (at, at) if rule == "left task" else (0, FOREVER)
+        yield Violation(rule, since, until, text)
 
 
 RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
@@ -394,7 +401,8 @@ SAFETY = frozenset({"exclusion", "fence", "lost update", "taken", "crash"})
 """The rules that hold at any speed; the others are about times, and want a machine that does nothing else."""
 
 _ORPHANED = {"orphan": LONGEST_LEASE_S + 1.0}
-_DELAYED = {"forgotten": LONGEST_CHECK_S, "turn": LONGEST_CHECK_S, "error": 1.0, **_ORPHANED}
+_DELAYED = {"forgotten": LONGEST_CHECK_S, "turn": LONGEST_CHECK_S, "error": 1.0, "left task": LONGEST_PAUSE_S}
+_DELAYED |= _ORPHANED
 _LOST_KEY = {"exclusion": LONGEST_LEASE_S, "taken": LONGEST_LEASE_S, "forgotten": LONGEST_CHECK_S}
 _LOST_KEY |= {"turn": LONGEST_CHECK_S, "error": 0.5}  # an acquire that has yet to get its fence raises LockLostError
 

@@ -181,7 +181,7 @@ class History:
 
     Attributes:
         settings: seed, topology and kind of server, and how long it lasted.
-        left: what was still there after all faults had been healed and all had released: (rule, text).
+        left: what was still there when all had released, or a client was closed: (rule, time, text).
         free: when keys were absent.
         kept: when they had the same token.
         errors: what should not have happened in a process: (process, time, text).
@@ -195,7 +195,7 @@ class History:
     kept: list[Span] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, int, str]] = field(default_factory=list)
     errors: list[tuple[str, int, str]] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
@@ -244,7 +244,7 @@ class _Reader:
             values = (event["fence"], event["read"], event["accepted"])
             history.writes.append(Write(event["name"], event["process"], at, *values))
         elif what == "left":
-            history.left.append((event.get("rule", "left"), event["text"]))
+            history.left.append((event.get("rule", "left"), at, event["text"]))
         elif what == "error":
             history.errors.append((event["process"], at, event["text"]))
         elif what == "ended":

@@ -73,8 +73,9 @@ def test_sound_history_breaks_nothing() -> None:
         ("error", [failed(10, 20, INFO, reason="ConnectionError")], {}),
         ("error", [hold(10, 20, release=INFO, reason="ConnectionError")], {}),
         ("crash", [], {"errors": [("p", 5, "ended with status -11")]}),
-        ("left", [], {"left": [("left", "a key")]}),
-        ("left queue", [], {"left": [("left queue", "a key")]}),
+        ("left", [], {"left": [("left", 5, "a key")]}),
+        ("left queue", [], {"left": [("left queue", 5, "a key")]}),
+        ("left task", [], {"left": [("left task", 5, "a cleanup")]}),
     ],
 )
 def test_each_breach_is_found(rule: str, attempts: list[Attempt], fields: dict[str, object]) -> None:
@@ -125,6 +126,12 @@ def test_a_fault_explains_nothing_elsewhere() -> None:
     stopped = fault("client stopped", 15, 270, processes=frozenset({late.process}))
     assert broken(late, faults=[stopped]) == []
     assert broken(late, faults=[replace(stopped, processes=frozenset({"another"}))]) == ["limit"]
+
+
+@pytest.mark.parametrize(("ended_ms", "explains"), [(7000, True), (2000, True), (1900, False)])
+def test_a_cleanup_goes_on_while_the_server_cannot_be_asked(ended_ms: int, explains: bool) -> None:
+    left = [("left task", 5910 * MS, "a cleanup")]
+    assert broken(left=left, faults=[fault("server stopped", 900, ended_ms)]) == ([] if explains else ["left task"])
 
 
 def test_redis_py_may_break_more_while_a_fault_lasts() -> None:

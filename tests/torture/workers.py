@@ -158,7 +158,7 @@ class _Loops:
         while len(asyncio.all_tasks()) > 1 and time.monotonic() < give_up:
             await asyncio.sleep(0.01)
         for left in asyncio.all_tasks() - {asyncio.current_task()}:
-            self._process.log.note("left", text=f"a task of {self._plan.name}: {left!r}")
+            self._process.log.note("left", rule="left task", text=f"a task of {self._plan.name}: {left!r}")
 
     async def _tick(self) -> None:
         """Note when the loop has no turn for a task."""
