@@ -20,7 +20,6 @@ from redislock_fast._pipe.impl import implementation
 from redislock_fast._util.errors import LockLostError, LossReason, NotReplicatedError
 from redislock_fast._version import __version__
 from redislock_fast.lock import Lock
-from redislock_fast.locker import Batch, Locker
 
 if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
@@ -28,15 +27,18 @@ if TYPE_CHECKING:
     from redislock_fast._lease.metrics import FailureMetrics, Metrics
     from redislock_fast._procedures.reporting import log_waits
     from redislock_fast.inspection import LockReport, holders
+    from redislock_fast.locker import Batch, Locker
     from redislock_fast.profiling import profile
     from redislock_fast.redlock import Redlock
     from redislock_fast.single import Skipped, once
 
 _WHEN_ASKED_FOR = {
     "AdaptiveTTL": "_lease.adaptive",
+    "Batch": "locker",
     "FailureMetrics": "_lease.metrics",
     "Handle": "_lease.handle",
     "LockReport": "inspection",
+    "Locker": "locker",
     "Metrics": "_lease.metrics",
     "Redlock": "redlock",
     "Skipped": "single",
