@@ -186,7 +186,8 @@ def fences_rise(history: History) -> Iterator[Violation]:
             twin = by_fence.setdefault(attempt.fence or 0, attempt)
             if twin is not attempt:
                 text = f"{twin.id} and {attempt.id} have the same fence {attempt.fence} of {attempt.name}"
-                yield _breach("fence", twin.asked, attempt.answered or attempt.asked, text, twin, attempt)
+                later = max(twin.answered or 0, attempt.answered or 0)  # who asked first may have waited for longer
+                yield _breach("fence", twin.asked, later, text, twin, attempt)
 
 
 def no_update_is_lost(history: History) -> Iterator[Violation]:

@@ -128,6 +128,12 @@ def test_a_fault_explains_nothing_elsewhere() -> None:
     assert broken(late, faults=[replace(stopped, processes=frozenset({"another"}))]) == ["limit"]
 
 
+def test_a_deleted_database_explains_a_fence_that_a_waiter_gets_again_afterwards() -> None:
+    twins = [hold(10, 900, lease=100, asked=6 * MS, fence=1), hold(700, 710, asked=5 * MS, fence=1)]
+    assert broken(*twins) == ["fence"]
+    assert broken(*twins, faults=[fault("all deleted", 600, 600)]) == []
+
+
 @pytest.mark.parametrize(("ended_ms", "explains"), [(7000, True), (2000, True), (1900, False)])
 def test_a_cleanup_goes_on_while_the_server_cannot_be_asked(ended_ms: int, explains: bool) -> None:
     left = [("left task", 5910 * MS, "a cleanup")]
