@@ -113,6 +113,15 @@ class LingerBase(AcquireBase):
         self._cached = cached
         return cached
 
+    def _has_usual_settings(self, blocking: bool | None) -> bool:
+        """Whether an acquire may do without steps, as far as its settings go."""
+        return (
+            self.blocking_timeout is None
+            and self._wait == "push"
+            and self.sleep >= 0
+            and blocking in (None, True, False)
+        )
+
     def _take_at_once(self, cached: CachedKey, owner: Owner) -> bool:
         """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
         lease, ttl_ms = cached.lease, self._ttl_ms

@@ -6,6 +6,7 @@ Rules: no server. What the public calls do of an interrupt stands in tests/integ
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_interrupt_at_any_line_leaves_the_local_lock_free(work: Callable[[Kept],
         number += 1
         kept = Kept()
         cached = kept.key_cache.of(KEY)
-        place = interrupted_at(number, lambda kept=kept: work(kept), *_FILES)  # type: ignore[misc]
+        place = interrupted_at(number, partial(work, kept), *_FILES)
         assert " raises " not in place
         assert cached.locked_by == {}, place
     assert number > 10

@@ -42,13 +42,7 @@ class CachedBase(UncontendedBase):
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
         try:
-            if (
-                self.blocking_timeout is None
-                and self._wait == "push"
-                and self.sleep >= 0
-                and blocking in (None, True, False)
-                and self._is_plain_acquire()
-            ):
+            if self._has_usual_settings(blocking) and self._is_plain_acquire():
                 waits = self.blocking if blocking is None else blocking
                 if not cached.locked_by:
                     attempt = self._begin_fetching(turn, cached, owner, waits and owner.token is None)
