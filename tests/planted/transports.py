@@ -234,11 +234,21 @@ FAULTS = (
     Fault(
         "interrupts of the reading thread end the use of the queue",
         "_transport/base.py",
-        "or not connection.pipe.closed_by_peer:",
-        "or False:",
+        "        if not connection.pipe.closed_by_peer:\n",
+        "        if False:\n",
         (
             "tests/unit/transport/test_losses.py::"
             "test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use"
+        ),
+    ),
+    Fault(
+        "request refused beside a subscription after a lost connection is given up",
+        "_transport/base.py",
+        "        return isinstance(trouble, NotExecuted) and trouble.code == SUBSCRIBED\n",
+        "        return False\n",
+        (
+            "tests/unit/transport/test_losses.py::"
+            "test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_before"
         ),
     ),
     Fault(

@@ -221,10 +221,17 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
         """Whether the next connection asks for the server's capabilities. Else it is a plain one, without a queue."""
         return clock() >= self._plain_until
 
-    def _note_loss(self, connection: ConnectionType | None, operation: Exchange) -> bool:
+    def _note_queue_trouble(self, trouble: Exception, connection: ConnectionType | None, operation: Exchange) -> bool:
+        """Note a failure. Returns whether it may come of a request of the queue: the next connection may do without."""
+        if connection is None or connection.registry is None:
+            return False
+        if isinstance(trouble, ConnectionBroken):
+            return self._note_loss(connection, connection.registry, operation)
+        return isinstance(trouble, NotExecuted) and trouble.code == SUBSCRIBED
+
+    def _note_loss(self, connection: ConnectionType, registry: WaiterRegistry, operation: Exchange) -> bool:
         """Note a lost connection. Returns whether the server may have closed it for a request of the queue."""
-        registry = None if connection is None else connection.registry
-        if connection is None or registry is None or not connection.pipe.closed_by_peer:
+        if not connection.pipe.closed_by_peer:
             return False
         if registry.is_proven or not (registry.is_tried or operation.uses_queue):
             self._losses = 0 if registry.is_proven else self._losses
@@ -289,7 +296,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
             return False
         if isinstance(trouble, TRANSIENT):
             error = self._trouble(connection, operation, trouble, unanswered)
-            if isinstance(trouble, ConnectionBroken) and self._note_loss(connection, operation):
+            if self._note_queue_trouble(trouble, connection, operation):
                 attempts.go_on()
             else:
                 attempts.note_failure(trouble, error)

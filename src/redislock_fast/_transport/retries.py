@@ -16,7 +16,7 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, Forked, NoReply
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted, Redirected, Refused
+from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected, Refused
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S, clock
 
@@ -110,7 +110,7 @@ class Attempts:
         self.failures += 1
         retries = self._retry.retries
         if isinstance(trouble, NotExecuted):
-            if trouble.code in (NOAUTH, SUBSCRIBED):  # one new connection is worth a try
+            if trouble.code == NOAUTH:  # one new connection is worth a try
                 retries = 1
             elif self.deadline is not None:  # a server that answers "later" is asked until the caller's time ends
                 retries = -1
