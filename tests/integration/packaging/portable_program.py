@@ -41,7 +41,7 @@ def in_threads(client: redis.Redis) -> bool:
             results.append(lock.owned())
 
     with redislock_fast.Lock(client, "threads", timeout=60, auto_renew=True):
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=other, daemon=True)  # a failure here ends the program
         thread.start()
         was_refused.wait()
     thread.join()
