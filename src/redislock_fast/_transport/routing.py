@@ -313,7 +313,8 @@ def indexes_by_node(client: Any, keys: list[bytes]) -> list[list[int]]:
 def next_node(client: Any, route: Route, is_fresh: bool) -> Any:
     """redis-py's node for the next attempt; None where the topology must be read again to know.
 
-    The move of a slot is noted: the node that redis-py asks for the topology may not know of it.
+    The move of a slot is noted: the node that redis-py asks for the topology may not know of it. The client's
+    `address_remap` says where to reach the node that a server has named.
 
     Args:
         client: redis-py's cluster client.
@@ -326,7 +327,7 @@ def next_node(client: Any, route: Route, is_fresh: bool) -> Any:
     """
     redirected = route.redirected
     if redirected is not None:
-        node = client.get_node(redirected.host, redirected.port)
+        node = client.get_node(*client.nodes_manager.remap_host_port(redirected.host, redirected.port))
         if node is not None and (route.asks or is_fresh or node.server_type == PRIMARY):
             if not route.asks:
                 slots = client.nodes_manager.slots_cache
