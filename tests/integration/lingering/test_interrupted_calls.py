@@ -13,6 +13,7 @@ import pytest
 import redis
 
 import redislock_fast
+from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
 from tests.integration.lock.test_interrupts import (
     CHANNELS,
@@ -187,9 +188,16 @@ def handing_over(
 
 
 @SETTINGS
+@pytest.mark.parametrize("goes_on_by_steps", [False, True], ids=["at once", "by steps"])
 def test_acquire_by_the_queue_interrupted_at_any_line(
-    world: Any, settings: dict[str, Any], handing_over: Callable[[], AbstractContextManager[None]]
+    world: Any,
+    settings: dict[str, Any],
+    handing_over: Callable[[], AbstractContextManager[None]],
+    goes_on_by_steps: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if goes_on_by_steps:  # as where the first message is not the grant
+        monkeypatch.setattr(Waiting, "granted", lambda *_: None)
     for number in range(1, 1000):
         lock = world.lock(**settings, linger=BRIEF_S)
         with handing_over():

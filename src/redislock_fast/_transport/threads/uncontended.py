@@ -117,26 +117,35 @@ class UncontendedBase(LockBase):
         transport = self._transport
         waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), self.sleep, Limit(None))
         begun: tuple[Waiter, object] | None = None
-        waiter = transport.waiter(self._key, token)
-        if waiter is not None:
-            heard: object = ENTERED
-            try:
-                timeout_s = waiting.join(waiter)
-                if timeout_s is not None:
-                    heard = transport.hear(waiter.mailbox, timeout_s)
-                    grant = waiting.granted(waiter, heard)
-                    if grant is not None:
-                        waiter.registry.leave(waiter)
-                        grant.note(owner, token, waiting.ttl_ms)
-                        return True
-            except BaseException as interruption:
-                heard = interruption
-            begun = (waiter, heard)
-            del heard
+        waiter: Waiter | None = None
         to_clean_up: CleanupEntries = []
-        steps = self._queueing(waiting, owner, to_clean_up, begun)
-        del waiter, begun  # an error keeps this frame, which must keep neither it nor a connection
-        return drive(transport, steps, to_clean_up) is not POLL
+        try:
+            waiter = transport.waiter(self._key, token)
+            if waiter is not None:
+                heard: object = ENTERED
+                try:
+                    timeout_s = waiting.join(waiter)
+                    if timeout_s is not None:
+                        heard = transport.hear(waiter.mailbox, timeout_s)
+                        grant = waiting.granted(waiter, heard)
+                        if grant is not None:
+                            waiter.registry.leave(waiter)
+                            grant.note(owner, token, waiting.ttl_ms)
+                            return True
+                except BaseException as interruption:
+                    heard = interruption
+                begun = (waiter, heard)
+                del heard
+            steps = self._queueing(waiting, owner, to_clean_up, begun)
+            waiter = begun = None  # an error keeps this frame, which must keep neither it nor a connection
+            return drive(transport, steps, to_clean_up) is not POLL
+        except BaseException:
+            if not to_clean_up:  # an interrupt behind the request, before the steps have begun
+                transport.clean_up([(self._key, left) for left in self._left_by_waiting(waiting, owner)])
+                if waiter is not None:
+                    waiter.registry.leave(waiter)
+            waiter = begun = None
+            raise
 
     def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
