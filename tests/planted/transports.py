@@ -167,6 +167,26 @@ FAULTS = (
         "tests/unit/transport/test_routing.py::test_slot_that_has_moved_is_noted",
     ),
     Fault(
+        "node that ASK names is looked for at its own address, not where the client reaches it",
+        "_transport/routing.py",
+        "client.get_node(*client.nodes_manager.remap_host_port(redirected.host, redirected.port))",
+        "client.get_node(redirected.host, redirected.port)",
+        (
+            "tests/integration/cluster/test_moving.py::test_a_client_that_reaches_the_nodes_at_other_addresses_"
+            "follows_the_slot[threads-valkey-before it has moved]"
+        ),
+    ),
+    Fault(
+        "topology of a silent cluster is waited for beyond the caller's time",
+        "_transport/threads/cluster.py",
+        "            reading.join(limit_s)\n",
+        "            reading.join()\n",
+        (
+            "tests/integration/cluster/test_cluster.py::test_a_silent_cluster_is_waited_for_until_the_callers_time_ends"
+            "[threads-valkey-topology to be read again]"
+        ),
+    ),
+    Fault(
         "fork in a signal handler goes on with the operation of the parent",
         "_transport/threads/driver.py",
         "if fork.generation != generation:  # by a signal handler, between two steps",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
-from tests.support.clusters import Cluster, Place
-from tests.support.helpers import RELEASE_COMMANDS, in_fork
-from tests.support.waiting import connections
+from tests.support.clusters import Cluster, Place, connect
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork
+from tests.support.proxy import Proxy
+from tests.support.waiting import FAR_S, Callers, connections
 
 
 @pytest.fixture
@@ -217,3 +219,31 @@ def test_a_child_leaves_the_connections_of_its_parents_loop_alone(place: Place) 
             await lock.release()
 
     asyncio.run(program())
+
+
+@pytest.mark.parametrize("kind", ["first use", "topology to be read again"])
+def test_a_silent_cluster_is_waited_for_until_the_callers_time_ends(callers: Callers, place: Place, kind: str) -> None:
+    cluster = place.cluster
+    with ExitStack() as opened:
+        proxies = {node.port: opened.enter_context(Proxy(node.port)) for node in cluster.nodes}
+        home = proxies[cluster.nodes[place.home].port]
+
+        def elsewhere(address: tuple[str, int]) -> tuple[str, int]:
+            return address[0], proxies[address[1]].port if address[1] in proxies else address[1]
+
+        client = connect(callers, cluster, address_remap=elsewhere, socket_timeout=None)
+        lock = callers.contender(client, place.name, timeout=FAR_S)
+        if kind == "topology to be read again":
+            assert not lock.call("locked")
+            home.refuse()
+            home.cut()
+        for proxy in proxies.values():
+            proxy.hold()
+        with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+            lock.acquire(blocking_timeout=0.1).result(PATIENCE_S)
+        if kind == "topology to be read again":
+            home.accept()
+        for proxy in proxies.values():
+            proxy.resume()
+        assert lock.acquire(blocking_timeout=PATIENCE_S).result(PATIENCE_S)
+        lock.release()

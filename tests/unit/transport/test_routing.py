@@ -83,7 +83,7 @@ def test_slot_that_has_moved_is_noted(redirection: Redirected, is_noted: bool) -
     client: Any = SimpleNamespace(
         get_node=lambda _host, _port: new,
         get_node_from_key=lambda _key: slots[5798][0],
-        nodes_manager=SimpleNamespace(slots_cache=slots),
+        nodes_manager=SimpleNamespace(slots_cache=slots, remap_host_port=lambda *address: address),
     )
     redirected = route()
     redirected.pause_s(redirection)

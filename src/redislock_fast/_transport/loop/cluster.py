@@ -171,7 +171,7 @@ class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
 
     async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by node."""
-        return indexes_by_node(await self._informed_owner(), keys)
+        return indexes_by_node(await self._informed_owner(None), keys)
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the sockets, and nothing else of the parent's."""
@@ -192,20 +192,28 @@ class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
                 await asyncio.sleep(pause_s)
 
     async def _next_node(self, route: Route) -> LoopServerTransport:
-        client = await self._informed_owner()
+        client = await self._informed_owner(route.bounded_s())
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
             with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
-                await _read_topology(client)
+                await self._opened_within(route.bounded_s())
             node = next_node(client, route, is_fresh=True)
         return self._server_to(client, node)
 
-    async def _informed_owner(self) -> Any:
+    async def _informed_owner(self, limit_s: float | None) -> Any:
         """The client, once it has read the topology. A client that its user has closed since is not opened again."""
         client = self._live_owner()
         if not client.nodes_manager.nodes_cache:
-            await client.initialize()
+            await self._opened_within(limit_s)
         return client
+
+    async def _open(self) -> None:
+        """Have the client read the topology."""
+        client = self._live_owner()
+        if client.nodes_manager.nodes_cache:
+            await _read_topology(client)
+        else:
+            await client.initialize()
 
     def _node_of(self, key: bytes) -> LoopServerTransport | None:
         client = self._live_owner()

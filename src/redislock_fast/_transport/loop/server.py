@@ -327,9 +327,15 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         return told
 
     async def _connect(self, attempts: Attempts) -> AsyncConnection:
+        await self._opened_within(attempts.bounded_s())
+        if self.connection is None:
+            raise ConnectionError("the connection broke at once")
+        return self.connection
+
+    async def _opened_within(self, limit_s: float | None) -> None:
         """Wait for the one task that connects. It goes on when the caller stops waiting."""
         opening = self.opening()
-        await asyncio.wait([opening], timeout=attempts.bounded_s())
+        await asyncio.wait([opening], timeout=limit_s)
         if not opening.done():
             raise TimeoutError("no connection in time")
         if opening.cancelled():  # the loop ends
@@ -338,9 +344,6 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         if isinstance(error, Exception):  # an interrupt was raised by the task already, for one caller alone
             # Each caller gets an error of its own: a shared one would keep the frames and connections of all alive.
             raise own_copy(error)
-        if self.connection is None:
-            raise ConnectionError("the connection broke at once")
-        return self.connection
 
     def opening(self) -> asyncio.Task[None]:
         """The task that connects."""

@@ -9,6 +9,7 @@ Thread safety: as in `_transport/threads/server.py`; a cluster and its nodes sha
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -142,6 +143,8 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         owner: redis-py's cluster client, which holds the topology.
     """
 
+    _reading: threading.Thread | None = None  # not alive in a forked child
+
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished.
 
@@ -241,10 +244,23 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         client = self._live_owner()
         node = None if route.is_stale else next_node(client, route, is_fresh=False)
         if node is None:
-            with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
-                client.nodes_manager.initialize()
+            self._read_topology(client, route.bounded_s())
             node = next_node(client, route, is_fresh=True)
         return self._server_to(client, node)
+
+    def _read_topology(self, client: Any, limit_s: float | None) -> None:
+        """Wait for a thread in which redis-py reads the topology. It goes on when the caller stops waiting.
+
+        redis-py asks one node after the other, and waits for each by the client's `socket_timeout`.
+        """
+        reading = self._reading
+        if reading is None or not reading.is_alive():  # two threads at once, after a race, do no harm
+            reading = threading.Thread(target=_read, args=(client,), name="redislock_fast-topology", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+                reading.start()
+                self._reading = reading
+        if reading.is_alive():
+            reading.join(limit_s)
 
     def _node_of(self, key: bytes) -> _Node | None:
         client = self._live_owner()
@@ -254,3 +270,8 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
     def _server_to(self, client: Any, node: Any) -> _Node:
         pool = client.get_redis_connection(node).connection_pool
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))
+
+
+def _read(client: Any) -> None:
+    with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
+        client.nodes_manager.initialize()
