@@ -120,12 +120,17 @@ def use_own_token(uses: Uses) -> None:
         lock.release()
 
 
+def tracks(admin: redis.Redis) -> bool:
+    """Whether a client has asked to be told of changes of keys."""
+    return any("t" in row["flags"] for row in admin.client_list())
+
+
 def use_foreign(uses: Uses) -> None:
     foreign = CLASSES["redis-py"](uses.admin, NAME, timeout=TTL_S)
     assert foreign.acquire()
     waiter = uses.lock(thread_local=False)
     waiting = uses.world.start(partial(waiter.acquire, blocking_timeout=PATIENCE_S))
-    wait_until(lambda: uses.admin.zcard(QUEUE) or waiting.done() or denied(uses.admin), "it waits")
+    wait_until(lambda: tracks(uses.admin) or waiting.done() or denied(uses.admin), "it waits, and tracks the key")
     foreign.release()
     assert waiting.result(PATIENCE_S)
     waiter.release()
