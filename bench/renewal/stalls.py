@@ -90,7 +90,7 @@ def _stall_thread(scene: Scene, name: str, ttl_s: float, stall_s: float) -> floa
 
     with redis.Redis.from_url(scene.url) as client:
         lock = redislock_fast.Lock(client, name, timeout=ttl_s, auto_renew=True, on_lost=on_lost)
-        lock.acquire(blocking=False)
+        lock.acquire()  # a key that an earlier stall has left ends by its ttl
         token = lock.local.token
         time.sleep(_moment_s(ttl_s))
         ended = _hold_gil(stall_s)
@@ -115,7 +115,7 @@ def _stall_loop(scene: Scene, name: str, ttl_s: float, stall_s: float) -> float 
 
         async with redis.asyncio.Redis.from_url(scene.url) as client:
             lock = redislock_fast.asyncio.Lock(client, name, timeout=ttl_s, auto_renew=True, on_lost=on_lost)
-            await lock.acquire(blocking=False)
+            await lock.acquire()  # a key that an earlier stall has left ends by its ttl
             token = lock.local.token
             await asyncio.sleep(_moment_s(ttl_s))
             ended = _hold_gil(stall_s)
