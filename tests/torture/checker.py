@@ -261,24 +261,45 @@ def _uses(history: History, attempts: list[Attempt]) -> Iterator[tuple[int, int]
         yield attempt.answered - margin, ends + margin
 
 
+def _uses_by_token(history: History, attempts: list[Attempt]) -> list[list[tuple[int, int]]]:
+    """The uses of one lock, those with the same token together.
+
+    Each acquire has a token of its own. But where keys linger, the callers of a process have the same one for a while,
+    and so have callers that bring it.
+    """
+    tokens: defaultdict[object, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        lingers = attempt.by == "linger"
+        tokens[("process", attempt.process) if lingers else attempt.label or ("id", attempt.id)].append(attempt)
+    return [sorted(_uses(history, with_token)) for with_token in tokens.values()]
+
+
+def _gaps(span: Span, uses: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The parts of the span that lie in none of these uses."""
+    used = span.since
+    for since, until in uses:
+        if since > used:
+            yield used, min(since, span.until)
+        used = max(used, until)
+    yield used, span.until
+
+
 def no_key_is_orphaned(history: History) -> Iterator[Violation]:
     """The key of an acquire that was cancelled, or of a holder that was dropped, is deleted, not left to its ttl.
 
-    So no key stays the same for 250 ms while nobody holds the lock, and nobody has just tried to.
+    So no key has the same token for longer than until 250 ms after the only use that explains it.
     """
-    by_name = {attempts[0].name: attempts for attempts in _by_name(history.attempts)}
+
+    def lasts(gap: tuple[int, int]) -> float:
+        return gap[1] - gap[0] - TURNS * _stalled(history, *gap)
+
+    uses = {attempts[0].name: _uses_by_token(history, attempts) for attempts in _by_name(history.attempts)}
     for span in history.kept:
-        used = span.since
-        gaps = []
-        for since, until in sorted(_uses(history, by_name.get(span.name, []))):
-            if since > used:
-                gaps.append((used, min(since, span.until)))
-            used = max(used, until)
-        gaps.append((used, span.until))
-        for since, until in gaps:
-            if until - since - TURNS * _stalled(history, since, until) >= FORGOTTEN_S * SECOND:
-                text = f"{span.name} had a key for {(until - since) / 1e6:.0f} ms although nobody held it"
-                yield Violation("orphan", since, until, text, span.name)
+        of_tokens = [max(_gaps(span, of_token), key=lasts) for of_token in uses.get(span.name) or [[]]]
+        since, until = gap = min(of_tokens, key=lasts)
+        if lasts(gap) >= FORGOTTEN_S * SECOND:
+            text = f"{span.name} had a key for {(until - since) / 1e6:.0f} ms although nobody held it"
+            yield Violation("orphan", since, until, text, span.name)
 
 
 def turns_are_kept(history: History) -> Iterator[Violation]:

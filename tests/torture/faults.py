@@ -24,7 +24,7 @@ from tests.torture.sentinels import Watched
 __all__ = ["PASSWORD", "ClusterFaults", "Faults", "SentinelFaults", "Target"]
 
 PASSWORD = "torture"
-"""Of servers to which links lead: a connection may lose its authentication."""
+"""Of single servers: a connection may lose its authentication."""
 
 _STRIKES_WITHIN_S = 0.5
 
@@ -38,11 +38,11 @@ class Target(Protocol):
     Attributes:
         name: in the history.
         pid: its process id.
-        link: the proxy that it connects through; None: it connects to the server.
+        links: the proxies that it connects through; none: it connects to the servers.
     """
 
     name: str
-    link: Proxy | None
+    links: list[Proxy]
 
     @property
     def pid(self) -> int: ...
@@ -63,6 +63,7 @@ class Faults:
         chance: chooses.
     """
 
+    _has_passwords = True
     _server: Server
     _admin: Any
 
@@ -78,7 +79,7 @@ class Faults:
         self._servers = servers
         self.admins = admins
         self._targets = targets
-        self._linked = [target for target in targets if target.link is not None]
+        self._linked = [target for target in targets if target.links]
         self._names = names
         self._log = log
         self._chance = chance
@@ -205,15 +206,15 @@ class Faults:
 
     # ---- of links ----
 
-    def _forget(self, target: Any) -> None:
+    def _forget(self, target: Any, link: Proxy) -> None:
         with self._noted("authentication lost", processes=[target.name]):
-            target.link.forget()
+            link.forget()
 
     def _of_links(self) -> list[Callable[[], None]]:
         if not self._linked:
             return []
         target = self._chance.choice(self._linked)
-        link: Proxy = target.link
+        link: Proxy = self._chance.choice(target.links)
 
         def noted(kind: str, lasts_s: float = 0.0) -> Any:
             return self._noted(kind, lasts_s, processes=[target.name])
@@ -258,7 +259,7 @@ class Faults:
                 link.dribbles = False
 
         return [
-            lambda: self._forget(target),
+            *([lambda: self._forget(target, link)] if self._has_passwords else []),
             lambda: strike("reply lost", link.drop_reply),
             lambda: strike("request lost", link.drop_request),
             cut,
@@ -271,6 +272,8 @@ class Faults:
 
 class ClusterFaults(Faults):
     """Makes faults of a cluster, too: slots move, and primaries and replicas change places. Nothing is lost by it."""
+
+    _has_passwords = False
 
     def __init__(self, cluster: Cluster, *concerned: Any) -> None:
         super().__init__(cluster.nodes, cluster.admins, *concerned)
@@ -307,6 +310,8 @@ class ClusterFaults(Faults):
 class SentinelFaults(Faults):
     """Makes faults of a primary that a sentinel watches, too: its replica takes its place. What a primary writes
     that goes on beside the new one is lost."""
+
+    _has_passwords = False
 
     def __init__(self, watched: Watched, *concerned: Any) -> None:
         super().__init__(watched.servers, watched.admins, *concerned)

@@ -86,9 +86,9 @@ class Setting:
 class _Target:
     """A process that uses locks, and its successors."""
 
-    def __init__(self, plan: Plan, link: Proxy | None) -> None:
+    def __init__(self, plan: Plan, links: list[Proxy]) -> None:
         self._plan = plan
-        self.link = link
+        self.links = links
         self._generation = 0
         self.name = plan.name
         self._process = self._start()
@@ -217,46 +217,48 @@ def _note_left(admin: Any, log: Log) -> None:
         log.note("left", rule=rule, text=text)
 
 
-def _links(servers: list[Server], count: int, chance: random.Random, opened: ExitStack, log: Log) -> list[Proxy | None]:
-    """For each process a proxy to one of the servers or None; some proxies delay for as long as they live.
+def _links(
+    servers: list[Server], topology: str, count: int, chance: random.Random, opened: ExitStack, log: Log
+) -> list[dict[int, Proxy]]:
+    """For every other process a proxy to one of the servers, by its port; where locks move, to each of the servers.
 
-    Without servers, none: the nodes of a cluster, and sentinels, tell clients where to connect.
+    All proxies of some processes delay for as long as they live.
     """
-    links: list[Proxy | None] = []
+    links: list[dict[int, Proxy]] = []
     for number in range(count):
-        if number % 2 or not servers:
-            links.append(None)
+        links.append({})
+        if number % 2:
             continue
-        link = opened.enter_context(Proxy(servers[number % len(servers)].port))
-        links.append(link)
-        link.delay_s = chance.choice((0, 0, 0, 0.0003, 0.003, 0.03, 0.2))
-        if link.delay_s:
+        linked = servers if topology in ("cluster", "sentinel") else [servers[number % len(servers)]]
+        delay_s = chance.choice((0, 0, 0, 0.0003, 0.003, 0.03, 0.2))
+        for server in linked:
+            links[-1][server.port] = link = opened.enter_context(Proxy(server.port))
+            link.delay_s = delay_s
+        if delay_s:
             now = now_ns()
-            log.note("fault", now, kind="link delayed", until=now, delay_s=link.delay_s, processes=[f"p{number}"])
+            log.note("fault", now, kind="link delayed", until=now, delay_s=delay_s, processes=[f"p{number}"])
     return links
 
 
-def _start_all(plan: Plan, links: list[Proxy | None]) -> list[_Target]:
+def _start_all(plan: Plan, links: list[dict[int, Proxy]]) -> list[_Target]:
     """Start the processes that use locks."""
     targets = []
-    for number, link in enumerate(links):
-        ports = list(plan.ports)
-        if link is not None:
-            ports[number % len(ports)] = link.port
-        targets.append(_Target(replace(plan, name=f"p{number}", ports=tuple(ports)), link))
+    for number, linked in enumerate(links):
+        reached = {port: link.port for port, link in linked.items()}
+        targets.append(_Target(replace(plan, name=f"p{number}", reached=reached), list(linked.values())))
     if plan.topology == "single":
-        targets.append(_Target(replace(plan, name="redis-py", is_redis_py=True, threads=1), None))
+        targets.append(_Target(replace(plan, name="redis-py", is_redis_py=True, threads=1), []))
     return targets
 
 
 def _open(setting: Setting, opened: ExitStack) -> tuple[tuple[int, ...], list[Server], Callable[..., Faults]]:
-    """Start the servers. Returns the ports for clients, the servers that links go to, and what makes faults."""
+    """Start the servers. Returns the ports for clients, the servers, and what makes faults."""
     if setting.topology == "cluster":
         cluster = opened.enter_context(closing(Cluster(setting.kind, _KEPT)))
-        return (cluster.port,), [], partial(ClusterFaults, cluster)
+        return (cluster.port,), cluster.nodes, partial(ClusterFaults, cluster)
     if setting.topology == "sentinel":
         watched = opened.enter_context(closing(Watched(setting.kind, _KEPT, setting.folder)))
-        return (watched.port,), [], partial(SentinelFaults, watched)
+        return (watched.port,), watched.servers, partial(SentinelFaults, watched)
     count = 5 if setting.topology == "redlock" else 1
     options = _KEPT | {"requirepass": PASSWORD}
     servers = [opened.enter_context(Server(setting.kind, options)) for _ in range(count)]
@@ -271,15 +273,15 @@ def run_history(setting: Setting) -> None:
     setting.folder.mkdir(parents=True, exist_ok=True)
     names = NAMES[setting.topology]
     with ExitStack() as opened:
-        ports, linked, faults_of = _open(setting, opened)
+        ports, servers, faults_of = _open(setting, opened)
         log = Log(setting.folder, "main")
         opened.callback(log.close)
         settings: dict[str, Any] = {"topology": setting.topology, "server": setting.kind, "lasts_s": setting.lasts_s}
         log.note("settings", seed=setting.seed, **settings)
-        links = _links(linked, setting.processes, chance, opened, log)
+        links = _links(servers, setting.topology, setting.processes, chance, opened, log)
         ends_at = now_ns() + int(setting.lasts_s * SECOND)
         shared: dict[str, Any] = {"topology": setting.topology, "is_calm": setting.is_calm}
-        plan = Plan(setting.folder, "", setting.seed, ports, setting.resource_port, names, ends_at, **shared)
+        plan = Plan(setting.folder, "", setting.seed, ports, {}, setting.resource_port, names, ends_at, **shared)
         targets = _start_all(plan, links)
         observer = _Observer(ports[0], setting.topology, names, log)
         faults = faults_of(targets, names, log, chance)

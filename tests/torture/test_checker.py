@@ -61,6 +61,7 @@ def test_sound_history_breaks_nothing() -> None:
         ("forgotten", [hold(400, 410, asked=10 * MS)], {"free": [Span("name", 20 * MS, 400 * MS)]}),
         ("orphan", [failed(10, 400, INFO, reason="CancelledError")], {"kept": [Span("name", 20 * MS, 900 * MS)]}),
         ("orphan", [hold(10, 20), hold(900, 910)], {"kept": [Span("name", 5 * MS, 920 * MS)]}),
+        ("orphan", [hold(10, 20), failed(100, 300), failed(110, 600)], {"kept": [Span("name", 5 * MS, 900 * MS)]}),
         ("turn", [hold(400, 410, asked=10 * MS), hold(300, 310, asked=200 * MS)], {}),
         ("turn", [failed(10, 900), hold(300, 310, asked=200 * MS)], {}),
         ("limit", [failed(10, 280, limit_s=0.1)], {}),
@@ -95,7 +96,13 @@ def test_each_breach_is_found(rule: str, attempts: list[Attempt], fields: dict[s
         ([failed(10, 400)], {"free": [Span("name", 20 * MS, 269 * MS)]}),
         ([failed(10, 400, waits=False)], {"free": [Span("name", 20 * MS, 300 * MS)]}),
         ([failed(10, 400)], {"free": [Span("name", 20 * MS, 300 * MS)], "stalls": [Stall(30 * MS, 70 * MS)]}),
-        ([hold(10, 700), failed(800, 900)], {"kept": [Span("name", 5 * MS, 1100 * MS)]}),
+        ([hold(10, 700), failed(800, 900)], {"kept": [Span("name", 5 * MS, 1090 * MS)]}),
+        ([hold(10, 700), hold(710, 900)], {"kept": [Span("name", 5 * MS, 1090 * MS)]}),
+        (
+            [hold(10, 700, process="p", by="linger"), hold(710, 900, process="p", by="linger")],
+            {"kept": [Span("name", 5 * MS, 1290 * MS)]},
+        ),
+        ([hold(10, 700, label="a"), hold(610, 900, label="a")], {"kept": [Span("name", 5 * MS, 1290 * MS)]}),
         ([hold(400, 410, asked=10 * MS), hold(300, 310, asked=100 * MS)], {}),  # it may not stand in the queue yet
         ([hold(400, 410, asked=10 * MS), hold(300, 310, asked=200 * MS, by="redis-py")], {}),
         ([failed(10, 340, limit_s=0.1)], {"stalls": [Stall(50 * MS, 200 * MS)]}),

@@ -116,6 +116,15 @@ def run_in_thread(steps: Any) -> None:
         raise AssertionError("a thread's coroutine waits")
 
 
+def _is_of_closed_loop(error: BaseException | None) -> bool:
+    """Whether it was raised while a task was dropped: redis-py's cluster client then starts tasks, without a loop."""
+    while error is not None:
+        if isinstance(error, GeneratorExit):
+            return True
+        error = error.__context__
+    return False
+
+
 class Caller:
     """One thread or task, which uses one lock after the other.
 
@@ -149,8 +158,9 @@ class Caller:
             way = "push"
         try:
             await (self._use_batch(name) if way == "batch" else self._use(name, way))
-        except Exception:
-            self._log.note("error", text=traceback.format_exc())
+        except Exception as error:
+            if not _is_of_closed_loop(error):
+                self._log.note("error", text=traceback.format_exc())
 
     # ---- one lock ----
 
@@ -247,7 +257,7 @@ class Caller:
     async def _stay(self, id_: str, held: list[Any]) -> None:
         """Hold the lock for a while: mostly shortly, sometimes for longer than its lease."""
         chance, kind, lock = self.chance, self.chance.random(), held[0]
-        stays_s = chance.random() * (0.002 if kind < 0.9 else 0.05 if kind < 0.97 else 1.5 * lock.timeout)
+        stays_s = chance.random() * (0.002 if kind < 0.95 else 0.05 if kind < 0.99 else 1.5 * lock.timeout)
         if stays_s > SLICE_S and chance.random() < 0.3:
             with contextlib.suppress(RedisError):  # what it means for the lease, `remaining` says
                 await settle(lock.reacquire() if chance.random() < 0.5 else lock.extend(0.2))

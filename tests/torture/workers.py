@@ -15,8 +15,10 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import redis
@@ -52,25 +54,48 @@ _HOST = "127.0.0.1"
 _TIMES: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 
 
-def client_of(port: int, topology: str) -> Any:
-    """A client of the server on this port, of its cluster, or of the primary that this sentinel knows."""
-    settings: dict[str, Any] = {"retry": redis.retry.Retry(ConstantBackoff(0.05), 3), **_TIMES}
-    if topology == "sentinel":
-        watches: Any = redis.sentinel.Sentinel
-        return watches([(_HOST, port)], **_TIMES).master_for(SERVICE, **settings)
-    if topology == "cluster":
-        return redis.RedisCluster(host=_HOST, port=port, **settings)
-    return redis.Redis(host=_HOST, port=port, password=PASSWORD, **settings)
+class _Sentinel(redis.sentinel.Sentinel):
+    """Names the proxy to the primary."""
+
+    reached: Mapping[int, int]
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        host, port = super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        return host, self.reached.get(port, port)
 
 
-def _client_of_loop(port: int, topology: str) -> Any:
-    settings: dict[str, Any] = {"retry": redis.asyncio.retry.Retry(ConstantBackoff(0.05), 3), **_TIMES}
+class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
+    """The same for tasks."""
+
+    reached: Mapping[int, int]
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        host, port = await super().discover_master(service_name)
+        return host, self.reached.get(port, port)
+
+
+_NOWHERE_ELSE: Mapping[int, int] = MappingProxyType({})
+
+
+def client_of(port: int, topology: str, reached: Mapping[int, int] = _NOWHERE_ELSE, in_loop: bool = False) -> Any:
+    """A client of the server on this port, of its cluster, or of the primary that this sentinel knows.
+
+    Args:
+        port: where to connect.
+        topology: as in `Setting`.
+        reached: as in `Plan`.
+        in_loop: whether it is a client for tasks.
+    """
+    library: Any = redis.asyncio if in_loop else redis
+    settings: dict[str, Any] = {"retry": library.retry.Retry(ConstantBackoff(0.05), 3), **_TIMES}
     if topology == "sentinel":
-        watches: Any = redis.asyncio.sentinel.Sentinel
-        return watches([(_HOST, port)], **_TIMES).master_for(SERVICE, **settings)
+        watches: Any = (_AsyncSentinel if in_loop else _Sentinel)([(_HOST, port)], **_TIMES)
+        watches.reached = reached
+        return watches.master_for(SERVICE, **settings)
     if topology == "cluster":
-        return redis.asyncio.RedisCluster(host=_HOST, port=port, **settings)
-    return redis.asyncio.Redis(host=_HOST, port=port, password=PASSWORD, **settings)
+        settings["address_remap"] = lambda address: (address[0], reached.get(address[1], address[1]))
+        return library.RedisCluster(host=_HOST, port=port, **settings)
+    return library.Redis(host=_HOST, port=port, password=PASSWORD, **settings)
 
 
 @dataclass(frozen=True)
@@ -81,7 +106,8 @@ class Plan:
         folder: of the history.
         name: of the process.
         seed: of its choices.
-        ports: of the server, or of a proxy to it; of a node of the cluster; of five servers for Redlocks.
+        ports: of the server, of a node of the cluster, of a sentinel, or of five servers for Redlocks.
+        reached: the ports of proxies through which the process reaches servers, by the servers' own ports.
         resource_port: of the server with what fenced locks protect.
         names: of the locks that all use.
         ends_at: when its callers begin no further use, by the clock of leases in nanoseconds.
@@ -96,6 +122,7 @@ class Plan:
     name: str
     seed: int
     ports: tuple[int, ...]
+    reached: Mapping[int, int]
     resource_port: int
     names: tuple[str, ...]
     ends_at: int
@@ -104,6 +131,11 @@ class Plan:
     tasks: int = 6
     is_calm: bool = False
     is_redis_py: bool = False
+
+
+def _clients_of(plan: Plan, in_loop: bool = False) -> list[Any]:
+    reached = plan.reached
+    return [client_of(reached.get(port, port), plan.topology, reached, in_loop) for port in plan.ports]
 
 
 class _Loops:
@@ -136,7 +168,7 @@ class _Loops:
             self._process.log.note("fault", ends_at, kind=kind, until=now_ns(), processes=[self._plan.name])
 
     async def _live(self, ends_at: int, is_orderly: bool) -> None:
-        clients = [_client_of_loop(port, self._plan.topology) for port in self._plan.ports]
+        clients = _clients_of(self._plan, in_loop=True)
         world = World(clients, redislock_fast.asyncio, asyncio.sleep, False)
         ticker = asyncio.create_task(self._tick())
         tasks = []
@@ -228,7 +260,7 @@ def _warm_up(world: World, log: Log) -> None:
 
 def _use_locks(plan: Plan, log: Log) -> None:
     process = Process(log, plan.seed, plan.names, plan.ends_at, Resource(plan.resource_port))
-    clients = [client_of(port, plan.topology) for port in plan.ports]
+    clients = _clients_of(plan)
     world = World(clients, redislock_fast, time.sleep, True)
     _warm_up(world, log)
     kind = OthersCaller if plan.is_redis_py else Caller
