@@ -20,13 +20,16 @@ from typing import Any
 
 import redis
 import redis.lock
-from redis.exceptions import LockError, LockNotOwnedError, RedisError
+from redis.exceptions import LockError, LockNotOwnedError, RedisClusterException, RedisError
 
 from tests.support.times import drift_s
 from tests.torture.history import FAIL, INFO, NOT_OWNED, OK, SECOND, Log, now_ns
 from tests.torture.resource import Resource
 
-__all__ = ["GROUPS", "Caller", "Process", "World", "run_in_thread"]
+__all__ = ["GROUPS", "TROUBLES", "Caller", "Process", "World", "run_in_thread"]
+
+TROUBLES = (RedisError, RedisClusterException)
+"""What redis-py raises for a server, or for a cluster of which no node can be reached."""
 
 TTLS_S = (0.3, 0.6, 1.5)
 LINGER_S = 0.05
@@ -211,7 +214,7 @@ class Caller:
             acquired = await settle(lock.acquire(**asking))
         except BaseException as error:
             self._log.note("answered", id=id_, outcome=INFO, reason=type(error).__name__, text=str(error))
-            if isinstance(error, RedisError):
+            if isinstance(error, TROUBLES):
                 return False
             raise
         if not acquired:
@@ -259,7 +262,7 @@ class Caller:
         chance, kind, lock = self.chance, self.chance.random(), held[0]
         stays_s = chance.random() * (0.002 if kind < 0.95 else 0.05 if kind < 0.99 else 1.5 * lock.timeout)
         if stays_s > SLICE_S and chance.random() < 0.3:
-            with contextlib.suppress(RedisError):  # what it means for the lease, `remaining` says
+            with contextlib.suppress(*TROUBLES):  # what it means for the lease, `remaining` says
                 await settle(lock.reacquire() if chance.random() < 0.5 else lock.extend(0.2))
         ends_at = now_ns() + int(stays_s * SECOND)
         while (left_s := (ends_at - now_ns()) / SECOND) > 0:
@@ -281,7 +284,7 @@ class Caller:
         except BaseException as error:
             outcome = NOT_OWNED if isinstance(error, LockNotOwnedError) else INFO
             self._log.note("released", id=id_, outcome=outcome, reason=type(error).__name__, text=str(error))
-            if not isinstance(error, RedisError):
+            if not isinstance(error, TROUBLES):
                 raise
         else:
             self._log.note("released", id=id_, outcome=OK)
@@ -333,7 +336,7 @@ class Caller:
             with contextlib.suppress(LockError):
                 lock.release()
                 self._log.note("error", text=f"a forked child has released the lock of {id_}")
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(*TROUBLES):
                 own = self._world.lock(f"child:{id_}", timeout=0.5)
                 if own.acquire(blocking_timeout=1):
                     own.release()
@@ -362,7 +365,7 @@ class Caller:
         except BaseException as error:
             for of_one in ids.values():
                 self._log.note("answered", id=of_one, outcome=INFO, reason=type(error).__name__, text=str(error))
-            if isinstance(error, RedisError):
+            if isinstance(error, TROUBLES):
                 return
             raise
         self._process.served += len(batch.acquired)
@@ -385,7 +388,7 @@ class Caller:
         except BaseException as error:
             for of_one in ids.values():
                 self._log.note("released", id=of_one, outcome=INFO, reason=type(error).__name__, text=str(error))
-            if not isinstance(error, RedisError):
+            if not isinstance(error, TROUBLES):
                 raise
         else:
             for one, of_one in ids.items():
@@ -405,7 +408,7 @@ class OthersCaller(Caller):
         asked = self._log.note("asked", id=id_, name=name, by="redis-py", waits=False)
         try:
             acquired = lock.acquire()
-        except RedisError as error:
+        except TROUBLES as error:
             self._log.note("answered", id=id_, outcome=INFO, reason=type(error).__name__, text=str(error))
             return
         if not acquired:
@@ -418,7 +421,7 @@ class OthersCaller(Caller):
         self._log.note("releasing", id=id_)
         try:
             lock.release()
-        except RedisError as error:
+        except TROUBLES as error:
             outcome = NOT_OWNED if isinstance(error, LockNotOwnedError) else INFO
             self._log.note("released", id=id_, outcome=outcome, reason=type(error).__name__, text=str(error))
         else:

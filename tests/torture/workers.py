@@ -29,7 +29,6 @@ import redis.retry
 import redis.sentinel
 import uvloop
 from redis.backoff import ConstantBackoff
-from redis.exceptions import RedisError
 
 import redislock_fast
 import redislock_fast.asyncio
@@ -37,7 +36,7 @@ from tests.support.sentinels import SERVICE
 from tests.torture.faults import PASSWORD
 from tests.torture.history import SECOND, Log, now_ns
 from tests.torture.resource import Resource
-from tests.torture.ways import Caller, OthersCaller, Process, World, run_in_thread
+from tests.torture.ways import TROUBLES, Caller, OthersCaller, Process, World, run_in_thread
 
 __all__ = ["Plan", "client_of", "run"]
 
@@ -135,7 +134,11 @@ class Plan:
 
 def _clients_of(plan: Plan, in_loop: bool = False) -> list[Any]:
     reached = plan.reached
-    return [client_of(reached.get(port, port), plan.topology, reached, in_loop) for port in plan.ports]
+    while True:
+        try:
+            return [client_of(reached.get(port, port), plan.topology, reached, in_loop) for port in plan.ports]
+        except TROUBLES:  # a cluster client connects at once
+            time.sleep(0.1)
 
 
 class _Loops:
@@ -252,7 +255,7 @@ def _note_left(log: Log, before: set[threading.Thread]) -> None:
 
 def _warm_up(world: World, log: Log) -> None:
     """Import what a first use imports, so that it is not timed."""
-    with contextlib.suppress(RedisError):
+    with contextlib.suppress(*TROUBLES):
         lock = world.lock(f"own:{log.process}", timeout=0.5)
         if lock.acquire(blocking_timeout=1):
             lock.release()
