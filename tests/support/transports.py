@@ -16,6 +16,7 @@ from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
 from redislock_fast._procedures.steps import Sleep
 from redislock_fast._procedures.waiters import WaiterRegistry
+from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol.pipeline import AcquirePipeline
@@ -167,6 +168,11 @@ def trust_nodes_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 def queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each acquire join the queue at once, as where others of the process wait already."""
     monkeypatch.setattr(WaiterRegistry, "is_contended", lambda *_: True)
+
+
+def wait_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each waiter go on by the steps of its procedure, as where the first message is not the grant."""
+    monkeypatch.setattr(Waiting, "granted", lambda *_: None)
 
 
 def noted_messages(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[object]]:

@@ -13,7 +13,6 @@ import pytest
 import redis
 
 import redislock_fast
-from redislock_fast._procedures.waiting import Waiting
 from redislock_fast.server import Server
 from tests.integration.lock.test_interrupts import (
     CHANNELS,
@@ -26,7 +25,7 @@ from tests.integration.lock.test_interrupts import (
 )
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
 from tests.support.interrupts import interrupted_at
-from tests.support.transports import queue_at_once
+from tests.support.transports import queue_at_once, wait_by_steps
 from tests.support.waiting import queued
 
 __all__ = ["collected"]
@@ -196,8 +195,8 @@ def test_acquire_by_the_queue_interrupted_at_any_line(
     goes_on_by_steps: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if goes_on_by_steps:  # as where the first message is not the grant
-        monkeypatch.setattr(Waiting, "granted", lambda *_: None)
+    if goes_on_by_steps:
+        wait_by_steps(monkeypatch)
     for number in range(1, 1000):
         lock = world.lock(**settings, linger=BRIEF_S)
         with handing_over():
