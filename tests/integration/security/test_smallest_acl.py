@@ -12,6 +12,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,7 @@ def rows_of_the_page() -> dict[str, list[str]]:
 
 
 ROWS = rows_of_the_page()
+OF_CLUSTERS = ROWS.pop("a cluster, besides")
 RULES = [rule for rules in ROWS.values() for rule in rules]
 
 
@@ -351,7 +353,7 @@ def is_of(rule: str, reason: str, what: str) -> bool:
     """Whether the rule allows what the server has denied."""
     if rule.startswith("+"):
         return (reason, what) == ("command", rule[1:])
-    return reason == ("key" if rule.startswith("~") else "channel") and what.startswith(rule[1:-1])
+    return reason == ("key" if rule.startswith("~") else "channel") and fnmatch(what, rule[1:])
 
 
 def knows(server: Server, rule: str) -> bool:
