@@ -36,6 +36,8 @@ FOUND: dict[str, str] = {
     "health check is never due": "valkey",
     "release deletes a lock that has another token": "redis-6.2",
     "forked child releases the lock of its parent": "valkey",
+    "dropped lock is not released": "valkey",
+    "cancelled task leaves its key": "valkey",
 }
 """The faults that torture finds, and a kind of server on which it does."""
 
