@@ -59,7 +59,7 @@ class _Crew:
         """
         acquires_s: list[float] = []
         began_all = time.perf_counter()
-        while time.perf_counter() < began_all + seconds:
+        while time.perf_counter() < began_all + seconds or not acquires_s:
             names = self._names(_AT_ONCE)
             self._use(names if keeps else self._names(0))
             for name in names:

@@ -142,7 +142,7 @@ class Crew:
             acquire, release = lock.acquire, lock.release
             pairs = 0
             now = time.perf_counter()
-            while now < deadline:
+            while now < deadline or not pairs:
                 began = now
                 if not await acquire():
                     raise CheckFailedError("a free lock was not acquired")

@@ -55,6 +55,13 @@ def test_each_uncontended_figure_is_measured(scene: Scene) -> None:
     ] + [goals[-1][0].about]
 
 
+@pytest.mark.slow
+def test_threads_and_tasks_that_come_too_late_are_measured_all_the_same(scene: Scene) -> None:
+    for entrant in lingering._near(scene):
+        if "threads" in entrant.workload or "tasks" in entrant.workload:
+            assert entrant.measure(0).pairs_per_s > 0, entrant
+
+
 def test_a_figure_is_a_ratio_of_medians() -> None:
     def row(contestant: str, workload: str, median: float) -> dict[str, object]:
         return {"contestant": contestant, "workload": workload, "median": median}
