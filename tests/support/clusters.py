@@ -9,9 +9,9 @@ a node restores it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 
 from redislock_fast.server import Server, free_port
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, Threads
 
-__all__ = ["SOON", "Cluster", "Place", "connect"]
+__all__ = ["SOON", "Cluster", "Place", "connect", "remap_ports"]
 
 SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
 """Settings of a lock with frequent health checks."""
@@ -82,6 +83,11 @@ def connect(callers: Callers, cluster: Cluster, **options: Any) -> Any:
     """A client of the cluster, for threads or for tasks."""
     kind: Any = redis.RedisCluster if isinstance(callers, Threads) else redis.asyncio.RedisCluster
     return callers.keep(kind(host="127.0.0.1", port=cluster.port, **options))
+
+
+def remap_ports(ports: Mapping[int, int]) -> Callable[[tuple[str, int]], tuple[str, int]]:
+    """An `address_remap` of redis-py's cluster clients that leads to these ports, given by the nodes' own."""
+    return lambda address: (address[0], ports.get(address[1], address[1]))
 
 
 class Cluster:
@@ -238,6 +244,12 @@ class Cluster:
             yield
         finally:
             self.admins[owner].execute_command("CLUSTER", "ADDSLOTS", slot)
+
+    @contextmanager
+    def proxied(self) -> Iterator[dict[int, Proxy]]:
+        """Within the block, there is a proxy to each node. Yields them by the nodes' ports."""
+        with ExitStack() as opened:
+            yield {node.port: opened.enter_context(Proxy(node.port)) for node in self.nodes}
 
     # ---- primaries that fail ----
 

@@ -32,6 +32,7 @@ from redis.backoff import ConstantBackoff
 
 import redislock_fast
 import redislock_fast.asyncio
+from tests.support.clusters import remap_ports
 from tests.support.sentinels import SERVICE
 from tests.torture.faults import PASSWORD
 from tests.torture.history import SECOND, Log, now_ns
@@ -59,7 +60,7 @@ class _Sentinel(redis.sentinel.Sentinel):
     reached: Mapping[int, int]
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        host, port = super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        host, port = super().discover_master(service_name)  # type: ignore[no-untyped-call]  # redis-py's is not typed
         return host, self.reached.get(port, port)
 
 
@@ -92,8 +93,7 @@ def client_of(port: int, topology: str, reached: Mapping[int, int] = _NOWHERE_EL
         watches.reached = reached
         return watches.master_for(SERVICE, **settings)
     if topology == "cluster":
-        settings["address_remap"] = lambda address: (address[0], reached.get(address[1], address[1]))
-        return library.RedisCluster(host=_HOST, port=port, **settings)
+        return library.RedisCluster(host=_HOST, port=port, address_remap=remap_ports(reached), **settings)
     return library.Redis(host=_HOST, port=port, password=PASSWORD, **settings)
 
 

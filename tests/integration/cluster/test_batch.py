@@ -23,7 +23,7 @@ from redislock_fast import Locker
 from tests.integration.batch.test_all_or_nothing import Holders
 from tests.integration.batch.test_asyncio import cancelled_after
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
-from tests.support.clusters import Cluster, connect
+from tests.support.clusters import Cluster, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
@@ -322,11 +322,7 @@ def test_a_lost_message_of_one_node_is_made_good(callers: Callers, cluster: Clus
     names = names_at(cluster, 3)
     first = cluster.nodes[next(iter(names))].port
     with Proxy(first) as proxy:
-        client = connect(
-            callers,
-            cluster,
-            address_remap=lambda address: (address[0], proxy.port if address[1] == first else address[1]),
-        )
+        client = connect(callers, cluster, address_remap=remap_ports({first: proxy.port}))
         batch = acquire_many(callers, client, joined(names))
         if use == "acquire":
             call(callers, batch, "release")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -22,9 +21,8 @@ from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
-from tests.support.clusters import Cluster, Place, connect
+from tests.support.clusters import Cluster, Place, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork
-from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, connections
 
 
@@ -224,13 +222,9 @@ def test_a_child_leaves_the_connections_of_its_parents_loop_alone(place: Place) 
 @pytest.mark.parametrize("kind", ["first use", "topology to be read again"])
 def test_a_silent_cluster_is_waited_for_until_the_callers_time_ends(callers: Callers, place: Place, kind: str) -> None:
     cluster = place.cluster
-    with ExitStack() as opened:
-        proxies = {node.port: opened.enter_context(Proxy(node.port)) for node in cluster.nodes}
+    with cluster.proxied() as proxies:
         home = proxies[cluster.nodes[place.home].port]
-
-        def elsewhere(address: tuple[str, int]) -> tuple[str, int]:
-            return address[0], proxies[address[1]].port if address[1] in proxies else address[1]
-
+        elsewhere = remap_ports({port: proxy.port for port, proxy in proxies.items()})
         client = connect(callers, cluster, address_remap=elsewhere, socket_timeout=None)
         lock = callers.contender(client, place.name, timeout=FAR_S)
         if kind == "topology to be read again":

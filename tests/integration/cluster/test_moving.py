@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ import redis
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
-from tests.support.clusters import SOON, Cluster, Place, connect
+from tests.support.clusters import SOON, Cluster, Place, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.proxy import Proxy
 from tests.support.transports import clean_up
 from tests.support.waiting import (
     FAR_S,
@@ -92,12 +90,8 @@ def test_a_lock_is_taken_and_excludes_while_its_slot_moves(callers: Callers, fas
 def test_a_client_that_reaches_the_nodes_at_other_addresses_follows_the_slot(
     callers: Callers, cluster: Cluster, place: Place, stage: str
 ) -> None:
-    with ExitStack() as opened:
-        proxies = {node.port: opened.enter_context(Proxy(node.port)) for node in cluster.nodes}
-
-        def elsewhere(address: tuple[str, int]) -> tuple[str, int]:
-            return address[0], proxies[address[1]].port if address[1] in proxies else address[1]
-
+    with cluster.proxied() as proxies:
+        elsewhere = remap_ports({port: proxy.port for port, proxy in proxies.items()})
         lock = callers.contender(connect(callers, cluster, address_remap=elsewhere), place.name, timeout=FAR_S)
         assert lock.call("acquire")
         lock.release()

@@ -15,7 +15,7 @@ import redis
 import redislock_fast
 from redislock_fast.server import KINDS, Server, find_binary
 from tests.conftest import absent
-from tests.support.clusters import SOON, Cluster, Place
+from tests.support.clusters import SOON, Cluster, Place, remap_ports
 from tests.support.clusters import connect as connect_to_cluster
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
@@ -178,12 +178,8 @@ def test_redlock_outlives_the_loss_of_authentication(callers: Callers, guarded_s
 def at_home(callers: Callers, place: Place, proxy: Proxy) -> Any:
     """A client of the cluster that reaches the home of this place by the proxy."""
     port = place.cluster.nodes[place.home].port
-    return connect_to_cluster(
-        callers,
-        place.cluster,
-        password=SECRET,
-        address_remap=lambda address: (address[0], proxy.port if address[1] == port else address[1]),
-    )
+    remap = remap_ports({port: proxy.port})
+    return connect_to_cluster(callers, place.cluster, password=SECRET, address_remap=remap)
 
 
 @pytest.fixture
