@@ -29,7 +29,7 @@ from tests.torture.resource import Resource
 __all__ = ["GROUPS", "TROUBLES", "Caller", "Process", "World", "run_in_thread"]
 
 TROUBLES = (RedisError, RedisClusterException)
-"""What redis-py raises for a server, or for a cluster of which no node can be reached."""
+"""The errors of redis-py for requests to a server, and for a cluster of which no node can be reached."""
 
 TTLS_S = (0.3, 0.6, 1.5)
 LINGER_S = 0.05

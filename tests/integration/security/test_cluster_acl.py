@@ -44,7 +44,7 @@ pytestmark = [
 
 
 class Admins:
-    """A client of the cluster with all rights. What only a node tells is that of all nodes."""
+    """A client of the cluster with all rights. Its lists are those of all nodes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.nodes: list[Any] = cluster.admins
@@ -58,7 +58,7 @@ class Admins:
         return [row for node in self.nodes for row in node.client_list()]
 
     def acl_log(self) -> list[Any]:
-        """What all nodes have denied."""
+        """The denials by all nodes."""
         return [row for node in self.nodes for row in node.acl_log()]
 
 

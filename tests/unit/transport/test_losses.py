@@ -1,4 +1,4 @@
-"""Which failures let a transport do without the queue, for servers that close connections or have no pushes.
+"""The failures after which a transport does without the queue: of servers that close connections or have no pushes.
 
 Rules: no server.
 """
