@@ -56,13 +56,19 @@ def redis_error(text: str) -> RedisError:
     return error
 
 
+_CONNECTION_ENDED = "the handler is closed"
+"""Ends uvloop's `RuntimeError` for a write to a connection that has ended. redis-py expects an `OSError` there."""
+
+
 @contextlib.contextmanager
 def redis_errors() -> Iterator[None]:
-    """Raise redis-py's errors in place of valkey-py's, whose classes have the same names."""
+    """Raise redis-py's errors in place of valkey-py's, whose classes have the same names, and of uvloop's."""
     try:
         yield
     except Exception as error:
         kind = next(filter(None, map(_redis_pys, type(error).__mro__)), None)
+        if isinstance(error, RuntimeError) and str(error).endswith(_CONNECTION_ENDED):
+            kind = redis.exceptions.ConnectionError
         if kind is None:
             raise
         ours = kind(*error.args)

@@ -83,6 +83,25 @@ async def test_connection_that_ends_as_soon_as_it_is_made_is_made_again(
     await pool.disconnect()
 
 
+@in_loop
+async def test_connection_that_ends_between_the_requests_of_redis_py_is_made_again(
+    server: Server, async_connect: AsyncClients
+) -> None:
+    made: list[Any] = []
+
+    async def greet(connection: Any) -> None:
+        made.append(connection)
+        if len(made) == 1:
+            connection._writer.transport.abort()
+            await settle()
+        await connection.on_connect()
+
+    lock = Lock(async_connect(server.port, redis_connect_func=greet), "name", timeout=10)
+    assert await asyncio.wait_for(lock.acquire(), PATIENCE_S) is True
+    await lock.release()
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
 @in_loop
 async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_waiting_task(
