@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -18,8 +19,9 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import LockNotOwnedError, NoPermissionError, RedisError, ResponseError
 
+import redislock_fast
 from redislock_fast import NotReplicatedError
 from redislock_fast.fencing import AsyncGuard, Guard
 from redislock_fast.server import Server
@@ -178,14 +180,36 @@ def use_reports(uses: Uses) -> None:
         report = waited(uses.world.ours.holders(uses.connect(), NAME))
         assert (report.holder.alive, report.waiting) == (True, 0)
         if uses.world.in_threads:
-            assert [0, 0] == [exit_code(uses, "ls", "lock:"), exit_code(uses, "show", NAME)]
+            assert [0, 0] == [exit_code(uses, "ls", "lock:*"), exit_code(uses, "show", NAME)]
+            assert 0 == exit_code(uses, "top", "-n", "2", "--interval", "0.01", "lock:*")
+
+
+def use_break(uses: Uses) -> None:
+    if uses.world.in_threads:
+        lock = uses.lock()
+        assert lock.acquire()
+        holder = redislock_fast.holders(uses.connect(), NAME).holder
+        assert holder is not None
+        assert 0 == exit_code(uses, "break", NAME, "--token-id", str(holder.token_id), "--yes")
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+
+def use_run(uses: Uses) -> None:
+    if uses.world.in_threads:
+        command = [sys.executable, "-m", "redislock_fast", "run", "--url", url_of(uses), NAME, "--", "true"]
+        assert 0 == subprocess.run(command, check=False).returncode  # it catches signals as long as it lives
+
+
+def url_of(uses: Uses) -> str:
+    """The server, and the user and its password."""
+    return f"redis://{USER.username}:{USER.password}@127.0.0.1:{uses.port}"
 
 
 def exit_code(uses: Uses, *words: str) -> Any:
     """Run the command line."""
-    url = f"redis://{USER.username}:{USER.password}@127.0.0.1:{uses.port}"
     with pytest.MonkeyPatch.context() as patching:
-        patching.setenv("REDISLOCK_URL", url)
+        patching.setenv("REDISLOCK_URL", url_of(uses))
         patching.setattr(sys, "argv", ["redislock", *words])
         with pytest.raises(SystemExit) as end:
             runpy.run_module("redislock_fast", run_name="__main__", alter_sys=True)
@@ -217,7 +241,7 @@ def use_cleanup(uses: Uses) -> None:
 
 FEATURES: list[Callable[[Uses], None]] = [
     use_lock, use_queue, use_queue_where_many_were, use_own_token, use_foreign, use_renewal, use_batch, use_fencing,
-    use_replicas, use_linger, use_reports, use_once, use_handle, use_cleanup,
+    use_replicas, use_linger, use_reports, use_break, use_once, use_handle, use_cleanup, use_run,
 ]  # fmt: skip
 
 
@@ -294,7 +318,7 @@ def report_without_processes(uses: Uses) -> None:
 
 def fail_to_list(uses: Uses) -> None:
     if uses.world.in_threads:
-        assert 0 != exit_code(uses, "ls", "lock:")
+        assert 0 != exit_code(uses, "ls", "lock:*")
 
 
 LESSER: dict[str, tuple[Callable[[Uses], None], type[RedisError] | None]] = {
@@ -306,9 +330,16 @@ LESSER: dict[str, tuple[Callable[[Uses], None], type[RedisError] | None]] = {
     "`wait_replicas`": (use_replicas, NoPermissionError),
     "tidying up": (use_cleanup, None),
     "`holders`, `redislock show`": (report_without_processes, None),
-    "`redislock ls`": (fail_to_list, None),
+    "`redislock ls`, `redislock top`": (fail_to_list, None),
 }
 """For each row, a use without it, and the error that this raises; None: none."""
+
+
+@IN_THREADS
+def test_the_doctor_has_nothing_to_grant(world: World, guarded: Server, connect: Connect) -> None:
+    admin = connect(guarded.port)
+    grant(admin, RULES)
+    assert 0 == exit_code(Uses(world, guarded, admin), "doctor", "--prefix", "lock:")
 
 
 @pytest.mark.parametrize("row", ROWS)
