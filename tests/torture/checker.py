@@ -37,6 +37,9 @@ CAUSED = frozenset({"CancelledError", "KeyboardInterrupt", "GeneratorExit", "dro
 
 ROUND_TRIPS_TO_CONNECT = 6
 
+ROUND_TRIPS_OF_TOPOLOGY = 10
+"""Before a client of a cluster connects, redis-py reads which node has which slots."""
+
 TURNS = 4
 """Caller, server and proxy each wait for a turn on a busy machine; a tick shows one such wait."""
 
@@ -85,18 +88,9 @@ def _by_name(attempts: Iterable[Attempt]) -> Iterator[list[Attempt]]:
     yield from names.values()
 
 
-def _stalled(history: History, since: int, until: int, *processes: str) -> int:
-    """For how long the machine, or one of these processes, stood still in this time, in nanoseconds."""
-    return sum(
-        max(min(stall.until, until) - max(stall.since, since), 0)
-        for stall in history.stalls_between(since, until)
-        if not stall.process or stall.process in processes
-    )
-
-
 def _held_up_s(history: History, attempt: Attempt, until: int) -> float:
     """How long a round trip of an attempt may take, and the machine may have stood still, in seconds."""
-    stalled_s = _stalled(history, attempt.asked, until, attempt.process) / SECOND
+    stalled_s = history.stalled(attempt.asked, until, attempt.process) / SECOND
     return ROUND_TRIP_S + _delay_s(history, attempt) + TURNS * stalled_s
 
 
@@ -104,6 +98,12 @@ def _delay_s(history: History, attempt: Attempt) -> float:
     """By how long each round trip of an attempt is delayed, in seconds."""
     place = place_of(attempt.process)
     return max((fault.delay_s for fault in history.faults if place in fault.processes), default=0.0)
+
+
+def _connecting_s(history: History, attempt: Attempt) -> float:
+    """By how long the first use of a client is delayed, in seconds."""
+    is_cluster = history.settings.get("topology") == "cluster"
+    return (ROUND_TRIPS_TO_CONNECT + is_cluster * ROUND_TRIPS_OF_TOPOLOGY) * _delay_s(history, attempt)
 
 
 # ---- safety ----
@@ -239,10 +239,10 @@ def no_waiter_is_forgotten(history: History) -> Iterator[Violation]:
         for waiter in attempts:
             if not waiter.waits or waiter.answered is None:
                 continue
-            joined = waiter.asked + int(ROUND_TRIPS_TO_CONNECT * _delay_s(history, waiter) * SECOND)
+            joined = waiter.asked + int(_connecting_s(history, waiter) * SECOND)
             for span in free[waiter.name]:
                 since, until = max(span.since, joined), min(span.until, waiter.answered)
-                waited = until - since - TURNS * _stalled(history, since, until, waiter.process)
+                waited = until - since - TURNS * history.stalled(since, until, waiter.process)
                 if waited < FORGOTTEN_S * SECOND or bisect_left(got, until) > bisect_right(got, since):
                     continue
                 text = f"{waiter.name} was free for {(until - since) / 1e6:.0f} ms while {waiter.id} waited for it"
@@ -291,7 +291,7 @@ def no_key_is_orphaned(history: History) -> Iterator[Violation]:
     """
 
     def lasts(gap: tuple[int, int]) -> float:
-        return gap[1] - gap[0] - TURNS * _stalled(history, *gap)
+        return gap[1] - gap[0] - TURNS * history.stalled(*gap)
 
     uses = {attempts[0].name: _uses_by_token(history, attempts) for attempts in _by_name(history.attempts)}
     for span in history.kept:
@@ -316,11 +316,11 @@ def turns_are_kept(history: History) -> Iterator[Violation]:
             continue
         held = [one for one in attempts if one.is_held]
         for waiter in attempts:
-            connecting_s = ROUND_TRIPS_TO_CONNECT * _delay_s(history, waiter)
+            connecting_s = _connecting_s(history, waiter)
             joined = waiter.asked + int((JOINS_WITHIN_S + connecting_s) * SECOND)
             if not waiter.waits or waiter.answered is None or waiter.answered < joined or waiter.outcome == INFO:
                 continue
-            joined += TURNS * _stalled(history, waiter.asked, waiter.answered, waiter.process)
+            joined += TURNS * history.stalled(waiter.asked, waiter.answered, waiter.process)
             gave_up = waiter.answered - (0 if waiter.is_held else int(TOLERANCE_S * SECOND))
             for other in held:
                 if joined < other.asked and (other.answered or 0) < gave_up and not (waiter.label or other.label):
@@ -358,7 +358,7 @@ def losses_are_told(history: History) -> Iterator[Violation]:
         if not (hold.is_held and hold.is_watched) or hold.invalid is None or hold.process not in history.ended:
             continue
         late = hold.invalid + int((TOLERANCE_S + ROUND_TRIP_S) * SECOND)
-        late += TURNS * _stalled(history, hold.invalid, late, hold.process)
+        late += TURNS * history.stalled(hold.invalid, late, hold.process)
         if (hold.releasing is None or hold.releasing > late) and (hold.lost is None or hold.lost > late):
             text = f"{hold.id} was not told of the loss of {hold.name} {(late - hold.invalid) / 1e6:.0f} ms after it"
             yield _breach("told", hold.invalid, late, text, hold)
@@ -374,7 +374,7 @@ def _is_too_short(history: History, attempt: Attempt) -> bool:
     held_up_s = _held_up_s(history, attempt, attempt.answered)
     if attempt.reason == "LockLostError":  # on completing it
         return held_up_s > TOLERANCE_S
-    connecting_s = ROUND_TRIPS_TO_CONNECT * _delay_s(history, attempt)
+    connecting_s = _connecting_s(history, attempt)
     is_timeout = attempt.limit_s is not None and attempt.reason == "TimeoutError"
     return is_timeout and (attempt.limit_s or 0.0) < SHORT_S + connecting_s + held_up_s
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,6 @@ from tests.support.times import clock
 __all__ = ["SECOND", "Attempt", "Fault", "History", "Log", "Span", "Stall", "Write", "place_of", "read"]
 
 SECOND = 1_000_000_000
-
-LONGEST_STALL_S = 30
 
 FAIL = "fail"
 INFO = "info"
@@ -199,10 +199,31 @@ class History:
     errors: list[tuple[str, int, str]] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
-    def stalls_between(self, since: int, until: int) -> list[Stall]:
-        """The stalls that may overlap with this time: they are in the order of their beginnings."""
-        first = bisect_left(self.stalls, since - LONGEST_STALL_S * SECOND, key=attrgetter("since"))
-        return self.stalls[first : bisect_left(self.stalls, until, key=attrgetter("since"))]
+    def stalled(self, since: int, until: int, *processes: str) -> int:
+        """For how long the machine and these processes stood still in this time, in nanoseconds."""
+        found = [self._stalls_of[process] for process in ("", *processes) if process in self._stalls_of]
+        return sum(stalls.before(until) - stalls.before(since) for stalls in found) if since < until else 0
+
+    @cached_property
+    def _stalls_of(self) -> dict[str, _Stalls]:
+        of: defaultdict[str, list[Stall]] = defaultdict(list)
+        for stall in self.stalls:
+            of[stall.process].append(stall)
+        return {process: _Stalls(stalls) for process, stalls in of.items()}
+
+
+class _Stalls:
+    """Tells how much of some stalls lies before a time, by sums that are made once."""
+
+    def __init__(self, stalls: list[Stall]) -> None:
+        self._since = sorted(stall.since for stall in stalls)
+        self._until = sorted(stall.until for stall in stalls)
+        self._sums = [list(accumulate(times, initial=0)) for times in (self._since, self._until)]
+
+    def before(self, at: int) -> int:
+        """The stalled time before this one: what went by since the beginnings, less what went by since the ends."""
+        begun, ended = bisect_left(self._since, at), bisect_left(self._until, at)
+        return (begun * at - self._sums[0][begun]) - (ended * at - self._sums[1][ended])
 
 
 _ASKED = ("process", "name", "by", "waits", "limit_s", "label", "is_watched")

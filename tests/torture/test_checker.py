@@ -135,6 +135,15 @@ def test_a_fault_explains_nothing_elsewhere() -> None:
     assert broken(late, faults=[replace(stopped, processes=frozenset({"another"}))]) == ["limit"]
 
 
+@pytest.mark.parametrize(("topology", "late_ms"), [("single", 600), ("cluster", 1600)])
+def test_the_first_use_of_a_client_takes_round_trips(topology: str, late_ms: int) -> None:
+    waiter = failed(0, 5000)
+    slow = replace(fault("link delayed", 0, 0, processes=frozenset({waiter.process})), delay_s=0.1)
+    given = {"settings": {"topology": topology}, "faults": [slow]}
+    for free_ms, breaks in ((249, []), (251, ["forgotten"])):
+        assert breaks == broken(waiter, free=[Span("name", 0, (late_ms + free_ms) * MS)], **given)
+
+
 def test_a_deleted_database_explains_a_fence_that_a_waiter_gets_again_afterwards() -> None:
     twins = [hold(10, 900, lease=100, asked=6 * MS, fence=1), hold(700, 710, asked=5 * MS, fence=1)]
     assert broken(*twins) == ["fence"]

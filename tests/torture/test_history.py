@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.torture.history import INFO, OK, Attempt, Fault, Log, read
+from tests.torture.history import INFO, OK, Attempt, Fault, History, Log, Stall, read
 
 
 def test_events_of_an_attempt_are_put_together_from_all_files(tmp_path: Path) -> None:
@@ -29,3 +29,9 @@ def test_events_of_an_attempt_are_put_together_from_all_files(tmp_path: Path) ->
 def test_half_a_line_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "killed.jsonl").write_text('{"what":"asked","at":1,"process":"killed","id":"a","name":"n"}\n{"what":')
     assert [attempt.id for attempt in read(tmp_path).attempts] == ["a"]
+
+
+def test_stalls_of_the_machine_and_of_the_named_processes_count_by_what_lies_within() -> None:
+    history = History(stalls=[Stall(10, 20), Stall(15, 40), Stall(35, 50, "p"), Stall(0, 100, "another")])
+    for since, until, machine, with_p in ((0, 9, 0, 0), (12, 18, 9, 9), (15, 45, 30, 40), (60, 70, 0, 0)):
+        assert (machine, with_p) == (history.stalled(since, until), history.stalled(since, until, "p"))
