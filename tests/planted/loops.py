@@ -8,6 +8,13 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "error of uvloop for a connection that has ended is none of the connection",
+        "_util/redis_py.py",
+        "        if isinstance(error, RuntimeError) and str(error).endswith(_CONNECTION_ENDED):\n",
+        "        if False:\n",
+        "tests/integration/lock/test_asyncio_faults.py::test_connection_that_ends_between_the_requests_of_redis_py_is_made_again[valkey-uvloop]",
+    ),
+    Fault(
         "cleanup of a loop that fails is forgotten",
         "_transport/loop/cleanup.py",
         "            unanswered = cleaning_up.unfinished\n",
