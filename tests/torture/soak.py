@@ -1,6 +1,6 @@
 """Acquires and releases locks for as long as is wanted, in all usual ways, and shows that the memory stays the same.
 
-`python -m tests.torture.soak --pairs 1000000` prints how many pairs each way makes, and the resident memory after each
+`python -m tests.torture.soak --pairs 10000000` prints how many pairs each way makes, and the resident memory after each
 tenth of them. The status is 1 where the last figure is above the second by more than `ALLOWED_KIB`: the first tenth
 fills caches and free lists.
 """
@@ -109,7 +109,7 @@ def soak(port: int, pairs: int) -> list[int]:
 def main() -> int:
     """Run as the module's docstring says. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=1_000_000, help="how often to acquire and release")
+    parser.add_argument("--pairs", type=int, default=10_000_000, help="how often to acquire and release")
     parser.add_argument("--server", default="valkey")
     chosen = parser.parse_args()
     for way, share in _SHARES.items():

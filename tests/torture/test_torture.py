@@ -26,5 +26,5 @@ def test_no_safety_rule_is_broken(topology: str) -> None:
 
 
 def test_memory_stays_the_same() -> None:
-    status, shown = _run("tests.torture.soak", "--pairs", "300000")
+    status, shown = _run("tests.torture.soak", "--pairs", "500000")
     assert status == 0, shown
