@@ -51,9 +51,26 @@ FAULTS = (
     Fault(
         "waiter whose time is up stays in the queue",
         "_procedures/waiting.py",
-        "return (yield from self._leave(waiter, 0.0)) or TIME_UP",
-        "return TIME_UP",
+        "is_over:\n                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP",
+        "is_over:\n                    return TIME_UP",
         "tests/integration/waiting/test_giving_up.py::test_a_waiter_that_gives_up_leaves_the_queue[threads-valkey]",
+    ),
+    Fault(
+        "waiter whose time is up is given new time to leave the queue",
+        "_procedures/waiting.py",
+        "is_over:\n                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP",
+        "is_over:\n                    return (yield from self._leave(waiter, 0.0)) or TIME_UP",
+        (
+            "tests/unit/procedures/test_waiters.py::"
+            "test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline"
+        ),
+    ),
+    Fault(
+        "acquire that is refused after its deadline joins the queue",
+        "_procedures/acquisition.py",
+        "            if not contended and limit.is_over:\n                return False\n",
+        "",
+        "tests/unit/procedures/test_acquisition.py::test_acquire_that_is_refused_after_its_deadline_asks_no_more",
     ),
     Fault(
         "grant that comes with the end of the time is dropped",

@@ -122,6 +122,8 @@ class AcquireBase(HandleBase):
             if not waits:
                 return (yield from self._asking_once(call, to_clean_up))
             self._note_failure(call, not contended)
+            if not contended and limit.is_over:
+                return False
             if self._wait != "push":
                 return (yield from self._polling(call))
             with waiting_of(self._options, self._name, "queue") as wait:

@@ -312,7 +312,7 @@ class Waiting:
                 return (yield from self._if_fresh(waiter, message)) or _CHECK
             if message is None:
                 if self._limit.is_over:
-                    return (yield from self._leave(waiter, 0.0)) or TIME_UP
+                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP
                 yield from telling_if_long(self.key, self._limit)
                 if waiter.is_due():
                     return _DUE

@@ -183,6 +183,16 @@ def test_waiting_that_fails_leaves_the_queue(
     assert registry.is_contended(KEY, True) is False
 
 
+def test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline(registry: WaiterRegistry) -> None:
+    waiter, limit = take(registry), Limit(0.0)
+    limit.deadline = clock() - 1.0
+    leave = next(Waiting(KEY, waiter.token, 60_000, INTERVAL_S, limit).steps((waiter, None)))
+    assert isinstance(leave, Execute)
+    assert isinstance(leave.operation, LeaveQueue)
+    assert leave.limit_s is not None
+    assert leave.limit_s <= -1.0
+
+
 @pytest.mark.parametrize("value", [b"redis-py's", None], ids=["as it was", "gone"])
 def test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again(
     registry: WaiterRegistry, value: bytes | None

@@ -1,0 +1,37 @@
+"""How an acquire ends when its limit is over.
+
+Rules: no server, and no time passes: the deadline of an acquire is put into the past.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.steps import Execute
+from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._util.times import Limit, clock
+from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept
+
+
+class Server(Kept):
+    """A server of which no waiters are known."""
+
+    def is_contended(self, _key: bytes, _is_patient: bool) -> bool:
+        return False
+
+    def new_token(self, _key: bytes, _listens: bool) -> bytes:
+        return TOKEN
+
+
+def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
+    limit = Limit(60.0)
+    steps = BareLock(Server(), KEY, timeout=10)._acquiring_until(limit, SharedOwner(), None, None, None, [])
+    attempt = next(steps)
+    assert isinstance(attempt, Execute)
+    assert not attempt.operation.feed(None, Capabilities())
+    assert attempt.operation.feed(b"another's", Capabilities())
+    limit.deadline = clock() - 0.001
+    with pytest.raises(StopIteration) as end:
+        steps.send(None)
+    assert end.value.value is False
