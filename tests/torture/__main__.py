@@ -14,9 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 from redislock_fast.server import KINDS, Server
-from tests.torture.checker import RULES, SAFETY, Violation, check
+from tests.torture.checker import RULES, SAFETY, check
 from tests.torture.history import History, read
 from tests.torture.running import NAMES, Setting, run_history, warm_up
+from tests.torture.violations import Violation
 
 __all__ = ["Totals", "main"]
 

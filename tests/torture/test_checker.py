@@ -135,6 +135,20 @@ def test_a_fault_explains_nothing_elsewhere() -> None:
     assert broken(late, faults=[replace(stopped, processes=frozenset({"another"}))]) == ["limit"]
 
 
+@pytest.mark.parametrize(
+    ("asked_ms", "release", "longest_ms"),
+    [(10, INFO, 1250), (10, NOT_OWNED, 1250), (10, OK, 250), (40, INFO, 250)],
+    ids=["no release", "late release", "release", "known lease"],
+)
+def test_the_end_of_a_lease_that_a_waiter_has_not_heard_of_is_found_by_a_health_check(
+    asked_ms: int, release: str, longest_ms: int
+) -> None:
+    holder, waiter = hold(30, 90, lease=100, release=release), failed(asked_ms, 5000)
+    for free_ms, breaks in ((longest_ms - 1, []), (longest_ms + 1, ["forgotten"])):
+        free = [Span("name", 140 * MS, (140 + free_ms) * MS)]
+        assert [rule for rule in broken(holder, waiter, free=free) if rule == "forgotten"] == breaks
+
+
 @pytest.mark.parametrize(("topology", "late_ms"), [("single", 600), ("cluster", 1600)])
 def test_the_first_use_of_a_client_takes_round_trips(topology: str, late_ms: int) -> None:
     waiter = failed(0, 5000)

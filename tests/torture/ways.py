@@ -24,6 +24,7 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisClusterException
 
 from tests.support.times import drift_s
 from tests.torture.history import FAIL, INFO, NOT_OWNED, OK, SECOND, Log, now_ns
+from tests.torture.progress import CHECK_S
 from tests.torture.resource import Resource
 
 __all__ = ["GROUPS", "TROUBLES", "Caller", "Process", "World", "run_in_thread"]
@@ -33,9 +34,6 @@ TROUBLES = (RedisError, RedisClusterException)
 
 TTLS_S = (0.3, 0.6, 1.5)
 LINGER_S = 0.05
-CHECK_S = 1.0
-"""Between two health checks of a waiter: a message that is lost without a fault is found by the checker's 250 ms."""
-
 SLICE_S = 0.03
 TOLD_WITHIN_S = 0.2
 
