@@ -23,6 +23,7 @@ from bench import contestants, lingering, topology
 from bench.contestants import OURS, REDIS_PY, SERVER_LIMIT, AbsentError, CheckFailedError, Contestant, libraries
 from bench.measuring import arguments, report, rounds, servers
 from bench.measuring.costs import bytes_per_lock
+from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import ANEW, Entrant, Scene
 from bench.measuring.tables import (
     BATCH_COLUMNS,
@@ -165,6 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     names = tuple(dict.fromkeys(name for mode in _MODES.values() for name in mode.names))
     arguments.add_server(parser)
+    arguments.add_rtt(parser)
     parser.add_argument(
         "--mode",
         choices=(*_MODES, lingering.NAME),
@@ -201,12 +203,16 @@ def run(options: argparse.Namespace) -> int:
     options.only = options.only or list(mode.names)
     servers.allow_open_files()
     try:
-        with servers.open_server(options.server) as server, rounds.open_scene(server.url, _MOST_LOCKS) as scene:
+        with (
+            servers.open_server(options.server) as server,
+            delayed_url(server.url, options.rtt) as url,
+            rounds.open_scene(url, _MOST_LOCKS) as scene,
+        ):
             result = _run_on(server, scene, options)
     except CheckFailedError as error:
         report.say(f"CHECK FAILED: {error}")
         return 1
-    except (FileNotFoundError, ValueError, redis.ConnectionError) as error:
+    except (AbsentError, FileNotFoundError, ValueError, redis.ConnectionError) as error:
         report.say(f"cannot run on {options.server!r}: {error}")
         return 2
     if options.json:
@@ -219,7 +225,9 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
     present, entrants, absent = _enter(scene, mode, options.only)
     rounds.race(entrants, options.rounds, options.seconds)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
-    title = f"{server.name}; {options.rounds} rounds of {options.seconds} s; {OURS} is {redislock_fast.implementation}"
+    away = f", {options.rtt:g} ms away" if options.rtt else ""
+    about = f"{server.name}{away}; {options.rounds} rounds of {options.seconds} s"
+    title = f"{about}; {OURS} is {redislock_fast.implementation}"
     print_rows(title, mode.columns, rows, absent)
     memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in present}
     for kind in ("sync", "asyncio"):
@@ -232,6 +240,7 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
         "command": "throughput",
         "mode": options.mode,
         "server": server.name,
+        "rtt_ms": options.rtt,
         **report.environment(),
         "redislock_fast.implementation": redislock_fast.implementation,
         "versions": {contestant.name: contestant.version for contestant in present},

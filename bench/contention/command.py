@@ -26,6 +26,7 @@ from bench.contention.window import WARM_UP_S, open_idle, open_window
 from bench.contention.workload import DISTRIBUTIONS, HOT, Workload
 from bench.contestants import BARE, OURS, REDIS_PY, AbsentError, CheckFailedError, Contestant, Options, libraries
 from bench.measuring import arguments, report, servers
+from bench.measuring.delay import delayed_url
 from bench.measuring.tables import print_rows
 
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
@@ -38,6 +39,7 @@ _TIMELINE_HOLDS = 30  # roughly, for a hand-over in half a millisecond
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_server(parser)
+    arguments.add_rtt(parser)
     parser.add_argument("--processes", type=arguments.counts, metavar="N,...", help="one row each (default: 2,8,32,64)")
     parser.add_argument("--threads", type=arguments.positive(int), metavar="N", help="of each process, itself 1 then")
     parser.add_argument(
@@ -92,13 +94,17 @@ def run(options: argparse.Namespace) -> int:
     plan = plan_of(options)
     servers.allow_open_files()
     try:
-        with servers.open_server(options.server) as server, redis.Redis.from_url(server.url) as witness:
-            bench = _Bench(server, witness, plan, options)
+        with (
+            servers.open_server(options.server) as server,
+            delayed_url(server.url, options.rtt) as url,
+            redis.Redis.from_url(server.url) as witness,
+        ):
+            bench = _Bench(server, url, witness, plan, options)
             result = bench.idle() if options.idle else bench.contention()
     except CheckFailedError as error:
         report.say(f"CHECK FAILED: {error}")
         return 1
-    except (FileNotFoundError, ValueError, redis.ConnectionError) as error:
+    except (AbsentError, FileNotFoundError, ValueError, redis.ConnectionError) as error:
         report.say(f"cannot run on {options.server!r}: {error}")
         return 2
     if options.json:
@@ -112,9 +118,11 @@ class _Bench:
     """One run of the command."""
 
     def __init__(
-        self, server: servers.RunningServer, witness: redis.Redis, plan: Plan, options: argparse.Namespace
+        self, server: servers.RunningServer, url: str, witness: redis.Redis, plan: Plan, options: argparse.Namespace
     ) -> None:
         self._server = server
+        self._url = url
+        self._rtt_ms = options.rtt
         self._witness = witness
         self._plan = plan
         self._rounds = options.rounds or plan.rounds
@@ -153,8 +161,9 @@ class _Bench:
         return {**self._facts(), "results": rows}
 
     def _title(self) -> str:
+        away = f", {self._rtt_ms:g} ms away" if self._rtt_ms else ""
         return (
-            f"{self._server.name}; {self._rounds} rounds of {self._seconds:g} s; "
+            f"{self._server.name}{away}; {self._rounds} rounds of {self._seconds:g} s; "
             f"pollers poll each {self._terms.sleep_s:g} s; {OURS} is {redislock_fast.implementation}"
         )
 
@@ -164,6 +173,7 @@ class _Bench:
             "command_line": self._command_line,
             "title": self._title(),
             "server": self._server.name,
+            "rtt_ms": self._rtt_ms,
             **report.environment(),
             "redislock_fast.implementation": redislock_fast.implementation,
             "not_measured": self._absent,
@@ -188,9 +198,7 @@ class _Bench:
                     for contestant in field:
                         step(f"{workload.label}, round {number + 1} of {self._rounds}")
                         try:
-                            window = measure(
-                                self._server.url, self._witness, contestant, self._terms, workload, self._seconds
-                            )
+                            window = measure(self._url, self._witness, contestant, self._terms, workload, self._seconds)
                         except CheckFailedError as error:
                             raise CheckFailedError(f"{contestant.name}, {workload.label}: {error}") from error
                         windows[contestant.name].append(window)

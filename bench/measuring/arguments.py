@@ -19,6 +19,17 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rtt(parser: argparse.ArgumentParser) -> None:
+    """Declare `--rtt`."""
+    parser.add_argument(
+        "--rtt",
+        type=not_negative,
+        default=0.0,
+        metavar="MS",
+        help="a round trip that is added to the way to the server (default: %(default)g)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare `--json`."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="save every figure here")

@@ -46,7 +46,7 @@ def delayed_url(url: str, rtt_ms: float) -> Iterator[str]:
 
     Args:
         url: the server's.
-        rtt_ms: the round trip that is added, in ms.
+        rtt_ms: the round trip that is added, in ms; 0: nothing stands between.
 
     Yields:
         The URL where the server is reached with the delay.
@@ -54,6 +54,9 @@ def delayed_url(url: str, rtt_ms: float) -> Iterator[str]:
     Raises:
         AbsentError: as `open_delay`, and when the server is not reached by plain TCP.
     """
+    if not rtt_ms:
+        yield url
+        return
     parts = urlsplit(url)
     if parts.scheme != "redis":
         raise AbsentError("only a server of plain TCP can be delayed")
