@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"CHECK FAILED: {error}")
         return 1
     except (AbsentError, FileNotFoundError, ValueError, redis.ConnectionError) as error:
-        report.say(f"cannot run on {options.server!r}: {error}")
-        return 2
+        return servers.refuse(options.server, error)
     if options.json:
         report.save_json(options.json, result)
     return 0

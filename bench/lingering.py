@@ -146,8 +146,7 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"CHECK FAILED: {error}")
         return 1
     except (FileNotFoundError, ValueError, redis.ConnectionError) as error:
-        report.say(f"cannot run on {options.server!r}: {error}")
-        return 2
+        return servers.refuse(options.server, error)
     _print(f"{title}linger={LINGER_S}; {OURS} is {redislock_fast.implementation}", rows)
     for reason in absent:
         print(reason)

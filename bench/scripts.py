@@ -77,8 +77,7 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"CHECK FAILED: {error}")
         return 1
     except FileNotFoundError as error:
-        report.say(f"cannot run on {options.server!r}: {error}")
-        return 2
+        return servers.refuse(options.server, error)
     print_rows(f"{name}; {options.waiters:,} waiters", COLUMNS, rows, {})
     slowest_us = max(row["p99_us"] for row in rows)
     print(f"p99 of the slowest, us: {slowest_us} < {_GOAL_US}: {'met' if slowest_us < _GOAL_US else 'missed'}")

@@ -29,7 +29,7 @@ from bench.measuring import report, rounds
 from bench.measuring.costs import server_cpu_s
 from bench.measuring.delay import open_delay
 from bench.measuring.rounds import Entrant, Sample
-from bench.measuring.servers import CHOICES
+from bench.measuring.servers import CHOICES, refuse
 from redislock_fast.server import Server, free_port
 
 PRIMARIES = (1, 3, 6)
@@ -205,8 +205,7 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"CHECK FAILED: {error}")
         return 1
     except (FileNotFoundError, RuntimeError, redis.RedisError) as error:
-        report.say(f"cannot run on {options.server!r}: {error}")
-        return 2
+        return refuse(options.server, error)
     rows = [_row(entrant, entrants, crew) for entrant, crew in zip(entrants, crews, strict=True)]
     _print(rows, f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s")
     if options.json:

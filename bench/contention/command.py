@@ -11,7 +11,6 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -86,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", type=arguments.some_of(NAMES), metavar="NAME,...", help=", ".join(NAMES))
     arguments.add_json(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="a page with plots of all this (not with --idle)")
+    parser.add_argument(
+        "--html", type=arguments.new_file, metavar="FILE", help="a page with plots of all this (not with --idle)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,8 +106,7 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"CHECK FAILED: {error}")
         return 1
     except (AbsentError, FileNotFoundError, ValueError, redis.ConnectionError) as error:
-        report.say(f"cannot run on {options.server!r}: {error}")
-        return 2
+        return servers.refuse(options.server, error)
     if options.json:
         report.save_json(options.json, result)
     if options.html and not options.idle:

@@ -32,7 +32,15 @@ def add_rtt(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare `--json`."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save every figure here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="save every figure here")
+
+
+def new_file(text: str) -> Path:
+    """Parse the path of a file to write, in a folder that is there: else a long measurement would be lost."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no such folder: {path.parent}")
+    return path
 
 
 def positive(number: Callable[[str], float]) -> Callable[[str], float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import redis
 
+from bench.measuring import report
 from redislock_fast.server import Server
 
 CHOICES = {"embedded": "valkey", "redis": "redis", "redis-6.2": "redis-6.2"}
@@ -50,6 +51,15 @@ def open_server(choice: str) -> Iterator[RunningServer]:
             yield RunningServer(server.url, stated_name(server.url))
     else:
         yield RunningServer(choice, stated_name(choice))
+
+
+def refuse(choice: str, error: Exception) -> int:
+    """Say why nothing can be measured on the chosen server, without its URL, which may have a password.
+
+    Returns the exit status.
+    """
+    report.say(f"cannot run on {choice if choice in CHOICES else 'the URL'}: {error}")
+    return 2
 
 
 def allow_open_files() -> None:
