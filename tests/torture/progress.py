@@ -35,6 +35,9 @@ CAUSED = frozenset({"CancelledError", "KeyboardInterrupt", "GeneratorExit", "dro
 
 ROUND_TRIPS_TO_CONNECT = 6
 
+ROUND_TRIPS_TO_TAKE = 2
+"""A waiter whose lease ends before it can use the lock finds that out by one, and asks for the lock by another."""
+
 ROUND_TRIPS_OF_TOPOLOGY = 10
 """Before a client of a cluster connects, redis-py reads which node has which slots."""
 
@@ -80,7 +83,7 @@ def _ends_unheard(attempts: list[Attempt], at: int, waiter: Attempt) -> bool:
 
 
 def no_waiter_is_forgotten(history: History) -> Iterator[Violation]:
-    """A lock is not free for 250 ms while a caller waits for it; no health check longer, where a lease has ended.
+    """A lock is not free for 250 ms and two round trips while a caller waits; longer by a check, behind some leases.
 
     In clusters before Redis 7.0, whose channels have no slots, callers poll each second.
     """
@@ -98,7 +101,8 @@ def no_waiter_is_forgotten(history: History) -> Iterator[Violation]:
             for span in free[waiter.name]:
                 since, until = max(span.since, joined), min(span.until, waiter.answered)
                 waited = until - since - TURNS * history.stalled(since, until, waiter.process)
-                longest_s = FORGOTTEN_S + CHECK_S * _ends_unheard(attempts, span.since, waiter)
+                longest_s = FORGOTTEN_S + ROUND_TRIPS_TO_TAKE * _delay_s(history, waiter)
+                longest_s += CHECK_S * _ends_unheard(attempts, span.since, waiter)
                 if waited < longest_s * SECOND or bisect_left(got, until) > bisect_right(got, since):
                     continue
                 text = f"{waiter.name} was free for {(until - since) / 1e6:.0f} ms while {waiter.id} waited for it"

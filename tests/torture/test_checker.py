@@ -149,8 +149,8 @@ def test_the_end_of_a_lease_that_a_waiter_has_not_heard_of_is_found_by_a_health_
         assert [rule for rule in broken(holder, waiter, free=free) if rule == "forgotten"] == breaks
 
 
-@pytest.mark.parametrize(("topology", "late_ms"), [("single", 600), ("cluster", 1600)])
-def test_the_first_use_of_a_client_takes_round_trips(topology: str, late_ms: int) -> None:
+@pytest.mark.parametrize(("topology", "late_ms"), [("single", 800), ("cluster", 1800)])
+def test_the_first_use_of_a_client_and_its_turn_take_round_trips(topology: str, late_ms: int) -> None:
     waiter = failed(0, 5000)
     slow = replace(fault("link delayed", 0, 0, processes=frozenset({waiter.process})), delay_s=0.1)
     given = {"settings": {"topology": topology}, "faults": [slow]}
