@@ -291,10 +291,14 @@ class Caller:
 
     async def _pass_on(self, id_: str, held: list[Any]) -> None:
         """Detach the lock, and attach it as another process would."""
+        attach, settings = self._world.library.Lock.attach, {"sleep": CHECK_S, "on_lost": self._noting_loss(id_)}
         with contextlib.suppress(LockNotOwnedError):  # it is lost already
             handle = held[0].detach()
-            settings = {"sleep": CHECK_S, "on_lost": self._noting_loss(id_)}
-            held[0] = self._world.library.Lock.attach(self._world.client, handle, **settings)
+            try:
+                held[0] = attach(self._world.client, handle, **settings)
+            except KeyboardInterrupt:  # whoever interrupts a process must not lose the handle
+                held[0] = attach(self._world.client, handle, **settings)
+                raise
 
     async def _reenter(self, lock: Any) -> None:
         with contextlib.suppress(LockNotOwnedError):
