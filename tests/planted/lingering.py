@@ -14,6 +14,18 @@ _STORIES = "tests/simulation/test_lingering.py::test_no_story_breaks_an_invarian
 
 FAULTS = (
     Fault(
+        "lock with an overridden hook that has waited in memory lets its key linger",
+        "_procedures/lingering.py",
+        "        if turn is not None and has_lock and not self._has_own_hooks():\n"
+        "            turn.end(owner)\n"
+        "            has_lock = False\n",
+        "",
+        (
+            "tests/unit/procedures/test_lingering.py::"
+            "test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_without_the_local_lock"
+        ),
+    ),
+    Fault(
         "local caller takes a key that does not outlive its lease",
         "_procedures/lingering.py",
         "if lease is None or now > lease.take_until_for(self._ttl_ms or 0):",

@@ -182,7 +182,7 @@ class Keeper(Process, LoopLingering):
 
 def _copy_of(cached: CachedKey, child: Keeper) -> CachedKey:
     twin = copy.copy(cached)
-    twin._cache = child.key_cache
+    twin.cache = child.key_cache
     twin.locked_by, twin.waiters = dict(cached.locked_by), copy.copy(cached.waiters)
     return twin
 

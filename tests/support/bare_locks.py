@@ -82,6 +82,14 @@ class Kept:
         """Hears when the key is wanted."""
         return self
 
+    def is_contended(self, _key: bytes, _is_patient: bool) -> bool:
+        """Nobody is known to wait."""
+        return False
+
+    def new_token(self, _key: bytes, _listens: bool) -> bytes:
+        """The one token."""
+        return TOKEN
+
     def local_waiter(self) -> LocalWaiter:
         """A new waiter."""
         return Waiting()

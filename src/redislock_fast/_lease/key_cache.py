@@ -70,7 +70,7 @@ class CachedKey:
 
     __slots__ = (
         "_ban_s",
-        "_cache",
+        "cache",
         "idle_until",
         "is_current",
         "keeps_from",
@@ -84,7 +84,7 @@ class CachedKey:
 
     def __init__(self, key: bytes, cache: KeyCache) -> None:
         self.key = key
-        self._cache = cache
+        self.cache = cache
         self.locked_by: dict[int, object] = {}
         self.waiters: deque[LocalWaiter] = deque()
         self.lease: KeyLease | None = None
@@ -98,7 +98,7 @@ class CachedKey:
     @property
     def is_watched(self) -> bool:
         """Whether the cache is watched."""
-        return self._cache.is_watched
+        return self.cache.is_watched
 
     # ---- the local lock ----
 
@@ -152,9 +152,9 @@ class CachedKey:
         self.waiters.append(waiter)
         if self.if_free():
             return
-        self._cache.tell_holder(self.key)
-        if not self._cache.is_watched:  # its holder may forget it
-            self._cache.watch()
+        self.cache.tell_holder(self.key)
+        if not self.cache.is_watched:  # its holder may forget it
+            self.cache.watch()
 
     def tell_of_long_waits(self, now: float) -> None:
         """Log each waiter that has waited for long, once. The keys' watcher alone may call this."""
@@ -187,8 +187,8 @@ class CachedKey:
         self.unlock()
         while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):
             pass
-        if self.lease is not None and not self._cache.is_watched:
-            self._cache.watch()
+        if self.lease is not None and not self.cache.is_watched:
+            self.cache.watch()
 
     def if_free(self, work: Callable[[], object] | None = None) -> bool:
         """Take the local lock, do the work, and free it. Returns False where another caller has the local lock."""
@@ -238,7 +238,7 @@ class CachedKey:
         """Give the key up, in the background."""
         lease = self.lease
         if lease is not None:  # first of all, for another process waits; repeated after an interrupt, it does no harm
-            self._cache.give_up([lease], self.wanted_at is not None)
+            self.cache.give_up([lease], self.wanted_at is not None)
             self.lease = None
         self.wanted_at = None
         self.passes = 0
@@ -277,7 +277,7 @@ class CachedKey:
     def replace(self) -> None:
         """Have the cache make another object for the key. The waiters begin again with that."""
         self.is_current = False
-        self._cache.forget_key(self)
+        self.cache.forget_key(self)
         if self.lease is not None:
             self.if_free(self.drop)
         for waiter in list(self.waiters):

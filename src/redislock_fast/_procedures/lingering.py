@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache
+from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._lease.owner import Owner
@@ -32,19 +32,15 @@ class Turn:
 
     An interrupt may come between any two lines: `end` finds out by itself whether the local lock was got.
 
-    Args:
-        cache: the keys of the server.
-
     Attributes:
         expiry: the expiry that was noted for the holder; another acquire that shares the owner has another object.
     """
 
-    __slots__ = ("_has_joined", "cache", "cached", "expiry", "waiter")
+    __slots__ = ("_has_joined", "cached", "expiry", "waiter")
 
     waiter: Any  # a `LocalWaiter`, or another object that names the acquire at the local lock
 
-    def __init__(self, cache: KeyCache) -> None:
-        self.cache = cache
+    def __init__(self) -> None:
         self.cached: CachedKey | None = None
         self.expiry: tuple[bytes, float] | None = None
         self._has_joined = False
@@ -207,11 +203,14 @@ class LingerBase(AcquireBase):
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
         waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
         has_lock = turn is not None and turn.has_lock
+        if turn is not None and has_lock and not self._has_own_hooks():
+            turn.end(owner)
+            has_lock = False
         if not has_lock and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
             self._transport.key_cache_of(self._key).hear_wanted(self._key)  # a hook may poll
             return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
         if turn is None or not has_lock:
-            turn = Turn(self._transport.key_cache_of(self._key))
+            turn = Turn()
         before = owner.token
         try:
             if (has_lock or (yield from self._locking(turn, limit, waits))) and (
@@ -282,7 +281,7 @@ class LingerBase(AcquireBase):
     def _locking(self, turn: Turn, limit: Limit, waits: bool) -> Steps:
         """Take the local lock. Returns whether that was possible in time."""
         while True:
-            cached: CachedKey = turn.cache.of(self._key)
+            cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
             turn.begin(cached, self._transport.local_waiter())
             if cached.try_lock(turn.waiter):
                 return True
@@ -372,10 +371,11 @@ class LingerBase(AcquireBase):
             registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
         """
         heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
-        turn.cache.shortest_s = min(turn.cache.shortest_s, (self._linger_ms or 0) / 1000)
-        assert turn.cached is not None
+        cached = turn.cached
+        assert cached is not None
+        cached.cache.shortest_s = min(cached.cache.shortest_s, (self._linger_ms or 0) / 1000)
         now = clock()
-        turn.cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
+        cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
         self._hold(turn, lease, owner, min(now, lease.take_until))
 
     # ---- release ----

@@ -38,7 +38,7 @@ class _GivenUp(KeyLease):
 
 
 def _wait_in_turn(kept: Kept) -> None:
-    turn = Turn(kept.key_cache)
+    turn = Turn()
     owner = SharedOwner()
     turn.begin(kept.key_cache.of(KEY), Waiting())
     try:

@@ -247,7 +247,7 @@ class _EndOfATurn:
     def __init__(self) -> None:
         kept = Kept()
         self._cached = kept.key_cache.of(KEY)
-        self._turn = Turn(kept.key_cache)
+        self._turn = Turn()
         self._turn.begin(self._cached, b"a new token")
         self._other = object()
         self.actors: list[Callable[[], object]] = [partial(self._turn.end, Owner()), self._lock]

@@ -11,22 +11,12 @@ from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.steps import Execute
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
-from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept
-
-
-class Server(Kept):
-    """A server of which no waiters are known."""
-
-    def is_contended(self, _key: bytes, _is_patient: bool) -> bool:
-        return False
-
-    def new_token(self, _key: bytes, _listens: bool) -> bytes:
-        return TOKEN
+from tests.support.bare_locks import KEY, BareLock, Kept
 
 
 def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
     limit = Limit(60.0)
-    steps = BareLock(Server(), KEY, timeout=10)._acquiring_until(limit, SharedOwner(), None, None, None, [])
+    steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(limit, SharedOwner(), None, None, None, [])
     attempt = next(steps)
     assert isinstance(attempt, Execute)
     assert not attempt.operation.feed(None, Capabilities())

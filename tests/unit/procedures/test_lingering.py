@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._procedures.lingering import Turn
-from redislock_fast._procedures.steps import Enter
+from redislock_fast._procedures.steps import Enter, Execute
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
@@ -22,7 +22,7 @@ from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
 
 def _turn_at(cached: Any) -> Turn:
     """The turn of an acquire that has the local lock."""
-    turn = Turn(cached._cache)
+    turn = Turn()
     turn.begin(cached, b"")
     return turn
 
@@ -96,6 +96,21 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
     assert (owner.token, owner.cached) == (None, None)
     assert (cached.lease, cached.locked_by) == (lease, {})
     assert (kept.given_up, to_clean_up) == ([], [])
+
+
+def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_without_the_local_lock() -> None:
+    class Hooked(BareLock):
+        def _has_own_hooks(self) -> bool:
+            return False
+
+    kept: Any = Kept()
+    turn = _turn_at(cached := kept.key_cache.of(KEY))
+    assert cached.try_lock(turn.waiter)
+    lock = Hooked(kept, KEY, timeout=10, linger=1)
+    steps = lock._acquiring_by(Limit(None), lock._mine(), None, None, None, [], None, turn)
+    step: Any = next(steps)
+    assert (type(step), step.operation.ttl_ms) == (Execute, 10_000)
+    assert cached.locked_by == {}
 
 
 def test_key_whose_token_names_another_connection_is_not_kept() -> None:

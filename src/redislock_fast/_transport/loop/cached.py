@@ -35,37 +35,33 @@ class CachedBase(UncontendedBase):
     async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
         cached = self._cached or self._cached_key()
-        own_hook = self._own_hooks.do_acquire
-        if getattr(self.do_acquire, "__func__", None) is own_hook and self._take_at_once(cached, owner):
+        is_own = getattr(self.do_acquire, "__func__", None) is self._own_hooks.do_acquire
+        if is_own and not cached.waiters and self._take_at_once(cached, owner):
             return True
         if not cached.is_current:
             cached = self._cached_key()
-        turn = Turn(self._transport.key_cache_of(self._key))
+        turn = Turn()
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
         try:
-            if self._has_usual_settings(blocking) and self._is_plain_acquire():
+            if is_own and self._has_usual_settings(blocking):
                 waits = self.blocking if blocking is None else blocking
-                if not cached.locked_by:
+                if cached.locked_by and waits:
+                    waiter = turn.begin(cached, self._transport.local_waiter())
+                    turn.join()
+                    if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+                        await waiter.woken
+                    if turn.leave() and self._take(turn, owner):
+                        return True
+                elif not cached.locked_by and self._is_plain_acquire():
                     attempt = await self._begin_fetching(turn, cached, owner, waits and owner.token is None)
-                elif waits:
-                    await self._begin_waiting(turn, cached, owner)
-                if turn.expiry is not None:
-                    return True
+                    if turn.expiry is not None:
+                        return True
             steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
             return bool(await drive(self._transport, steps, to_clean_up, self._redis))
         except BaseException:  # a cancel or an interrupt may come before the steps begin
             turn.end(owner)
             raise
-
-    async def _begin_waiting(self, turn: Turn, cached: CachedKey, owner: Owner) -> None:
-        """Wait for the local lock, and take the key where it lingers."""
-        waiter = turn.begin(cached, self._transport.local_waiter())
-        turn.join()
-        if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-            await waiter.woken
-        if turn.leave():
-            self._take(turn, owner)
 
     async def _begin_fetching(self, turn: Turn, cached: CachedKey, owner: Owner, waits: bool) -> Acquire | None:
         """Take a free key by one request, or a contended one by the queue if the caller waits.
