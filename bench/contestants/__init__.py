@@ -135,6 +135,9 @@ POTTERY = "pottery"
 PEERS = (PYTHON_REDIS_LOCK, POTTERY)
 BARE_SOCKETS = "bare-sockets"
 BARE_HOLDINGS = "bare-holdings"
+LOCAL = "local"
+"""Locks of one process, which need no server."""
+
 BARE = (BARE_SOCKETS, BARE_HOLDINGS)
 """The contestants of `bench.contestants.bare`: the requests of a lock on plain sockets."""
 

@@ -6,7 +6,11 @@ around them. A library that is not installed is left out: it is no error.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +25,7 @@ from bench.contestants import (
     HALF_LINGERING,
     LEASE_S,
     LINGER_S,
+    LOCAL,
     OURS,
     OURS_LINGERING,
     OURS_POLLING,
@@ -213,6 +218,47 @@ def _bare_holdings(terms: Options) -> Contestant:
     return Contestant(BARE_HOLDINGS, "-", make, str)
 
 
+class _AsyncLocalLock:
+    """A lock of one event loop, first come, first served, and nothing else: it knows no cancel and no timeout."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_held = False
+
+    async def acquire(self, *, blocking: bool = True) -> bool:
+        """Acquire the lock; without `blocking`, return False at once when it is held."""
+        if not self._is_held:
+            self._is_held = True
+            await asyncio.sleep(0)  # or the first of many tasks would never let another one run
+        elif blocking:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        else:
+            return False
+        return True
+
+    async def release(self) -> None:
+        """Release the lock to the task that has waited longest."""
+        if self._waiters:
+            self._waiters.popleft().set_result(None)
+        else:
+            self._is_held = False
+
+
+def _local(_: Options) -> Contestant:
+    locks: dict[str, AnyLock] = {}
+    async_locks: dict[str, AnyAsyncLock] = {}
+
+    def make(_: redis.Redis, name: str) -> AnyLock:
+        return locks.setdefault(name, threading.Lock())
+
+    def make_async(_: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
+        return async_locks.setdefault(name, _AsyncLocalLock())
+
+    return Contestant(LOCAL, platform.python_version(), make, str, make_async)
+
+
 _FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", _ours),
@@ -227,7 +273,7 @@ _FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
 }
 
 NAMES = tuple(_FACTORIES)
-"""All contestants."""
+"""All contestants. `LOCAL`, which has no key, is only a yardstick."""
 
 
 def find(name: str, terms: Options = _USUAL_TERMS) -> Contestant:
@@ -241,6 +287,8 @@ def find(name: str, terms: Options = _USUAL_TERMS) -> Contestant:
         AbsentError: when its library is not installed.
         ImportError: when its library is installed and cannot be imported.
     """
+    if name == LOCAL:
+        return _local(terms)
     package, make = _FACTORIES[name]
     if not find_spec(package):
         raise AbsentError("not installed")

@@ -47,7 +47,7 @@ def test_each_uncontended_figure_is_measured(scene: Scene) -> None:
     rounds.race(entrants, rounds=1, seconds=0.01)
     goals = lingering.goals_of([rounds.summary(entrant, entrants) for entrant in entrants])
     measured = [goal.about for goal, *_ in goals if goal.figure is not None]
-    assert len(goals) == 23
+    assert len(goals) == 24
     assert measured == [
         goal.about
         for goal, *_ in goals
