@@ -44,6 +44,14 @@ class Make:
         """A lock on clients of its own, as another process has it."""
         return self.on(self.clients(), name, **settings)
 
+    def connected(self, **settings: Any) -> Any:
+        """A lock on clients of its own that have connected: a busy machine may take longer for that than its limit."""
+        clients = self.clients()
+        warm_up = self.on(clients, "warm-up")
+        assert warm_up.acquire() is True
+        warm_up.release()
+        return self.on(clients, **settings)
+
 
 def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
     """The value at the key, by server."""

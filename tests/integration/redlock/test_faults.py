@@ -169,7 +169,7 @@ def test_late_votes_are_noted(fleet: Fleet, make: Make) -> None:
 
 
 def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet, make: Make) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     _use(lock)
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError, match="servers have voted"):
@@ -180,7 +180,7 @@ def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet, make: Mak
 
 
 def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet, make: Make) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     _use(lock)
     with _dead(*fleet[:3]):
         with pytest.raises(redis.ConnectionError):
@@ -222,7 +222,7 @@ def test_waiter_outlives_a_majority_that_comes_back_in_time(world: World, fleet:
 
 @pytest.mark.parametrize("verb", ["extend", "reacquire"])
 def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, make: Make, verb: str) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     before = lock.remaining()
@@ -234,7 +234,7 @@ def test_extend_without_answers_leaves_the_lease_as_it_was(fleet: Fleet, make: M
 
 
 def test_shorter_lease_without_answers_is_believed(fleet: Fleet, make: Make) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with freezing(*fleet[:3]), pytest.raises(redis.TimeoutError):
@@ -245,7 +245,7 @@ def test_shorter_lease_without_answers_is_believed(fleet: Fleet, make: Make) -> 
 
 @pytest.mark.slow
 def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with freezing(*fleet[:3]):
@@ -260,7 +260,7 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -
 
 @pytest.mark.slow
 def test_release_while_a_majority_is_dead_can_be_called_again(fleet: Fleet, make: Make) -> None:
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     lock.acquire()
     wait_until_held(fleet)
     with _dead(*fleet[:3]), pytest.raises(redis.ConnectionError):
@@ -278,7 +278,7 @@ def _released(lock: Any) -> bool:
 
 def test_release_with_a_dead_minority_is_a_success(fleet: Fleet, make: Make) -> None:
     take(fleet[3:])
-    lock = make(limit=SHORT_S)
+    lock = make.connected(limit=SHORT_S)
     lock.acquire()
     with _dead(fleet[0]):
         lock.release()
