@@ -14,6 +14,20 @@ _STORIES = "tests/simulation/test_lingering.py::test_no_story_breaks_an_invarian
 
 FAULTS = (
     Fault(
+        "task takes a key that lingers for another event loop",
+        "_transport/loop/cached.py",
+        "if cached is None or cached.cache.loop is not running_loop():",
+        "if cached is None:",
+        "tests/integration/lingering/test_loops.py::test_loops_in_threads_exclude_one_another",
+    ),
+    Fault(
+        "release by another event loop begins the watching from its own thread",
+        "_transport/loop/lingering.py",
+        "        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as above\n            self._notice",
+        "        if True:\n            self._notice",
+        "tests/integration/lingering/test_loops.py::test_a_loop_releases_what_another_that_runs_has_acquired",
+    ),
+    Fault(
         "lock with an overridden hook that has waited in memory lets its key linger",
         "_procedures/lingering.py",
         "        if turn is not None and has_lock and not self._has_own_hooks():\n"

@@ -316,6 +316,7 @@ class KeyCache:
     Attributes:
         give_up: as above.
         is_watched: whether the keys are watched.
+        loop: the event loop whose tasks use the keys; None: threads do.
         shortest_s: the shortest time for which keys linger, in seconds.
     """
 
@@ -325,6 +326,7 @@ class KeyCache:
         self._keys: dict[bytes, CachedKey] = {}
         self._listeners: dict[bytes, _Listener] = {}
         self.is_watched = False
+        self.loop: object = None
         self._may_watch = [None]  # taken out by the one caller that begins the watching, and put back by its end
         self.shortest_s = LONGEST_KEPT_S
 

@@ -80,6 +80,12 @@ class LoopLingering(Lingering):
             self._loop.call_soon_threadsafe(super()._give_back, leases, is_wanted)
 
     def _watch_keys(self) -> None:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as above
+            self._watch_here()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._watch_here)
+
+    def _watch_here(self) -> None:
         self._notice_closing()
         self._watch_later()
 

@@ -158,6 +158,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
     def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
         super().__init__(owner, end or LoopEnd())
         self._alarms = Alarms(self._loop)
+        self.key_cache.loop = self._loop
         self._opening: asyncio.Task[None] | None = None
         self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
         self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
