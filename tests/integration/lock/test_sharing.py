@@ -224,7 +224,8 @@ def test_lease_that_two_prolong_at_once_is_no_longer_than_the_servers(
     assert shared.call("acquire") is True
     interpose(shared, transport_in_use(shared), "execute", lambda: shared.ask("extend", 30, replace_ttl=True))
     shared.call("extend", 100)
-    assert 0 < shared.lock.remaining() <= client.pttl("name") / 1000
+    ttl_s = client.pttl("name") / 1000  # before: time may pass between the two
+    assert 0 < shared.lock.remaining() <= ttl_s
     shared.release()
 
 
@@ -349,7 +350,8 @@ def test_redlock_that_two_prolong_at_once_is_valid_no_longer_than_at_its_servers
 
     monkeypatch.setattr(quorum_class, "ask", overtaken)
     lock.extend(2 * FAR_S, replace_ttl=True)
-    assert 0 < lock.remaining() <= max(client.pttl("name") for client in clients) / 1000
+    ttl_s = max(client.pttl("name") for client in clients) / 1000  # before: time may pass between the two
+    assert 0 < lock.remaining() <= ttl_s
     lock.release()
 
 
