@@ -21,6 +21,7 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import weakref
@@ -329,6 +330,11 @@ class KeyCache:
         self.loop: object = None
         self._may_watch = [None]  # taken out by the one caller that begins the watching, and put back by its end
         self.shortest_s = LONGEST_KEPT_S
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller may let a key linger: a task may in its own loop only, for another one may have ended."""
+        return self.loop is None or self.loop is asyncio._get_running_loop()  # noqa: SLF001  # documented
 
     def of(self, key: bytes) -> CachedKey:
         """The cached key, which is made where there is none."""

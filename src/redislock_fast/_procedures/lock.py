@@ -344,7 +344,7 @@ class LockBase(LingerBase):
 
     def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
         """Release by token. Returns whether the lock was held with it."""
-        if owner.cached is not None and self._has_own_hooks():
+        if owner.cached is not None and self._has_own_hooks() and owner.cached.cache.is_here:
             return self._let_linger(owner)
         if _is_replaced(self.lua_release, RELEASE):
             return (yield from self._calling_script(self.lua_release, [expected_token]))

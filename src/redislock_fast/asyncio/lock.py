@@ -202,10 +202,11 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None and self._has_own_release():
+        if cached is not None and self._has_own_release() and cached.cache.is_here:
             return self._release_lingering(owner, cached)
         token = owner.token
-        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
+        is_plain = cached is None and owner.kept is None and owner.releasing is None
+        if is_plain and type(token) is bytes and self._is_plain_release():
             return self._release_uncontended(owner, token)
         return named(self._drive(self._releasing(owner)), "Lock.release")
 

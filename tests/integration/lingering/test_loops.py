@@ -16,7 +16,7 @@ import redis.asyncio
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.integration.lingering.test_lingering import LINGERS, SOON_S
+from tests.integration.lingering.test_lingering import LINGERS
 from tests.support.helpers import PATIENCE_S, start, wait_until
 
 LOOPS = 3
@@ -61,41 +61,72 @@ def test_loops_in_threads_exclude_one_another(valkey: Server, client: redis.Redi
     until_given_up(client)
 
 
-def test_loops_one_after_the_other_use_keys_of_their_own(valkey: Server, client: redis.Redis) -> None:
+def test_loops_side_by_side_keep_keys_of_their_own(valkey: Server, client: redis.Redis) -> None:
     shared = shared_lock(valkey)
-    tokens = set()
+    tokens: list[Any] = []
 
-    async def program() -> None:
-        for _ in range(MANY):
+    async def use() -> None:
+        for _ in range(2):
             async with shared:
-                assert client.get("name") == shared.local.token
-            tokens.add(client.get("name"))
+                pass
+            tokens.append(client.get("name"))
 
-    for _ in range(LOOPS):
-        asyncio.run(program())
-        until_given_up(client)
-    assert len(tokens) == LOOPS
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for loop in loops:
+        loop.run_until_complete(use())
+        client.delete("name")
+    for loop in loops:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+    assert None not in tokens
+    assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
 
 
-def test_a_loop_releases_what_another_that_runs_has_acquired(valkey: Server, client: redis.Redis) -> None:
-    shared = shared_lock(valkey, thread_local=False, linger=SOON_S)
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
+@pytest.mark.parametrize("runs", [False, True], ids=["ended", "running"])
+def test_a_loop_releases_what_another_has_acquired(
+    valkey: Server, client: redis.Redis, runs: bool, settings: dict[str, Any]
+) -> None:
+    shared = shared_lock(valkey, thread_local=False, **settings)
     acquired, ends = threading.Event(), threading.Event()
 
     async def hold() -> None:
         assert await shared.acquire()
         acquired.set()
-        while not ends.is_set():
+        while runs and not ends.is_set():
             await asyncio.sleep(0.001)
-
-    holder = start(lambda: asyncio.run(hold()))
-    assert acquired.wait(PATIENCE_S)
 
     async def release() -> None:
         await shared.release()
 
+    holder = start(lambda: asyncio.run(hold()))
+    assert acquired.wait(PATIENCE_S)
+    if not runs:
+        holder.result(PATIENCE_S)
     try:
         asyncio.run(release())
-        until_given_up(client)
+        assert client.exists("name") == 0
     finally:
         ends.set()
+    holder.result(PATIENCE_S)
+
+
+def test_a_release_by_another_loop_wakes_who_waits_in_memory(valkey: Server) -> None:
+    shared = shared_lock(valkey, thread_local=False)
+    acquired = threading.Event()
+
+    async def hold_twice() -> None:
+        assert await shared.acquire()
+        waiting = asyncio.ensure_future(shared.acquire())
+        await asyncio.sleep(0)
+        acquired.set()
+        assert await asyncio.wait_for(waiting, PATIENCE_S)
+        await shared.release()
+
+    async def release() -> None:
+        await shared.release()
+
+    holder = start(lambda: asyncio.run(hold_twice()))
+    assert acquired.wait(PATIENCE_S)
+    asyncio.run(release())
     holder.result(PATIENCE_S)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.waiting import POLL
 from redislock_fast._protocol.commands import Acquire, acquire_request
@@ -36,7 +35,7 @@ class CachedBase(UncontendedBase):
     async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
         """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
         cached = self._cached
-        if cached is None or cached.cache.loop is not running_loop():
+        if cached is None or not cached.cache.is_here:
             cached = self._cached_key()
         is_own = getattr(self.do_acquire, "__func__", None) is self._own_hooks.do_acquire
         if is_own and not cached.waiters and self._take_at_once(cached, owner):
