@@ -74,16 +74,17 @@ class LoopLingering(Lingering):
             connection.pipe.post(request, note)
 
     def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
-            super()._give_back(leases, is_wanted)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(super()._give_back, leases, is_wanted)
+        self._in_loop(super()._give_back, leases, is_wanted)
 
     def _watch_keys(self) -> None:
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as above
-            self._watch_here()
+        self._in_loop(self._watch_here)
+
+    def _in_loop(self, call: Callable[..., object], *args: Any) -> None:
+        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
+            call(*args)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._watch_here)
+            self._loop.call_soon_threadsafe(call, *args)
 
     def _watch_here(self) -> None:
         self._notice_closing()
