@@ -31,7 +31,7 @@ JOINS_WITHIN_S = 0.1
 """So long after its call, a waiter on a healthy link stands in the queue."""
 
 CAUSED = frozenset({"CancelledError", "KeyboardInterrupt", "GeneratorExit", "dropped"})
-"""What a caller causes itself."""
+"""The errors that a caller causes itself."""
 
 ROUND_TRIPS_TO_CONNECT = 6
 
@@ -163,7 +163,7 @@ def no_key_is_orphaned(history: History) -> Iterator[Violation]:
 
 
 def turns_are_kept(history: History) -> Iterator[Violation]:
-    """Who waits in a lock's queue gets the lock before any who came later.
+    """A waiter in a lock's queue gets the lock before all waiters that came later.
 
     Promised for the queue of one server ("push"), from when a waiter has joined it, and while each holder releases: not
     behind one whose lease ended, and not where a holder or another waiter is outside of the queue, such as redis-py's,
