@@ -40,6 +40,9 @@ FAR_S = 60.0
 LATE: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
 """Settings of a lock that neither expires nor makes health checks while a test runs."""
 
+HEARD_S = 1.0
+"""A limit that is not over before the server's first reply, beside busy programs either: the caller waits in vain."""
+
 _PEERS = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
 _PEERS.set_forkserver_preload(["tests.support.waiting"])
 

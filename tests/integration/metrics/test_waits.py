@@ -19,7 +19,7 @@ from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.metrics.conftest import Exposed
 from tests.support.helpers import PATIENCE_S, start
 from tests.support.holding import Holders
-from tests.support.waiting import FAR_S, LATE, Callers, until_queued
+from tests.support.waiting import FAR_S, HEARD_S, LATE, Callers, until_queued
 
 
 def test_a_wait_in_the_queue_ends_with_a_hand_over(
@@ -38,7 +38,7 @@ def test_a_wait_in_the_queue_ends_with_a_hand_over(
 
 def test_a_wait_that_is_in_vain_is_no_hand_over(exposed: Exposed, holders: Holders, valkey: Server) -> None:
     holders.hold(valkey.port, **LATE)
-    assert holders.make(valkey.port, **LATE).call("acquire", blocking_timeout=0.01) is False
+    assert holders.make(valkey.port, **LATE).call("acquire", blocking_timeout=HEARD_S) is False
     assert (exposed.value("waits_total", mode="queue"), exposed.value("handovers_total")) == (1, 0)
     assert (exposed.value("waiting"), exposed.acquired("not_acquired")) == (0, 1)
 
@@ -96,7 +96,7 @@ def test_a_wait_by_the_clients_own_methods(exposed: Exposed) -> None:
     client = fakeredis.FakeRedis()
     holder, waiter = Lock(client, "name"), Lock(client, "name", sleep=0.01)
     assert holder.acquire()
-    assert waiter.acquire(blocking_timeout=0.03) is False
+    assert waiter.acquire(blocking_timeout=HEARD_S) is False
     assert exposed.value("waits_total", mode="client") == 1
 
 

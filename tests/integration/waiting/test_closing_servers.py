@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
-from tests.support.waiting import FAR_S, queue_of
+from tests.support.waiting import FAR_S, HEARD_S, queue_of
 from tests.support.worlds import World
 
 pytestmark = [
@@ -109,7 +109,7 @@ def test_log_says_that_locks_poll(
     proxy.close_on(unknown)
     client.set("name", "another's")
     with caplog.at_level(logging.INFO, "redislock_fast._transport.base"):
-        assert not world.lock(make(), **SOON).acquire(blocking_timeout=0.1)
+        assert not world.lock(make(), **SOON).acquire(blocking_timeout=HEARD_S)
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert "polling" in caplog.text
 

@@ -27,6 +27,7 @@ from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.waiting import (
     CALLERS,
     FAR_S,
+    HEARD_S,
     LATE,
     Callers,
     Contender,
@@ -261,7 +262,7 @@ def test_a_chosen_token_has_its_turn_among_others(
 def test_a_ticket_is_given_up_with_its_waiter(callers: Callers, server: Server, client: redis.Redis) -> None:
     holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
     assert holder.call("acquire")
-    assert waiter.call("acquire", token="chosen", blocking_timeout=0.05) is False
+    assert waiter.call("acquire", token="chosen", blocking_timeout=HEARD_S) is False
     assert queued(client, "name") == 0
     holder.release()
     assert client.keys() == []
