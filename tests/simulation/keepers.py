@@ -7,6 +7,7 @@ place of an event loop's timers stand the world's events.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -112,11 +113,10 @@ class Keeper(Process, LoopLingering):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         Process.__init__(self, simulation.world, name)
-        LoopLingering.__init__(self)
         self._loop: Any = _Loop(self)
+        LoopLingering.__init__(self)
         self._simulation = simulation
         self.workers: list[Worker] = []
-        self._turns = 0
 
     def _connected(self) -> None:
         super()._connected()
@@ -138,9 +138,9 @@ class Keeper(Process, LoopLingering):
         identifier = b"0" * 11 if registry is None else registry.identifier
         return self._simulation.new_token(MARKER + identifier + (b"1" if listens else b"0"))
 
-    def local_waiter(self) -> LocalWaiter:
-        self._turns += 1
-        return LocalTurn(self, self._turns)
+    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+        numbers = itertools.count(1)
+        return lambda: LocalTurn(self, next(numbers))
 
     def check_order(self, turn: LocalTurn) -> None:
         """Check that no earlier caller waits for the local lock that this one has got."""

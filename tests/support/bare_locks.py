@@ -57,7 +57,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.key_cache = KeyCache(self._give_up, self._watch)
+        self.key_cache = KeyCache(self._give_up, self._watch, Waiting)
         self.given_up: list[tuple[KeyLease, bool]] = []
         self.watches = 0
         self.when_given_up: Callable[[KeyLease], object] = lambda _: None
@@ -89,10 +89,6 @@ class Kept:
     def new_token(self, _key: bytes, _listens: bool) -> bytes:
         """The one token."""
         return TOKEN
-
-    def local_waiter(self) -> LocalWaiter:
-        """A new waiter."""
-        return Waiting()
 
     def keep(self, lease: KeyLease, idle_until: float) -> CachedKey:
         """Let a key linger that the server has granted. Returns it."""

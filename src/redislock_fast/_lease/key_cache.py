@@ -151,7 +151,7 @@ class CachedKey:
         """Add a waiter for the local lock. It may get it at once."""
         waiter.since = clock()
         self.waiters.append(waiter)
-        if self.if_free():
+        if not self.locked_by and self.if_free():
             return
         self.cache.tell_holder(self.key)
         if not self.cache.is_watched:  # its holder may forget it
@@ -313,16 +313,23 @@ class KeyCache:
     Args:
         give_up: gives leases back to the server in the background; the bool says whether they are known to be wanted.
         watch: has `sweep` called from now on, and `hear_wanted` with each message, until `rests` says yes.
+        new_waiter: makes a waiter for the local lock of a key.
 
     Attributes:
-        give_up: as above.
+        give_up, new_waiter: as above.
         is_watched: whether the keys are watched.
         loop: the event loop whose tasks use the keys; None: threads do.
         shortest_s: the shortest time for which keys linger, in seconds.
     """
 
-    def __init__(self, give_up: Callable[[list[KeyLease], bool], None], watch: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        give_up: Callable[[list[KeyLease], bool], None],
+        watch: Callable[[], None],
+        new_waiter: Callable[[], LocalWaiter],
+    ) -> None:
         self.give_up = give_up
+        self.new_waiter = new_waiter
         self._watch = watch
         self._keys: dict[bytes, CachedKey] = {}
         self._listeners: dict[bytes, _Listener] = {}

@@ -61,7 +61,7 @@ class Turn:
     def leave(self) -> bool:
         """Stop waiting. Returns whether the local lock was got."""
         assert self.cached is not None
-        if self.cached.leave(self.waiter):
+        if not self.waiter.is_given and self.cached.leave(self.waiter):
             self.cached = None
         return self.cached is not None
 
@@ -282,7 +282,7 @@ class LingerBase(AcquireBase):
         """Take the local lock. Returns whether that was possible in time."""
         while True:
             cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
-            turn.begin(cached, self._transport.local_waiter())
+            turn.begin(cached, cached.cache.new_waiter())
             if cached.try_lock(turn.waiter):
                 return True
             if clock() >= cached.overdue_at():

@@ -42,7 +42,7 @@ class Lingering:
     connection: Any
 
     def __init__(self) -> None:
-        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys))
+        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys), self._maker_of_waiters())
         self._unconfirmed: dict[int, list[KeyLease]] = {}  # leases whose release has no reply yet
 
     @abstractmethod
@@ -54,6 +54,10 @@ class Lingering:
         """Send requests in one piece, without waiting for the replies."""
 
     @abstractmethod
+    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+        """What makes the waiters for the local locks of keys. It does not keep this object alive."""
+
+    @abstractmethod
     def _watch_keys(self) -> None:
         """Have the connection read, and `KeyCache.sweep` called, until `KeyCache.rests` says yes."""
 
@@ -61,10 +65,6 @@ class Lingering:
         """Have the replies to posted releases read, and the keys cleaned up where none come."""
         if not self.key_cache.is_watched:
             self.key_cache.watch()
-
-    @abstractmethod
-    def local_waiter(self) -> LocalWaiter:
-        """A new waiter for the local lock of a cached key."""
 
     def key_cache_of(self, key: bytes) -> KeyCache:  # noqa: ARG002  # here, all keys have one server
         """The cache that a key belongs to."""

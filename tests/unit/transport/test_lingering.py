@@ -82,8 +82,8 @@ class _OfThreads(ThreadLingering):
 
 class _OfALoop(LoopLingering):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
         self._loop = loop
+        super().__init__()
         self.connection: Any = _Connection()
         self.cleaned_up: list[tuple[bytes, bytes]] = []
 

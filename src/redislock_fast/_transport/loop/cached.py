@@ -49,7 +49,7 @@ class CachedBase(UncontendedBase):
             if is_own and self._has_usual_settings(blocking):
                 waits = self.blocking if blocking is None else blocking
                 if cached.locked_by and waits:
-                    waiter = turn.begin(cached, self._transport.local_waiter())
+                    waiter = turn.begin(cached, cached.cache.new_waiter())
                     turn.join()
                     if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
                         await waiter.woken

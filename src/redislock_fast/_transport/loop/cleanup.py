@@ -36,8 +36,8 @@ class LoopCleanup(ServerTransport[AsyncConnection]):
     """
 
     def __init__(self, owner: Any, end: LoopEnd) -> None:
-        super().__init__(owner)
         self._loop = asyncio.get_running_loop()
+        super().__init__(owner)
         self._end = end
         self._cleaner: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

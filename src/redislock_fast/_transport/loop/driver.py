@@ -41,7 +41,6 @@ from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import KeyCache
-    from redislock_fast._lease.key_lease import LocalWaiter
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._procedures.waiters import WaiterRegistry
 
@@ -96,10 +95,6 @@ class AsyncTransport(Encoding):
     def registry_of(self, key: bytes) -> WaiterRegistry | None:
         """The registry that hears when this key is wanted; see `Lingering.registry_of`."""
         return self.of_running_loop().registry_of(key)
-
-    def local_waiter(self) -> LocalWaiter:
-        """A new waiter for the local lock of a cached key."""
-        return self.of_running_loop().local_waiter()
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""

@@ -59,8 +59,8 @@ class LoopLingering(Lingering):
     _loop: asyncio.AbstractEventLoop
     _listening_on: Any = None
 
-    def local_waiter(self) -> LocalWaiter:
-        return _TaskWaiter(self._loop)
+    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+        return partial(_TaskWaiter, self._loop)
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         replies: list[Reply] = []

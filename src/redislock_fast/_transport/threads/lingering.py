@@ -88,8 +88,8 @@ class ThreadLingering(Lingering):
     def hear(self, mailbox: Any, timeout_s: float) -> object:
         """Wait for the next message in a mailbox; see `ThreadServerTransport`."""
 
-    def local_waiter(self) -> LocalWaiter:
-        return _ThreadWaiter()
+    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+        return _ThreadWaiter
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         thread = get_ident()
