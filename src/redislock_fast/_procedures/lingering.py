@@ -236,7 +236,7 @@ class LingerBase(AcquireBase):
         """Acquire with the local lock. Returns whether the lock is held."""
         cached = self._cached = turn.cached
         assert cached is not None
-        if self._take(turn, owner) or (yield from self._confirming_kept(turn, owner, limit)):
+        if self._take(turn, cached, owner) or (yield from self._confirming_kept(turn, owner, limit)):
             return True
         acquired = yield from self._acquiring_until(
             limit, owner, sleep, blocking, None, to_clean_up, attempt, self._linger_ms
@@ -299,19 +299,17 @@ class LingerBase(AcquireBase):
                         wait.handed_over = True
                     return True
 
-    def _take(self, turn: Turn, owner: Owner) -> bool:
+    def _take(self, turn: Turn, cached: CachedKey, owner: Owner) -> bool:
         """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
-        lease, now = turn.lease, clock()
+        lease, now = cached.lease, clock()
         if lease is None or now > lease.take_until_for(self._ttl_ms or 0):
             return False
-        self._hold(turn, lease, owner, now)
+        self._hold(turn, cached, lease, owner, now)
         return True
 
-    def _hold(self, turn: Turn, lease: KeyLease, owner: Owner, since: float) -> None:
+    def _hold(self, turn: Turn, cached: CachedKey, lease: KeyLease, owner: Owner, since: float) -> None:
         """Note that the owner holds the lock, from this moment of the clock on. It has the local lock."""
         expiry = lease.token, since + (self._ttl_ms or 0) / 1000
-        cached = turn.cached
-        assert cached is not None
         turn.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
         cached.locked_by[0] = expiry
         owner.expiry = expiry
@@ -335,7 +333,7 @@ class LingerBase(AcquireBase):
             expires_at = confirm.sent_at + ttl_ms / 1000
             cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
             cached.lease.fences = lease.fences
-            self._hold(turn, cached.lease, owner, min(clock(), cached.lease.take_until))
+            self._hold(turn, cached, cached.lease, owner, min(clock(), cached.lease.take_until))
             return True
         cached.lease = None
         lease.note_loss()
@@ -376,7 +374,7 @@ class LingerBase(AcquireBase):
         cached.cache.shortest_s = min(cached.cache.shortest_s, (self._linger_ms or 0) / 1000)
         now = clock()
         cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
-        self._hold(turn, lease, owner, min(now, lease.take_until))
+        self._hold(turn, cached, lease, owner, min(now, lease.take_until))
 
     # ---- release ----
 

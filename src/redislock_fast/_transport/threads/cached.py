@@ -49,7 +49,7 @@ class CachedBase(UncontendedBase):
                     turn.join()
                     if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
                         waiter.wait(None)
-                    if turn.leave() and self._take(turn, owner):
+                    if turn.leave() and self._take(turn, cached, owner):
                         return True
                 elif not cached.locked_by and self._is_plain_acquire():
                     attempt = self._begin_fetching(turn, cached, owner, waits and owner.token is None)
