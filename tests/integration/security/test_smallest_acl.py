@@ -93,8 +93,9 @@ def use_lock(uses: Uses) -> None:
         lock = uses.lock(**settings)
         assert lock.acquire()
         assert (lock.owned(), lock.locked()) == (True, True)
-        assert not uses.lock(uses.connect()).acquire(blocking=False)
-        assert not uses.lock(uses.connect()).acquire(blocking_timeout=0.05)
+        other = uses.lock(uses.connect())
+        assert not other.acquire(blocking=False)  # connects
+        assert not other.acquire(blocking_timeout=0.3)
         if not settings:
             assert lock.reacquire()
             assert lock.extend(1)
