@@ -61,7 +61,7 @@ class Turn:
     def leave(self) -> bool:
         """Stop waiting. Returns whether the local lock was got."""
         assert self.cached is not None
-        if not self.waiter.is_given and self.cached.leave(self.waiter):
+        if self.cached.leave(self.waiter):
             self.cached = None
         return self.cached is not None
 

@@ -111,7 +111,7 @@ def test_a_loop_releases_what_another_has_acquired(
     holder.result(PATIENCE_S)
 
 
-def test_a_release_by_another_loop_wakes_who_waits_in_memory(valkey: Server) -> None:
+def test_a_release_by_another_loop_wakes_a_local_waiter(valkey: Server) -> None:
     shared = shared_lock(valkey, thread_local=False)
     acquired = threading.Event()
 
