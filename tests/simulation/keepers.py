@@ -138,7 +138,7 @@ class Keeper(Process, LoopLingering):
         identifier = b"0" * 11 if registry is None else registry.identifier
         return self._simulation.new_token(MARKER + identifier + (b"1" if listens else b"0"))
 
-    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
         numbers = itertools.count(1)
         return lambda: LocalTurn(self, next(numbers))
 

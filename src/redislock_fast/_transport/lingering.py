@@ -42,7 +42,7 @@ class Lingering:
     connection: Any
 
     def __init__(self) -> None:
-        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys), self._maker_of_waiters())
+        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys), self._waiter_factory())
         self._unconfirmed: dict[int, list[KeyLease]] = {}  # leases whose release has no reply yet
 
     @abstractmethod
@@ -54,8 +54,8 @@ class Lingering:
         """Send requests in one piece, without waiting for the replies."""
 
     @abstractmethod
-    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
-        """What makes the waiters for the local locks of keys. It does not keep this object alive."""
+    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
+        """Return a function that makes waiters for local locks. The function does not keep this object alive."""
 
     @abstractmethod
     def _watch_keys(self) -> None:

@@ -59,7 +59,7 @@ class LoopLingering(Lingering):
     _loop: asyncio.AbstractEventLoop
     _listening_on: Any = None
 
-    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
         return partial(_TaskWaiter, self._loop)
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:

@@ -88,7 +88,7 @@ class ThreadLingering(Lingering):
     def hear(self, mailbox: Any, timeout_s: float) -> object:
         """Wait for the next message in a mailbox; see `ThreadServerTransport`."""
 
-    def _maker_of_waiters(self) -> Callable[[], LocalWaiter]:
+    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
         return _ThreadWaiter
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
