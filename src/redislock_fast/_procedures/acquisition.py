@@ -28,6 +28,7 @@ from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sl
 from redislock_fast._procedures.waiters import Grant, Waiter
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.operation import Begun
 from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours, listens, without_flag
 from redislock_fast._util.tracing import is_observed
@@ -148,6 +149,16 @@ class AcquireBase(HandleBase):
         is_patient = call.limit.wait_s is None or call.limit.wait_s > call.sleep_s
         contended: bool = self._transport.is_contended(self._key, is_patient)
         return contended
+
+    def _can_queue_at_once(self, begun: Begun) -> bool:
+        """Whether the reply to a first request is another holder's token, and the connection hears of the queue."""
+        connection, reply, _ = begun
+        return (
+            type(reply) is bytes
+            and connection.capabilities.set_get
+            and connection.registry is not None
+            and connection.registry.channel_of(self._key) is not None
+        )
 
     def _key_ttl_ms(self, linger_ms: int | None) -> int | None:
         """The key's ttl on the server, in milliseconds."""

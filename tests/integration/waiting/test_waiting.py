@@ -27,6 +27,7 @@ from tests.support.waiting import (
     LATE,
     Callers,
     Contender,
+    Guard,
     Peer,
     Sent,
     Tasks,
@@ -88,6 +89,21 @@ def test_a_lock_handed_over_costs_an_attempt_a_wait_and_a_release(
         hand_round([waiter], answers)
     assert sent.commands[:-1] == [*attempt_at(server), "EVALSHA"]
     assert sent.commands[-1] in RELEASE_COMMANDS
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"linger": 0.05}], ids=["plain", "renewed", "linger"])
+def test_waiter_makes_one_attempt_before_it_queues(
+    callers: Callers, server: Server, client: redis.Redis, holder: Lock, settings: dict[str, Any]
+) -> None:
+    waiter = callers._contender(callers.package.Lock(warm(callers, server, client), "name", **LATE, **settings))
+    holder.acquire()
+    with sent_by(client, "waiter") as sent:
+        answer = waiter.use(Guard())
+        until_queued(client, "name", 1)
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+    requests = [*attempt_at(server), "EVALSHA"]
+    assert sent.commands[: len(requests)] == requests
 
 
 def test_acquire_makes_no_attempt_where_others_are_known_to_wait(

@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redislock_fast._procedures.lingering import Turn
-from redislock_fast._procedures.waiting import POLL
 from redislock_fast._protocol.commands import Acquire, acquire_request
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.uncontended import UncontendedBase
 from redislock_fast._util.coroutines import runs
-from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
+    from redislock_fast._transport.loop.server import LoopServerTransport
 
 __all__ = ["CachedBase"]
 
@@ -76,40 +76,39 @@ class CachedBase(UncontendedBase):
             return None
         token = registry.new_token(listens=True)
         turn.begin(cached, token)
+        if not self._may_ask(turn, token):
+            return None
         if waits and registry.is_contended(self._key, True):
-            await self._begin_queueing(turn, owner, token)
+            connection = None
+            await self._begin_queueing(server, turn, owner, token)
             return None
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
         try:
-            if self._may_ask(turn, token):
-                reply = await connection.pipe.call(request, connection.timeout_s)
-                if reply == ours:
-                    self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return None
-                begun = (connection, reply, None)
+            reply = await connection.pipe.call(request, connection.timeout_s)
+            if reply == ours:
+                self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                return None
+            begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
                 raise
             begun = (connection, None, interruption)
-        if begun is None:
-            turn.end(owner)
+        if waits and self._can_queue_at_once(begun):
+            connection = begun = None  # an error keeps this frame, which must keep no connection
+            await self._begin_queueing(server, turn, owner, token)
             return None
         attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return attempt
 
-    async def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> None:
-        """Get a contended key by the server's queue, where that is possible."""
-        server = self._transport.of_running_loop()
-        to_clean_up: CleanupEntries = []
+    async def _begin_queueing(self, server: LoopServerTransport, turn: Turn, owner: Owner, token: bytes) -> None:
+        """Get a contended key by the server's queue, where that is possible. Has the local lock."""
         try:
-            if self._may_ask(turn, token):
-                waiting = self._waiting(token, None, self.sleep, Limit(None), linger_ms=self._linger_ms)
-                if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
-                    self._note_acquired(turn, owner)
-                    return
+            if await self._acquire_contended(server, owner, token, self._linger_ms):
+                self._note_acquired(turn, owner)
+                return
         except BaseException:
             server.clean_up(self._undo(turn, owner, None))
             raise

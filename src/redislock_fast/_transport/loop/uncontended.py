@@ -13,7 +13,7 @@ import redis.asyncio
 from redislock_fast._lease.telling import is_telling
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.settings import RELEASE, hooks_of
-from redislock_fast._procedures.waiting import POLL
+from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
     from redislock_fast._protocol.operation import Begun
+    from redislock_fast._transport.loop.server import LoopServerTransport
 
 __all__ = ["UncontendedBase"]
 
@@ -75,17 +76,13 @@ class UncontendedBase(LockBase):
         ttl_ms, options = self._ttl_ms, self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
+        queues: bool | None = False
         if options is not None and (owner.token is not None or is_telling() is not None):
             connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
-            if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
-                connection = None
-            if connection is None and options is None:
-                waiting = self._waiting(token, None, self.sleep, Limit(None))
-                if await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL:
-                    return True
-        if connection is not None:
+            queues = waits and connection.registry is not None and connection.registry.is_contended(self._key, True)
+        if connection is not None and not queues:
             request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun
             sent_at = clock()
@@ -104,12 +101,24 @@ class UncontendedBase(LockBase):
             except BaseException as interruption:
                 self._drop_noted(owner, token)
                 begun = (connection, None, interruption)
-            attempt = self._attempt_kind(self._key, token, ttl_ms)
-            attempt.begin(request, connection.capabilities, sent_at, begun)
+            queues = waits and options is None and self._can_queue_at_once(begun)
+            if not queues:
+                attempt = self._attempt_kind(self._key, token, ttl_ms)
+                attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
+        if queues and options is None and await self._acquire_contended(server, owner, token):
+            return True
         steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(await drive(server, steps, to_clean_up))
+
+    async def _acquire_contended(
+        self, server: LoopServerTransport, owner: Owner, token: bytes, linger_ms: int | None = None
+    ) -> bool:
+        """Acquire by the lock's queue, on the same settings. Returns False where the connection takes no messages."""
+        to_clean_up: CleanupEntries = []
+        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), self.sleep, Limit(None))
+        return await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL
 
     @runs("Lock.release")
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:

@@ -72,34 +72,40 @@ class CachedBase(UncontendedBase):
             return None
         token = registry.new_token(listens=True)
         turn.begin(cached, token)
+        if not self._may_ask(turn, token):
+            return None
         if waits and registry.is_contended(self._key, True):
+            connection = None
             self._begin_queueing(turn, owner, token)
             return None
         request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
         begun: Begun | None = None
         sent_at = clock()
         try:
-            if self._may_ask(turn, token):
-                reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
-                if reply == ours:
-                    self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                    return None
-                begun = (connection, reply, None)
+            reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
+            if reply == ours:
+                self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
+                return None
+            begun = (connection, reply, None)
         except BaseException as interruption:
             if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
                 raise
             begun = (connection, None, interruption)
-        if begun is None or begun[1] is NOT_ASKED:
+        if begun[1] is NOT_ASKED:
             turn.end(owner)
+            return None
+        if waits and self._can_queue_at_once(begun):
+            connection = begun = None  # an error keeps this frame, which must keep no connection
+            self._begin_queueing(turn, owner, token)
             return None
         attempt = Acquire(self._key, token, ttl_ms)
         attempt.begin(request, connection.capabilities, sent_at, begun)
         return attempt
 
     def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> None:
-        """Get a contended key by the server's queue, where that is possible."""
+        """Get a contended key by the server's queue, where that is possible. Has the local lock."""
         try:
-            if self._may_ask(turn, token) and self._acquire_contended(owner, token, self._linger_ms):
+            if self._acquire_contended(owner, token, self._linger_ms):
                 self._note_acquired(turn, owner)
                 return
         except BaseException:

@@ -78,15 +78,13 @@ class UncontendedBase(LockBase):
         ttl_ms, options = self._ttl_ms, self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
+        queues: bool | None = False
         if options is not None and (owner.token is not None or is_telling() is not None):
             connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
             waits = owner.token is None and (self.blocking if blocking is None else blocking)
-            if waits and connection.registry is not None and connection.registry.is_contended(self._key, True):
-                connection = None
-                if options is None and self._acquire_contended(owner, token):
-                    return True
-        if connection is not None:
+            queues = waits and connection.registry is not None and connection.registry.is_contended(self._key, True)
+        if connection is not None and not queues:
             request, ours = self._attempt_kind.first_request(connection.capabilities, self._key, token, ttl_ms)
             begun: Begun | None = None
             sent_at = clock()
@@ -104,11 +102,14 @@ class UncontendedBase(LockBase):
             except BaseException as interruption:
                 self._drop_noted(owner, token)
                 begun = (connection, None, interruption)
-            if begun is not None:
+            queues = waits and options is None and begun is not None and self._can_queue_at_once(begun)
+            if begun is not None and not queues:
                 attempt = self._attempt_kind(self._key, token, ttl_ms)
                 attempt.begin(request, connection.capabilities, sent_at, begun)
             del begun
         del connection  # an error keeps this frame, which must keep neither it nor a connection
+        if queues and options is None and self._acquire_contended(owner, token):
+            return True
         steps = self._acquiring(owner, None, blocking, None, None, to_clean_up, None, attempt)
         return bool(drive(self._transport, steps, to_clean_up))
 
