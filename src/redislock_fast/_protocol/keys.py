@@ -79,10 +79,10 @@ def channel_beside(key: bytes, identifier: bytes) -> bytes:
 
 def _base_of(key: bytes) -> bytes:
     """The common prefix of a lock's other keys. No two locks share it: the ways to stay in the slot end differently."""
-    if _tag_of(key) is not key:
-        return key + b":rlf:tagged"
     if key and b"}" not in key:
         return b"{%b}:rlf" % key
+    if _tag_of(key) is not key:
+        return key + b":rlf:tagged"
     return b"{%d}%b:rlf:numbered" % (_numbers.of(slot_of(key)), key)
 
 

@@ -109,12 +109,12 @@ class Lingering:
     def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
         """Release the keys, without waiting for the replies."""
         connection = self.connection
+        asked = []
         for lease in leases:
             if connection is None or lease.heard_by is not connection.registry:
                 self.clean_up([(lease.key, lease.token) for lease in leases])
                 return
-        capabilities = connection.capabilities
-        asked = [release_request(capabilities, lease.key, lease.token, is_wanted) for lease in leases]
+            asked.append(release_request(connection.capabilities, lease.key, lease.token, is_wanted))
         requests = [request for request, _ in asked]
         self._post_releases(
             connection, leases, requests, partial(self._take_first, connection, leases, asked, is_wanted)
