@@ -22,9 +22,9 @@ FAULTS = (
     ),
     Fault(
         "key is left to an event loop that has ended",
-        "asyncio/lock.py",
-        "if cached is not None and self._has_own_release() and cached.cache.is_here:",
-        "if cached is not None and self._has_own_release():",
+        "_transport/loop/cached.py",
+        "        if cached.cache.is_here:\n            self._release_here",
+        "        if True:\n            self._release_here",
         "tests/integration/lingering/test_loops.py::test_a_loop_releases_what_another_has_acquired[ended-plain]",
     ),
     Fault(

@@ -21,7 +21,6 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import weakref
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
 from redislock_fast._lease.long_waits import tell_of_wait
+from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._util.times import Limit, clock
 
 if TYPE_CHECKING:
@@ -246,9 +246,10 @@ class CachedKey:
 
     def give_up_idle(self) -> None:
         """Give the key up, which another process wants, and do not keep it for some time if it lingered."""
-        if self.lease is not None:
-            self.ban(clock())
+        lingered = self.lease is not None
         self.drop()
+        if lingered:
+            self.ban(clock())
 
     @property
     def remembers_until(self) -> float:
@@ -341,7 +342,7 @@ class KeyCache:
     @property
     def is_here(self) -> bool:
         """Whether the caller may let a key linger: a task may in its own loop only, for another one may have ended."""
-        return self.loop is None or self.loop is asyncio._get_running_loop()  # noqa: SLF001  # documented
+        return self.loop is None or self.loop is running_loop()
 
     def of(self, key: bytes) -> CachedKey:
         """The cached key, which is made where there is none."""

@@ -202,7 +202,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None and self._has_own_release() and cached.cache.is_here:
+        if cached is not None and self._has_own_release():
             return self._release_lingering(owner, cached)
         token = owner.token
         is_plain = cached is None and owner.kept is None and owner.releasing is None

@@ -117,4 +117,7 @@ class CachedBase(UncontendedBase):
     @runs("Lock.release")
     async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:
         """Release a lock with `linger` and no other option."""
-        self._release_here(owner, cached)
+        if cached.cache.is_here:
+            self._release_here(owner, cached)
+        else:  # the loop of the key may have ended
+            await drive(self._transport, self._releasing(owner), None, self._redis)
