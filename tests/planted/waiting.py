@@ -207,4 +207,21 @@ FAULTS = (
             "test_acquire_by_the_queue_interrupted_at_any_line[threads-by steps-{}-valkey]"
         ),
     ),
+    Fault(
+        "interrupt in the first request is dropped, and the acquire goes on",
+        "_transport/threads/uncontended.py",
+        "                self._drop_noted(owner, token)\n                begun = (connection, None, interruption)\n",
+        "                self._drop_noted(owner, token)\n                begun = None if interruption else None\n",
+        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[threads-{}-valkey]",
+    ),
+    Fault(
+        "refused caller with options makes a second attempt before it queues",
+        "_transport/threads/uncontended.py",
+        "queues = waits and options is None and begun is not None",
+        "queues = waits and begun is not None",
+        (
+            "tests/integration/waiting/test_waiting.py::"
+            "test_waiter_makes_one_attempt_before_it_queues[threads-valkey-renewed]"
+        ),
+    ),
 )

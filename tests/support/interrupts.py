@@ -50,7 +50,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
     Nor before a `try`, which is no instruction, and belongs to no handler. Nor in a finalizer.
 
-    Returns which line that is; "" when there are fewer.
+    Returns which line that is, and what the work raises instead of the interrupt; "" when there are fewer lines.
     """
     traced = {str(PACKAGE / name) for name in (*_TRACED, *files)}
     count, place = 0, ""
@@ -81,6 +81,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     sys.settrace(on_call)
     try:
         work()
+        place += " raises nothing" if place else ""
     except KeyboardInterrupt:
         pass
     except Exception as error:
