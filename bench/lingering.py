@@ -40,11 +40,11 @@ from bench.measuring.rounds import ANEW, REUSED, Entrant, Scene
 from bench.workloads import kept_elsewhere, new_names, single, tasks, threads
 
 NAME = "linger"
-ABOUT = "locks with linger beside redis-py's and plain ones, with the goals (2 rounds of contention, whatever --rounds)"
+ABOUT = "locks with linger beside redis-py's and plain ones, with the goals (5 rounds of contention, whatever --rounds)"
 ROUNDS = 6
 SECONDS = 0.25
 
-_CONTENTION_ROUNDS = 2
+_CONTENTION_ROUNDS = 5
 _CONTENTION_SECONDS = 2.0
 _RTT_MS = 1.0
 _THREADS = 16
@@ -164,7 +164,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _uncontended(url: str, count: int, seconds: float, absent: list[str]) -> list[Row]:
-    """Measure the pairs per second of one process, and how long an acquire takes from a keeper."""
+    """Measure the pairs per second of one process, and how long an acquire takes where the key lingers elsewhere."""
     with rounds.open_scene(url, max(_THREADS, _TASKS)) as scene:
         entrants = list(_near(scene))
         try:

@@ -1,7 +1,7 @@
 """A workload of `python -m bench throughput --mode linger`: a lock is acquired that lingers in another process.
 
-The other process, the keeper, has used some locks, and idles. This process acquires them while they linger there, one
-after the other, and as many that are free, with pauses in which the keeper idles again. Each name is used once: a lock
+The other process has used some locks, and idles. This process acquires them while they linger there, one after the
+other, and as many that are free, with pauses in which the other process idles again. Each name is used once: a lock
 that was wanted while it lingered is not kept again.
 """
 
@@ -41,7 +41,7 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
 
 
 class _Crew:
-    """A client that acquires, and the keeper. The keeper starts with the first check."""
+    """A client that acquires, and the other process, which starts with the first check."""
 
     def __init__(self, contestant: Contestant, scene: Scene) -> None:
         self._scene = scene
@@ -54,7 +54,7 @@ class _Crew:
         """Acquire and release locks for some seconds.
 
         Args:
-            keeps: whether they linger with the keeper before.
+            keeps: whether they linger in the other process before.
             seconds: for how long.
         """
         acquires_s: list[float] = []
@@ -73,7 +73,7 @@ class _Crew:
         return Sample(len(acquires_s) / (time.perf_counter() - began_all), latencies_s=acquires_s)
 
     def check(self) -> None:
-        """Check that the keeper keeps a lock, that it can be acquired here, and that it excludes the keeper then.
+        """Check that a lock lingers in the other process, can be acquired here, and excludes that process then.
 
         Raises:
             CheckFailedError: at the first violation.
@@ -81,15 +81,15 @@ class _Crew:
         witness = self._scene.witness
         (name,) = names = self._names(1)
         if self._use(names) != [True]:
-            raise CheckFailedError("the keeper could not acquire a free lock")
+            raise CheckFailedError("the other process could not acquire a free lock")
         value = witness.get(name)
         if value is None:
-            raise CheckFailedError("the keeper does not keep its lock")
+            raise CheckFailedError("the lock does not linger in the other process")
         lock = self._make(name)
         if not lock.acquire():
             raise CheckFailedError("a lock that lingers elsewhere was not acquired")
         if witness.get(name) in (None, value):
-            raise CheckFailedError("acquired, but the key is still the keeper's")
+            raise CheckFailedError("acquired, but the key is still the other process's")
         if self._use(names) != [False]:
             raise CheckFailedError("two holders at a time")
         lock.release()
@@ -100,16 +100,16 @@ class _Crew:
         return [f"{self._prefix}:{number}" for number in itertools.islice(self._numbers, count)]
 
     def _use(self, names: Sequence[str]) -> list[bool]:
-        """Have the keeper acquire and release locks. Returns which it could acquire."""
-        connection = self._connection or self._keeper()
+        """Have the other process acquire and release locks. Returns which it could acquire."""
+        connection = self._connection or self._start()
         connection.send(names)
         if not connection.poll(_ANSWERING_S):
-            raise CheckFailedError("the keeper does not answer")
+            raise CheckFailedError("the other process does not answer")
         said: list[bool] = connection.recv()
         return said
 
-    def _keeper(self) -> Connection:
-        """Start the keeper, which ends with the scene."""
+    def _start(self) -> Connection:
+        """Start the other process, which ends with the scene."""
         ours, its = _processes.Pipe()
         process = _processes.Process(target=_keep, args=(its, self._scene.url), daemon=True)
         process.start()
