@@ -284,7 +284,8 @@ class _Reader:
             attempt.invalid = at
         elif what == "lost":
             attempt.lost = at
-            attempt.reason = event["reason"]
+            if attempt.released is None:  # the loss of a lock that was dropped is told afterwards
+                attempt.reason = event["reason"]
         elif what == "releasing":
             attempt.releasing = at
         elif what == "released":

@@ -26,6 +26,17 @@ def test_events_of_an_attempt_are_put_together_from_all_files(tmp_path: Path) ->
     assert history.attempts[0].ends == 40
 
 
+def test_a_loss_that_is_told_after_the_lock_was_dropped_is_not_why_it_was_released(tmp_path: Path) -> None:
+    log = Log(tmp_path, "p")
+    log.note("asked", 10, id="a", name="name", by="push")
+    log.note("answered", 20, id="a", outcome=OK, until=0, fence=None)
+    log.note("released", 30, id="a", outcome=INFO, reason="dropped")
+    log.note("lost", 40, id="a", reason="expired")
+    log.close()
+    (attempt,) = read(tmp_path).attempts
+    assert (attempt.reason, attempt.lost) == ("dropped", 40)
+
+
 def test_half_a_line_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "killed.jsonl").write_text('{"what":"asked","at":1,"process":"killed","id":"a","name":"n"}\n{"what":')
     assert [attempt.id for attempt in read(tmp_path).attempts] == ["a"]
