@@ -78,7 +78,7 @@ class UncontendedBase(LockBase):
         ttl_ms, options = self._ttl_ms, self._options
         attempt: Acquire | None = None
         to_clean_up: CleanupEntries = []
-        queues: bool | None = False
+        queues = False
         if options is not None and (owner.token is not None or is_telling() is not None):
             connection = None  # it may reenter the lock, or end a callback for its loss
         if connection is not None:
