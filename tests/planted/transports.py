@@ -196,9 +196,9 @@ FAULTS = (
     Fault(
         "driver does not clean up what the steps leave",
         "_transport/threads/driver.py",
-        "            if to_clean_up:\n                transport.clean_up(to_clean_up)\n",
-        "            pass\n",
-        "tests/unit/transport/test_drivers.py::test_entries_of_steps_that_raise_are_cleaned_up",
+        "        if to_clean_up:\n            transport.clean_up(to_clean_up)\n",
+        "        pass\n",
+        "tests/unit/transport/test_drivers.py::test_entries_of_steps_are_cleaned_up_when_they_have_ended",
     ),
     Fault(
         "lease counts from the reply in threads",

@@ -224,4 +224,14 @@ FAULTS = (
             "test_waiter_makes_one_attempt_before_it_queues[threads-valkey-renewed]"
         ),
     ),
+    Fault(
+        "caller that was refused in time leaves what it has asked for",
+        "_transport/threads/driver.py",
+        "        return end.value\n",
+        "        to_clean_up = None\n        return end.value\n",
+        (
+            "tests/integration/waiting/test_recovery.py::"
+            "test_time_that_is_up_where_the_request_to_leave_is_lost[threads-valkey-granted]"
+        ),
+    ),
 )

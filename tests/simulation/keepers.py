@@ -286,10 +286,9 @@ class Worker:
         to_clean_up: list[tuple[bytes, bytes]] = []
         try:
             return (yield from lock._acquiring(owner, None, blocking, patience_s, None, to_clean_up))
-        except BaseException:
+        finally:
             if to_clean_up:
                 self.process.clean_up(to_clean_up)
-            raise
 
     def _release(self, lock: BareLock) -> Steps:
         """Release as the public locks do, again and again where that fails."""

@@ -200,7 +200,8 @@ def _note_left(admin: Any, log: Log) -> None:
         for key in admin.keys("*"):
             if key.endswith((b":queue", b":waiters")) and admin.ttl(key) > 0:
                 if key.endswith(b":queue"):
-                    texts[repr(key)] = "left queue"
+                    waiters = admin.zrange(key, 0, -1, withscores=True)  # tokens, and when they joined
+                    texts[f"{key!r}: {waiters}"] = "left queue"
             elif not key.endswith((b":fence", b":guard")):
                 texts[repr(key)] = "left"
         own = str(admin.client_id())

@@ -39,7 +39,7 @@ _ASKING_S = 0.005
 """For how long an attempt that must not wait gives another process the time to give up a key that lingers there."""
 
 CleanupEntries = list[tuple[bytes, bytes]]
-"""Keys and tokens that must be cleaned up when an acquire raises: the steps fill it, and the driver cleans up."""
+"""Keys and tokens that must be cleaned up when an acquire fails: the steps fill it, and the driver cleans up."""
 
 
 class _Call:
@@ -105,7 +105,7 @@ class AcquireBase(HandleBase):
     ) -> Steps:
         """Acquire before the deadline. Returns whether the lock is held.
 
-        `to_clean_up` gets what must be cleaned up where this raises. `begun` is the first attempt, where its request
+        `to_clean_up` gets what must be cleaned up where this fails. `begun` is the first attempt, where its request
         has been sent already. With `linger_ms`, the key gets a ttl that is so much longer, and the owner notes when the
         key expires. The other parameters are those of `acquire`.
         """
@@ -130,7 +130,7 @@ class AcquireBase(HandleBase):
             with waiting_of(self._options, self._name, "queue") as wait:
                 outcome = yield from self._waiting_by_push(call, to_clean_up, wait)
                 return (yield from self._polling(call, wait=wait)) if outcome is POLL else outcome is not TIME_UP
-        except TimeoutError:  # the transport cleans up the last request
+        except TimeoutError:  # what was asked for is cleaned up
             limit.refused = limit.refused or (call.attempt is not None and call.attempt.refused)
             if not limit.is_settled:
                 raise
@@ -367,7 +367,7 @@ class AcquireBase(HandleBase):
         waiting = self._waiting(call.token, call.own_token, _ASKING_S, limit, observed, call.linger_ms)
         try:
             outcome = yield from self._queueing(waiting, call.owner, to_clean_up)
-        except TimeoutError:  # the transport cleans up the last request
+        except TimeoutError:  # what was asked for is cleaned up
             return False
         return type(outcome) is Grant
 

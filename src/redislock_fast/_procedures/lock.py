@@ -64,7 +64,7 @@ class LockBase(LingerBase):
     ) -> Steps:
         """Acquire. Returns whether the lock is held.
 
-        `to_clean_up` gets what must be cleaned up where this raises. `task` is the task that will hold the lock; None
+        `to_clean_up` gets what must be cleaned up where this fails. `task` is the task that will hold the lock; None
         in threads, and where nothing cancels it. `begun` is the first attempt, where its request has been sent already.
         The other parameters are those of `acquire`.
         """
@@ -159,7 +159,7 @@ class LockBase(LingerBase):
                 limit = self._limit(blocking_timeout)
                 acquired = yield from self._acquiring_by(limit, pending, sleep, blocking, token, to_clean_up, begun)
                 if acquired and not (yield from self._completing(options, pending, limit)):
-                    self._transport.clean_up(self._drop_failed(owner, pending, before, token))
+                    to_clean_up += self._drop_failed(owner, pending, before, token)
                     acquired = False
                 if acquired:
                     self._keep(self._begin(options, owner, pending, asked_at, task))

@@ -24,6 +24,7 @@ from tests.support.proxy import Proxy
 from tests.support.times import clock
 from tests.support.waiting import (
     FAR_S,
+    HEARD_S,
     LATE,
     Contender,
     Guard,
@@ -34,6 +35,7 @@ from tests.support.waiting import (
     connections,
     gets_and_frees,
     queue_of,
+    queue_up,
     queued,
     until_queued,
 )
@@ -230,6 +232,28 @@ def test_connection_cut_with_the_grant_on_its_way(
     proxy.cut()
     proxy.resume()
     gets_and_frees(waiter, answer, client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_granted", [False, True], ids=["waits", "granted"])
+def test_time_that_is_up_where_the_request_to_leave_is_lost(
+    callers: Callers, proxy: Proxy, server: Server, client: redis.Redis, is_granted: bool
+) -> None:
+    holder = callers.contender(callers.client(server.port), **LATE)
+    assert holder.call("acquire")
+    waiter = callers.contender(callers.client(proxy.port), **LATE)
+    (answer,) = queue_up([waiter], client, blocking_timeout=HEARD_S)
+    proxy.wait_for_quiet()  # it has heard that another owner has the lock
+    proxy.lose_messages()
+    proxy.stall()
+    if is_granted:
+        holder.release()
+    assert answer.result(PATIENCE_S) is False
+    proxy.cut()
+    wait_until(lambda: queued(client, "name") == 0, "the place in the queue is given up")
+    if not is_granted:
+        holder.release()
+    wait_until(lambda: not client.keys(), "nothing is left")
 
 
 def test_lost_grant_is_found_by_looking(callers: Callers, proxy: Proxy, server: Server, client: redis.Redis) -> None:

@@ -164,11 +164,11 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         transport: the `AsyncTransport` of the server or cluster that the steps are about, or the servers of a Redlock;
             or the running loop's own server transport, for a task that was dropped: then this may be any thread.
         steps: the procedure.
-        to_clean_up: the steps add to it what must be cleaned up where they raise.
+        to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
     """
     server = transport.of_running_loop()
-    step: Any = None
+    step, is_dropped = None, False
     try:
         step = next(steps)
         while True:
@@ -208,10 +208,10 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
         return end.value
     except BaseException as error:
         step = answer = None  # the error keeps this frame, which must keep no connection
-        try:
-            steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
-        finally:
-            if to_clean_up and isinstance(error, GeneratorExit):  # the task was dropped: this may be any thread
-                server.clean_up_dropped(to_clean_up)
-            elif to_clean_up:
-                server.clean_up(to_clean_up)
+        is_dropped = isinstance(error, GeneratorExit)
+        steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
+    finally:
+        if to_clean_up and is_dropped:  # this may be any thread
+            server.clean_up_dropped(to_clean_up)
+        elif to_clean_up:
+            server.clean_up(to_clean_up)

@@ -76,7 +76,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
         transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or the servers of a
             Redlock.
         steps: the procedure.
-        to_clean_up: the steps add to it what must be cleaned up where they raise.
+        to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
     """
     generation = fork.generation
@@ -120,8 +120,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
         return end.value
     except BaseException as error:
         step = answer = None  # the error keeps this frame, which must keep no connection
-        try:
-            steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
-        finally:
-            if to_clean_up:
-                transport.clean_up(to_clean_up)
+        steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
+    finally:
+        if to_clean_up:
+            transport.clean_up(to_clean_up)
