@@ -210,8 +210,13 @@ def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
         peer.read(len(before))
         with ThreadPoolExecutor(1) as other:
             peer_side = other.submit(answer_and_interrupt)
-            with pytest.raises(Interruption):
+
+            def call_until_interrupted() -> None:
                 pipe.call((b"one",), FOREVER)
+                peer_side.result(timeout=20)  # on a busy machine, the reply may be faster than the signal
+
+            with pytest.raises(Interruption):
+                call_until_interrupted()
             after = peer_side.result(timeout=20)
         assert [1] * 107 == [call.result(timeout=20) for call in (*before, *after)]
     finally:
