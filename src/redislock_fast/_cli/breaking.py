@@ -9,6 +9,7 @@ from typing import Any
 
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import CommandError, Exit
+from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, holder_text, print_json, text_of
 from redislock_fast._procedures.breaking import breaking
 from redislock_fast._protocol.commands import Release
@@ -20,7 +21,7 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         "break", help="take a lock from one certain holder, and hand it over to the first waiter"
     )
     add_connection(parser)

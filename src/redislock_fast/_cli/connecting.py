@@ -13,12 +13,15 @@ from urllib.parse import urlsplit
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import SSLConnection, parse_url
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from redislock_fast._cli.exits import CommandError, Exit
+from redislock_fast._cli.exits import CommandError
 
 if TYPE_CHECKING:
+    from redislock_fast._cli.parsing import CommandParser
+
     Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
 __all__ = ["add_connection", "client_of", "servers_of"]
@@ -43,9 +46,10 @@ _PATIENCE = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
 """In seconds, unless the URL says otherwise: else a frozen server would hang the command."""
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Give a command the options that say which server it talks to."""
+def add_connection(parser: CommandParser) -> None:
+    """Give a command the options that say which server it talks to. Its `usage_code` is set before."""
     parser.add_argument("--url", help=f"the server's URL; by default $REDISLOCK_URL, or {_LOCAL}")
+    parser.set_defaults(usage_code=parser.usage_code)
 
 
 def client_of(arguments: argparse.Namespace) -> Client:
@@ -65,8 +69,8 @@ def client_of(arguments: argparse.Namespace) -> Client:
             raise ValueError("an unknown topology")
         settings = _settings(f"{encryption}://{rest}")
         return _cluster(settings) if topology else redis.Redis.from_pool(redis.ConnectionPool(**settings))
-    except (ValueError, TypeError):  # which may quote the URL
-        raise CommandError(f"the URL is wrong: {_FORMS}", Exit.USAGE) from None
+    except (ValueError, TypeError, LookupError):  # which may quote the URL
+        raise CommandError(f"the URL is wrong: {_FORMS}", arguments.usage_code) from None
 
 
 def servers_of(client: Client) -> list[redis.Redis]:
@@ -82,6 +86,7 @@ def _settings(url: str) -> dict[str, Any]:
     Raises:
         ValueError: it is no URL of a server.
         TypeError: it has an option that connections do not have.
+        LookupError: it names an encoding that does not exist.
     """
     told: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     settings: dict[str, Any] = {**_PATIENCE, **told, **_from_environment(_CREDENTIALS)}
@@ -89,8 +94,23 @@ def _settings(url: str) -> dict[str, Any]:
     if kind is SSLConnection:
         settings.update(_from_environment(_TLS))
     settings["retry"] = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
-    kind(**{name: value for name, value in settings.items() if name != "connection_class"})  # checks them
+    _checked_host(settings.get("host"))
+    try:
+        connection: Any = kind(**{name: value for name, value in settings.items() if name != "connection_class"})
+    except RedisError as error:
+        raise ValueError(str(error)) from None
+    connection.encoder.encode("a")
     return settings
+
+
+def _checked_host(host: str | None) -> str | None:
+    """The host, which the resolver takes.
+
+    Raises:
+        ValueError: it does not.
+    """
+    (host or "").encode("idna")
+    return host
 
 
 def _from_environment(names: dict[str, str]) -> dict[str, str]:
@@ -122,7 +142,7 @@ def _behind_sentinels(encryption: str, rest: str) -> redis.Redis:
     own.update(_from_environment({"REDISLOCK_SENTINEL_PASSWORD": "password"}), ssl=encrypted)
     own["retry"] = Retry(NoBackoff(), 0)  # they are asked again for each connection
     watchers = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    addresses = [(watcher.hostname, watcher.port or _SENTINEL_PORT) for watcher in watchers]
+    addresses = [(_checked_host(watcher.hostname), watcher.port or _SENTINEL_PORT) for watcher in watchers]
     sentinel: Any = Sentinel(addresses, sentinel_kwargs=own)  # type: ignore[no-untyped-call]
     primary: redis.Redis = sentinel.master_for(service, ssl=encrypted, **settings)
     return primary

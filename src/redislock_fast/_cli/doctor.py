@@ -10,6 +10,7 @@ from typing import Any
 
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import Exit, say
+from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, print_json, table
 from redislock_fast._cli.probing import FENCE, QUEUE, SCRIPTS, SEEN, TIDY, Probes
 from redislock_fast._pipe.impl import implementation
@@ -45,7 +46,7 @@ class Feature:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         "doctor", help="tell how locks will work on this server, and what its user must be granted"
     )
     add_connection(parser)

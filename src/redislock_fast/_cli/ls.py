@@ -9,6 +9,7 @@ from typing import Any
 
 from redislock_fast._cli.connecting import add_connection, client_of, servers_of
 from redislock_fast._cli.exits import Exit, say
+from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import (
     add_json,
     holder_text,
@@ -25,7 +26,7 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: argparse.ArgumentParser = commands.add_parser("ls", help="list the locks that are held")
+    parser: CommandParser = commands.add_parser("ls", help="list the locks that are held")
     add_connection(parser)
     add_budget(parser)
     add_json(parser)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from redis.exceptions import AuthenticationError, RedisClusterException, RedisError
@@ -67,6 +68,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return Exit.OK
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except Exception:  # a bug of ours: Python's own code for it, 1, would be an answer
+        traceback.print_exc()
+        return Exit.OWN_FAULT
     else:
         return code
     say(message)

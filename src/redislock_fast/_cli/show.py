@@ -10,6 +10,7 @@ from typing import Any
 
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, holder_text, print_json, seconds_text, state_text, text_of
 from redislock_fast.inspection import LockReport, Participant, holders
 
@@ -18,7 +19,7 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: argparse.ArgumentParser = commands.add_parser("show", help="show who holds a lock, and who waits for it")
+    parser: CommandParser = commands.add_parser("show", help="show who holds a lock, and who waits for it")
     add_connection(parser)
     parser.add_argument("name", metavar="NAME", help="the lock")
     add_json(parser)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._cli.connecting import add_connection, client_of, servers_of
 from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import (
     add_json,
     holder_text,
@@ -60,7 +61,7 @@ class _Seen:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: argparse.ArgumentParser = commands.add_parser("top", help="watch the most contended locks")
+    parser: CommandParser = commands.add_parser("top", help="watch the most contended locks")
     add_connection(parser)
     add_budget(parser)
     parser.add_argument(

@@ -44,3 +44,37 @@ def test_wrong_order_exits_as_with_timeout(capsys: pytest.CaptureFixture[str], w
     assert main(["run", *words]) == 125
     assert message in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:canary@host",
+        "redis://:canary@host:port",
+        "redis://:canary@a..b:6379/0",
+        "redis://:canary@host?protocol=7",
+        "redis://:canary@host?encoding=none",
+        "rediss://:canary@host?ssl_cert_reqs=perhaps",
+        "redis+cluster://:canary@host:port",
+        "redis+sentinel://:canary@host",
+        "redis+sentinel://:canary@a..b/service",
+    ],
+)
+def test_wrong_url_exits_as_with_timeout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    by_option = main(["run", "--url", url, "name", "--", "true"])
+    monkeypatch.setenv("REDISLOCK_URL", url)
+    by_environment = main(["run", "name", "--", "true"])
+    by_other_command = main(["show", "name"])
+    errors = capsys.readouterr().err
+    assert (by_option, by_environment, by_other_command) == (125, 125, 2)
+    assert (errors.count("redislock: the URL is wrong"), len(errors.splitlines()), "canary" in errors) == (3, 3, False)
+
+
+def test_fault_of_its_own_exits_as_with_timeout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redislock_fast._cli.run.client_of", lambda _: 1 / 0)
+    assert main(["run", "name", "--", "true"]) == 125
+    assert "ZeroDivisionError" in capsys.readouterr().err
