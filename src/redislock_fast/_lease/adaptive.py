@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
-from redislock_fast._util.times import clock, positive_ms
+from redislock_fast._util.times import clock, positive_ms, wait_seconds
 
 __all__ = ["AdaptiveTTL"]
 
@@ -107,13 +107,14 @@ class AdaptiveTTL:
             TypeError: for a value that is not a number.
             ValueError: for a time that is negative, NaN or infinite.
         """
-        if not 0 <= hold_s < math.inf:
+        seconds = wait_seconds(hold_s, "hold_s")
+        if not 0 <= seconds < math.inf:
             raise ValueError(f"hold_s must be a finite number of seconds from 0, not {hold_s!r}")
         key = _key_of(name)
         known = self._known.get(key, _NOTHING)
-        holds_s = [*known.holds_s, hold_s]
+        holds_s = [*known.holds_s, seconds]
         ranked_s = known.ranked_s.copy()
-        insort(ranked_s, hold_s)
+        insort(ranked_s, seconds)
         if len(holds_s) > _WINDOW:
             del ranked_s[bisect_left(ranked_s, holds_s.pop(0))]
         self._known[key] = _Known(holds_s, ranked_s, self._reckon_ms(ranked_s), clock())
@@ -123,7 +124,7 @@ class AdaptiveTTL:
     def _reckon_ms(self, ranked_s: list[float]) -> int:
         at_quantile_s = ranked_s[math.ceil(self.quantile * len(ranked_s)) - 1]
         at_least_s = self.floor if len(ranked_s) == _WINDOW else self.initial
-        return positive_ms(min(max(self.factor * at_quantile_s, at_least_s), self.ceiling), "ttl")
+        return positive_ms(min(max(float(self.factor) * at_quantile_s, at_least_s), self.ceiling), "ttl")
 
     def _forget(self) -> None:
         """Drop the names noted longest ago, many at once: dropping one would need a search for each new name."""

@@ -152,9 +152,10 @@ class Options:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
         check_on_lost(on_lost)
-        if operator.index(wait_replicas) < 0:
+        replicas = operator.index(wait_replicas)
+        if replicas < 0:
             raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
-        if bool(wait_replicas) != (wait_timeout is not None):
+        if bool(replicas) != (wait_timeout is not None):
             raise ValueError("wait_replicas and wait_timeout (in seconds) go together")
         if breaker is not None and not hasattr(breaker, "calling"):
             raise TypeError(f"breaker needs pybreaker's calling(), which {type(breaker).__name__} does not have")
@@ -168,7 +169,7 @@ class Options:
         self.cancel_on_lost = bool(cancel_on_lost)
         self.fencing = bool(fencing)
         self.reentrant = bool(reentrant)
-        self.wait_replicas = wait_replicas
+        self.wait_replicas = replicas
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics

@@ -24,9 +24,10 @@ def log_waits(after_s: float | None = 5.0) -> None:
         TypeError: `after_s` is not a number.
         ValueError: it is negative or NaN.
     """
-    if after_s is not None and wait_seconds(after_s, "after_s") < 0:
+    long_s = None if after_s is None else wait_seconds(after_s, "after_s")
+    if long_s is not None and long_s < 0:
         raise ValueError(f"after_s must be 0 or more, not {after_s!r}")
-    Limit.long_s = after_s
+    Limit.long_s = long_s
 
 
 def reporting(key: bytes, limit_s: float | None = None) -> Steps:

@@ -12,7 +12,6 @@ The usual case needs no steps: the caller calls `join`, listens, and calls `gran
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final
 
 from redislock_fast._procedures.key_queue import KeyQueue
@@ -41,15 +40,17 @@ _SPENT = 0.25
 """The part of a lease that may have passed when the lock is returned; where more has, the lease is renewed first."""
 
 _SHORTEST_INTERVAL_S = 0.01
+_LONG_INTERVAL_S = 200.0  # from here on, a queue may have to be kept for longer than usual
 _LONGEST_S = 1e9
 _AWAKE_INTERVALS = 8  # a process without a health check for so many intervals and a second counts as asleep
 _AWAKE_MS = 1000
 _KEPT_MS = 3_600_000  # a queue whose waiters have all died is deleted after an hour
 
 
-@lru_cache(128)
 def _patience(interval_s: float) -> tuple[float, int, int]:
     """The interval of health checks, and for how long in ms a waiter counts as awake and the queue is kept."""
+    if _SHORTEST_INTERVAL_S <= interval_s < _LONG_INTERVAL_S:  # `min` and `max` take two thirds of the rest
+        return interval_s, int(1000 * _AWAKE_INTERVALS * interval_s) + _AWAKE_MS, _KEPT_MS
     interval_s = max(interval_s, _SHORTEST_INTERVAL_S)
     awake_ms = int(1000 * _AWAKE_INTERVALS * min(interval_s, _LONGEST_S)) + _AWAKE_MS
     return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)

@@ -38,8 +38,10 @@ _MAX_MS = 1 << 53  # exact in Lua's numbers, and 285,000 years
 
 
 def _number(seconds: Any, what: str) -> float:
-    if isinstance(seconds, (int, float)):
-        return seconds
+    """The number itself where it is an int or float; else the float: arithmetic with floats refuses some others."""
+    if type(seconds) in (int, float):
+        checked: float = seconds
+        return checked
     if isinstance(seconds, (str, bytes, bytearray)) or not hasattr(seconds, "__float__"):
         raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
     return float(seconds)
@@ -183,14 +185,14 @@ def poll_seconds(sleep: Any) -> float:
     """How long to sleep between two attempts.
 
     Raises:
-        TypeError: for text.
+        TypeError: for a value that is not a number.
         ValueError: for a negative number and NaN.
     """
     if isinstance(sleep, str):
         raise TypeError(f"sleep is a number of seconds, not {sleep!r}")
-    if not sleep >= 0:  # true for NaN, too
+    seconds = _number(sleep, "sleep")
+    if not seconds >= 0:  # true for NaN, too
         raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")
-    seconds: float = sleep
     return seconds
 
 

@@ -17,7 +17,7 @@ from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util.coroutines import runs
-from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.times import Limit, clock, poll_seconds
 from redislock_fast._util.tracing import OWN_ASYNC, providers
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class UncontendedBase(LockBase):
     ) -> bool:
         """Acquire by the lock's queue, on the same settings. Returns False where the connection takes no messages."""
         to_clean_up: CleanupEntries = []
-        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), self.sleep, Limit(None))
+        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), poll_seconds(self.sleep), Limit(None))
         return await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL
 
     @runs("Lock.release")

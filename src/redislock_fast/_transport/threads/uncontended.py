@@ -19,7 +19,7 @@ from redislock_fast._procedures.waiting import POLL, Waiting
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire, release_request
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.times import Limit, clock, poll_seconds
 from redislock_fast._util.tracing import OWN, providers
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class UncontendedBase(LockBase):
     def _acquire_contended(self, owner: Owner, token: bytes, linger_ms: int | None = None) -> bool:
         """Acquire by the lock's queue, on the same settings. Returns False where the connection takes no messages."""
         transport = self._transport
-        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), self.sleep, Limit(None))
+        waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), poll_seconds(self.sleep), Limit(None))
         begun: tuple[Waiter, object] | None = None
         waiter: Waiter | None = None
         to_clean_up: CleanupEntries = []
