@@ -8,6 +8,13 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "release fails where the native command is refused",
+        "_protocol/commands.py",
+        "        if self._native:\n            self._refusal_code = code\n            return False\n",
+        "",
+        "tests/unit/protocol/test_commands.py::test_release_goes_on_with_the_script_where_the_native_command_is_refused",
+    ),
+    Fault(
         "acquire sets a key that another holds",
         "_protocol/commands.py",
         'return (b"SET", key, token, b"NX", b"PX", ttl_ms, b"GET"), None',

@@ -54,9 +54,16 @@ def command_name(request: bytes) -> str:
 
 
 def command_form(request: bytes) -> str:
-    """The name of the command in a request; that of a script with the number of its keys, as in "EVALSHA 3"."""
-    name, keys = command_name(request), request.split(b"\r\n", 7)[6:7]
-    return f"{name} {keys[0].decode()}" if name in ("EVAL", "EVALSHA") else name
+    """The name of the command in a request; that of a script with the number of its keys, as in "EVALSHA 3".
+
+    That of a SET with a condition or an answer beyond NX is as in "SET IFEQ" or "SET GET".
+    """
+    name, words = command_name(request), request.split(b"\r\n")[4::2]
+    if name in ("EVAL", "EVALSHA"):
+        return f"{name} {words[1].decode()}"
+    if name == "SET":
+        return " ".join(["SET", *(option for option in ("IFEQ", "GET") if option.encode() in words[2:])])
+    return name
 
 
 def is_message(reply: bytes) -> bool:
@@ -181,7 +188,7 @@ class Proxy:
         self._arm(_Rule(frozenset({_MESSAGE}), nth, drops_request=False, share=share))
 
     def answer(self, reply: bytes, *commands: str) -> None:
-        """These commands never reach the server from now on: they get this reply."""
+        """These commands never reach the server from now on, or these forms of theirs: they get this reply."""
         self._arm(_Rule(frozenset(commands), 1, drops_request=False, share=1, answer=reply))
 
     def close_on(self, *commands: str) -> None:
@@ -395,7 +402,7 @@ class Proxy:
             self._state.wait_for(lambda: not connection.stalled or connection not in self._connections)
             if connection not in self._connections:  # cut
                 return b"", False
-            rule = self._strike(name)
+            rule = self._strike(name, command_form(message))
             self.requests[name] += 1
             self._state.notify_all()
             if not self._unknown.isdisjoint((name, command_form(message))):
@@ -437,10 +444,10 @@ class Proxy:
             self._state.notify_all()
             return message if rule is None else rule.answer, True
 
-    def _strike(self, name: str) -> _Rule | None:
+    def _strike(self, name: str, form: str = "") -> _Rule | None:
         """The fault that this request, or message, triggers."""
         for rule in self._rules:
-            if name in rule.commands or (not rule.commands and name != _MESSAGE):
+            if name in rule.commands or form in rule.commands or (not rule.commands and name != _MESSAGE):
                 rule.left -= 1
                 if rule.left <= 0:
                     if not rule.answer:

@@ -14,7 +14,6 @@ from redislock_fast._protocol.operation import (
     Refused,
     TokenOperation,
     is_verdict,
-    syntax_or_permission,
 )
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours
@@ -34,6 +33,13 @@ HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""
 
 _GOES_ON = 3  # the reply of pass_on.lua that asks for another request
+
+
+_OF_ANY_SET = ("WRONGTYPE", "OOM", "MISCONF")
+"""The codes of errors that say nothing about the form of a SET."""
+
+
+_PLAIN = Capabilities()
 
 
 def acquire_request(capabilities: Capabilities, key: bytes, token: bytes, ttl_ms: int | None) -> tuple[Args, Reply]:
@@ -63,6 +69,7 @@ class Acquire(TokenOperation):
     refused = False
     sent_at = 0.0
     _looking = False
+    _get_refused = False  # to this operation
     with_get = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
     first_request = staticmethod(acquire_request)
 
@@ -76,8 +83,9 @@ class Acquire(TokenOperation):
             self.sent_at = now
         if self._looking:
             return (b"GET", self.key)
-        self.with_get = capabilities.set_get
-        return acquire_request(capabilities, self.key, self.token, self.ttl_ms)[0]
+        form = _PLAIN if self._get_refused else capabilities
+        self.with_get = form.set_get
+        return acquire_request(form, self.key, self.token, self.ttl_ms)[0]
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         """The reply to the request under way that means "ours", and the type of the replies that mean "another's"."""
@@ -90,6 +98,7 @@ class Acquire(TokenOperation):
             if self.with_get:
                 self.result = True
                 return True
+            self._note_plain(capabilities)
             self._looking = True
             self.refused = not self.unsettled  # else it may be ours by an earlier attempt
             return False
@@ -98,11 +107,12 @@ class Acquire(TokenOperation):
                 self.holder = reply
                 self.result = self.unsettled and is_held_with(reply, self.token)
             elif reply == b"OK":
+                self._note_plain(capabilities)
                 self.result = True
             else:
                 raise Malformed(reply)
             return True
-        return self._refused(reply, capabilities)
+        return self._refused(reply)
 
     @property
     def took(self) -> bool:
@@ -116,42 +126,52 @@ class Acquire(TokenOperation):
         # An earlier attempt may still be under way although the operation has finished without the lock.
         return [(self.key, self.token)] if self.unsettled and not self.result else []
 
-    def _refused(self, reply: Reply, capabilities: Capabilities) -> bool:
+    def _refused(self, reply: Reply) -> bool:
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
         text = str(reply)
         code = self.error_code(reply)
-        if self._looking and code == "NOPERM" and not self.unsettled:
+        if self._looking and code != "WRONGTYPE" and not self.unsettled:
             return True  # reading is forbidden: the lock is held by another
-        if self.with_get and not self._looking and syntax_or_permission(code, text):
-            capabilities.set_get = False
+        if self.with_get and not self._looking and code not in _OF_ANY_SET:
+            self._get_refused = True
             return False
         raise Refused(text)
+
+    def _note_plain(self, capabilities: Capabilities) -> None:
+        """Note that a plain SET was executed."""
+        if self._get_refused:
+            capabilities.set_get = False
 
 
 class _NativeOrScript(TokenOperation):
     """An operation for which some servers have a command; the others execute a script."""
 
     _native = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
+    _refusal_code: str | None = None  # why the command was refused to this operation
 
-    def _refusal(self, reply: Reply, capabilities: Capabilities) -> bool:
+    def _refusal(self, reply: Reply) -> bool:
         """Handle a reply that is no verdict. True: the lock is not held. False: send the next form of the request."""
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
-        text = str(reply)
         code = self.error_code(reply)
         if code == "WRONGTYPE":
             return True
         if code == "NOSCRIPT":
             return False
-        if self._native and syntax_or_permission(code, text):
-            self._lower(capabilities)
+        if self._native:
+            self._refusal_code = code
             return False
-        raise Refused(text)
+        raise Refused(str(reply))
+
+    def _note_verdict(self, capabilities: Capabilities) -> None:
+        """Note that the request under way was executed. Where it is the script, it was not the moment that forbade."""
+        if not self._native and self._refusal_code not in (None, "OOM"):  # the scripts need no memory
+            self._lower(capabilities)
 
     @abstractmethod
     def _lower(self, capabilities: Capabilities) -> None:
-        """Note that the server of this connection refuses the command."""
+        """Note that the server of this connection refuses the command, and executes the script."""
 
 
 def release_request(capabilities: Capabilities, key: bytes, token: bytes, contended: bool) -> tuple[Args, Reply]:
@@ -206,15 +226,15 @@ class Release(_NativeOrScript):
         if self._step == "pass on" and not capabilities.queues:
             self._step = "delete marked"
         passes_on = self._step == "pass on"
-        self._native = not passes_on and capabilities.release is not None
+        self._native = not passes_on and capabilities.release is not None and self._refusal_code is None
         if self._step == "delete marked":
             if not self._native:
                 return self.script(RELEASE)
             value = self.token + CONTENDED_FLAG if is_ours(self.token) else self.token
             return native_release(capabilities, self.key, value)
-        if self.with_text and not self._native:
-            return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
-        return release_request(capabilities, self.key, self.token, passes_on)[0]
+        if self._native:
+            return native_release(capabilities, self.key, self.token)
+        return self.queue_script(PASS_ON) if passes_on else self.script(RELEASE, b"1")
 
     @property
     def may_be_done(self) -> bool:
@@ -230,6 +250,7 @@ class Release(_NativeOrScript):
             self.unsettled = self.valid = True  # it was ours: if the lease ends before the next request, it is released
             return False
         if type(reply) is int and 0 <= reply <= HANDED_OVER:
+            self._note_verdict(capabilities)
             if self._step == "delete" and (reply == 2 or (reply == 0 and self._native and is_ours(self.token))):
                 self._step = "pass on"
                 return False
@@ -242,7 +263,7 @@ class Release(_NativeOrScript):
             if self.queue_error_code(reply) != "NOSCRIPT":
                 self._step = "delete marked"
             return False
-        return self._refusal(reply, capabilities)
+        return self._refusal(reply)
 
     def _lower(self, capabilities: Capabilities) -> None:
         capabilities.release = None
@@ -259,7 +280,6 @@ class Reacquire(_NativeOrScript):
     """
 
     sent_at = 0.0
-    _lacks_memory = False
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool = False) -> None:
         super().__init__(key, token)
@@ -274,7 +294,7 @@ class Reacquire(_NativeOrScript):
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
-        self._native = capabilities.set_ifeq and not self._lacks_memory
+        self._native = capabilities.set_ifeq and self._refusal_code is None
         if not self._native:
             return self.script(REACQUIRE, self.ttl_ms or 0)
         if self.ttl_ms is None:
@@ -286,12 +306,10 @@ class Reacquire(_NativeOrScript):
             self._value = self.token + CONTENDED_FLAG  # the flag, once set, stays until the lock is handed over
             return False
         if is_verdict(reply, self._native):
+            self._note_verdict(capabilities)
             self.result = bool(reply)
             return True
-        if self._native and isinstance(reply, hiredis.ReplyError) and str(reply).startswith("OOM "):
-            self._lacks_memory = True
-            return False
-        return self._refusal(reply, capabilities)
+        return self._refusal(reply)
 
     def _lower(self, capabilities: Capabilities) -> None:
         capabilities.set_ifeq = False
@@ -302,7 +320,7 @@ class Extend(TokenOperation):
 
     Idempotent: after an attempt of unknown outcome the script gets the longest ttl that one execution could have left.
     That needs the time at which the lease ends; where it is not known (a token set by hand), PTTL is asked first.
-    Where scripts are forbidden and `SET ... IFEQ` is not, the new ttl is computed here from GET and PTTL.
+    Where the script is refused and `SET ... IFEQ` is there, the new ttl is computed here from GET and PTTL.
 
     Once finished, `expires_at` is the time until which the lease is certainly valid.
     """
@@ -378,7 +396,7 @@ class Extend(TokenOperation):
             return True
         if code == "NOSCRIPT":
             return False
-        if code == "NOPERM" and self._step == "extend" and not self._native and capabilities.set_ifeq:
+        if self._step == "extend" and not self._native and capabilities.set_ifeq:
             self._native = True
             self._step = "GET"
             return False

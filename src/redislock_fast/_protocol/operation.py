@@ -7,9 +7,9 @@ transport, and tests drive them by hand.
 Rules:
 - Every request is idempotent for its token, so after an unknown outcome an operation is asked for its request again.
   Each class gives the reason.
-- A `Capabilities` says what the server of one connection understands. A machine that learns that the server refuses a
-  form of a command (an ACL, a proxy) lowers the capabilities and goes on with the next best form. A missing native
-  command is never an error.
+- A `Capabilities` says what the server of one connection understands. A machine whose request is refused (an ACL, a
+  proxy) goes on with the next best form, whatever the words of the error are, and lowers the capabilities once that
+  form has been executed. A missing native command is never an error.
 - An error that means "not executed, try later" raises `NotExecuted`; any other error of the server raises `Refused`.
 - A reply of a type or shape that the request cannot have raises `Malformed`: it may be the reply to another request.
 """
@@ -40,7 +40,6 @@ __all__ = [
     "Refused",
     "TokenOperation",
     "is_verdict",
-    "syntax_or_permission",
     "without_arguments",
 ]
 
@@ -235,11 +234,6 @@ class TokenOperation:
             if later.code == "TRYAGAIN":
                 return later.code
             raise
-
-
-def syntax_or_permission(code: str, text: str) -> bool:
-    """Whether the server refuses this form of the command, so that another form may still succeed."""
-    return code == "NOPERM" or (code == "ERR" and ("syntax error" in text or "unknown command" in text))
 
 
 def is_verdict(reply: Reply, native: bool) -> bool:

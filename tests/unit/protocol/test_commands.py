@@ -24,7 +24,14 @@ NOSCRIPT = hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")
 SYNTAX_ERROR = hiredis.ReplyError("ERR syntax error")
 UNKNOWN_COMMAND = hiredis.ReplyError("ERR unknown command 'X', with args beginning with: ")
 
-REFUSALS = pytest.mark.parametrize("refusal", [NOPERM, SYNTAX_ERROR, UNKNOWN_COMMAND], ids=str)
+OTHER_WORDS = [
+    *("ERR syntax error near 'IFEQ'", "ERR wrong number of arguments for 'set' command", "ERR command is disabled"),
+    *("ERR unsupported", "DENIED by the proxy", "error"),
+]
+
+REFUSALS = pytest.mark.parametrize(
+    "refusal", [NOPERM, SYNTAX_ERROR, UNKNOWN_COMMAND, *map(hiredis.ReplyError, OTHER_WORDS)], ids=str
+)
 
 
 def capabilities_of(server: str) -> Capabilities:
@@ -134,12 +141,13 @@ def test_acquire_looks_for_the_holder_where_set_does_not_tell() -> None:
     assert (acquire.result, acquire.holder) == (False, b"OK")
 
 
-def test_acquire_is_content_without_the_holder_where_get_is_denied() -> None:
+@REFUSALS
+def test_acquire_is_content_without_the_holder_where_get_is_denied(refusal: hiredis.ReplyError) -> None:
     capabilities = capabilities_of("Redis 6.2")
     acquire = Acquire(KEY, TOKEN, 1000)
     acquire.request(capabilities, 5.0)
     acquire.feed(None, capabilities)
-    assert acquire.feed(NOPERM, capabilities)
+    assert acquire.feed(refusal, capabilities)
     assert (acquire.result, acquire.holder) == (False, None)
 
 
@@ -178,14 +186,39 @@ def test_acquire_does_not_take_an_equal_token_that_it_did_not_set() -> None:
     assert (acquire.result, acquire.unsettled) == (False, False)
 
 
+@pytest.mark.parametrize("reply", [b"OK", None], ids=repr)
 @REFUSALS
-def test_acquire_goes_on_without_set_get_where_it_is_refused(refusal: hiredis.ReplyError) -> None:
+def test_acquire_goes_on_without_set_get_where_it_is_refused(refusal: hiredis.ReplyError, reply: Reply) -> None:
     capabilities = capabilities_of("Redis 7.0")
     acquire = Acquire(KEY, TOKEN, 1000)
     acquire.request(capabilities, 5.0)
     assert not acquire.feed(refusal, capabilities)
-    assert not capabilities.set_get
     assert acquire.request(capabilities, 5.0) == (b"SET", KEY, TOKEN, b"NX", b"PX", 1000)
+    assert capabilities.set_get  # until the other form has been executed
+    acquire.feed(reply, capabilities)
+    assert not capabilities.set_get
+
+
+@pytest.mark.parametrize("text", [WRONGTYPE, "OOM no memory", "MISCONF no disk"])
+def test_acquire_tries_no_other_form_where_no_set_would_do(text: str) -> None:
+    capabilities = capabilities_of("Redis 7.0")
+    acquire = Acquire(KEY, TOKEN, 1000)
+    acquire.request(capabilities, 5.0)
+    with pytest.raises(Refused):
+        acquire.feed(hiredis.ReplyError(text), capabilities)
+    assert capabilities.set_get
+
+
+@REFUSALS
+def test_form_is_kept_for_others_where_the_next_one_is_refused_as_well(refusal: hiredis.ReplyError) -> None:
+    for operation in (Acquire(KEY, TOKEN, 1000), Release(KEY, TOKEN, None), Reacquire(KEY, TOKEN, 1000)):
+        capabilities = capabilities_of("Valkey 9")
+        before = operation.request(capabilities, 5.0)
+        assert not operation.feed(refusal, capabilities)
+        assert before != operation.request(capabilities, 5.0)
+        with pytest.raises(Refused):
+            operation.feed(refusal, capabilities)
+        assert (capabilities.set_get, capabilities.set_ifeq, capabilities.release) == (True, True, b"DELIFEQ")
 
 
 @REFUSALS
@@ -273,11 +306,16 @@ def test_release_goes_on_with_the_script_where_the_native_command_is_refused(
     server: str, refusal: hiredis.ReplyError
 ) -> None:
     capabilities = capabilities_of(server)
+    native = capabilities.release
     release = Release(KEY, TOKEN, None)
     release.request(capabilities, 5.0)
     assert not release.feed(refusal, capabilities)
-    assert capabilities.release is None
     assert (b"EVALSHA", RELEASE.sha, 1, KEY, TOKEN, b"1") == release.request(capabilities, 5.0)
+    assert native == capabilities.release  # until the script has been executed
+    assert not release.feed(NOSCRIPT, capabilities)
+    assert (b"EVAL", RELEASE.text, 1, KEY, TOKEN, b"1") == release.request(capabilities, 5.0)
+    assert release.feed(1, capabilities)
+    assert (release.result, capabilities.release) == (True, None)
 
 
 # ---- reacquire ----
@@ -321,8 +359,9 @@ def test_reacquire_goes_on_with_the_script_where_set_ifeq_is_refused(refusal: hi
     reacquire = Reacquire(KEY, TOKEN, 1500)
     reacquire.request(capabilities, 5.0)
     assert not reacquire.feed(refusal, capabilities)
-    assert not capabilities.set_ifeq
     assert (b"EVALSHA", REACQUIRE.sha, 1, KEY, TOKEN, 1500) == reacquire.request(capabilities, 5.0)
+    assert reacquire.feed(1, capabilities)
+    assert (reacquire.result, capabilities.set_ifeq) == (True, False)
 
 
 def test_reacquire_goes_on_with_the_script_where_set_finds_no_memory() -> None:
@@ -332,10 +371,10 @@ def test_reacquire_goes_on_with_the_script_where_set_finds_no_memory() -> None:
     assert not reacquire.feed(
         hiredis.ReplyError("OOM command not allowed when used memory > 'maxmemory'."), capabilities
     )
-    assert capabilities.set_ifeq  # for the next lease, when there may be memory
     assert (b"EVALSHA", REACQUIRE.sha, 1, KEY, TOKEN, 1500) == reacquire.request(capabilities, 5.0)
     assert reacquire.feed(1, capabilities)
     assert reacquire.result
+    assert capabilities.set_ifeq  # for the next lease, when there may be memory
 
 
 # ---- extend ----
@@ -409,6 +448,17 @@ def test_extend_computes_the_ttl_itself_where_scripts_are_denied(replace: bool, 
     assert [request[0] for request in sent] == [b"EVALSHA", b"GET", b"PTTL", b"SET"]
     assert (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", ttl_ms) == sent[-1]
     assert (True, ttl_ms / 1000) == (extend.result, extend.expires_at)
+
+
+@REFUSALS
+def test_extend_goes_on_without_the_script_where_it_is_refused(refusal: hiredis.ReplyError) -> None:
+    capabilities = capabilities_of("Valkey 9")
+    extend = Extend(KEY, TOKEN, 1500, False, 10.0)
+    extend.request(capabilities, 5.0)
+    assert not extend.feed(refusal, capabilities)
+    assert extend.request(capabilities, 5.0) == (b"GET", KEY)
+    with pytest.raises(Refused):
+        extend.feed(refusal, capabilities)
 
 
 def test_extend_is_refused_where_neither_scripts_nor_set_ifeq_are_there() -> None:

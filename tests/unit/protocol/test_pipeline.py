@@ -165,6 +165,14 @@ def test_an_acquire_that_never_left_undoes_nothing() -> None:
     assert [] == machine.to_clean_up(failed=True)
 
 
+def _answer(
+    machine: Pipeline, capabilities: Capabilities, replies: list[Reply], refusal: Reply, refused: bytes
+) -> None:
+    """Give these replies, and from then on those of a server that refuses all that names this key."""
+    while not machine.feed(replies, capabilities):
+        replies = [refusal if refused in request else 1 for request in requests_of(machine, capabilities)]
+
+
 @pytest.mark.parametrize(("trouble", "error"), [(LOADING, NotExecuted), (MOVED, Redirected), (OOM, Refused)], ids=str)
 @EACH_SERVER
 def test_trouble_of_one_name_leaves_the_others_their_verdicts(
@@ -172,7 +180,7 @@ def test_trouble_of_one_name_leaves_the_others_their_verdicts(
 ) -> None:
     for machine, capabilities, won in ((*acquiring(server), FREE[server]), (*releasing(server), 1)):
         with pytest.raises(error):
-            machine.feed([won, trouble, won], capabilities)
+            _answer(machine, capabilities, [won, trouble, won], trouble, b"b")
         assert ([True, False, True], [1]) == (machine.results, machine.unfinished)
         if error is not Refused:
             assert b"b" == machine.key
@@ -195,9 +203,9 @@ def test_a_refusal_is_raised_when_all_others_have_their_verdict(later: Reply) ->
 def test_acquire_goes_on_without_get_where_it_is_refused() -> None:
     machine, capabilities = acquiring("Valkey 9")
     assert not machine.feed([None, NOPERM, RIVAL], capabilities)
-    assert not capabilities.set_get
     assert [(b"SET", b"b", TOKEN, b"NX", b"PX", 1000)] == requests_of(machine, capabilities)
     assert machine.feed([b"OK"], capabilities)
+    assert not capabilities.set_get
     assert [True, True, False] == machine.results
 
 
@@ -238,9 +246,9 @@ def test_release_of_an_unknown_script_sends_its_text() -> None:
 def test_release_goes_on_by_script_where_the_command_is_refused() -> None:
     machine, capabilities = releasing("Valkey 9")
     assert not machine.feed([NOPERM] * 3, capabilities)
-    assert capabilities.release is None
     assert [(b"EVALSHA", RELEASE.sha, 1, key, TOKEN, b"1") for key in KEYS] == requests_of(machine, capabilities)
     assert machine.feed([1] * 3, capabilities)
+    assert capabilities.release is None
 
 
 def test_release_of_what_is_no_string_was_not_ours() -> None:
@@ -273,16 +281,12 @@ def test_a_doubtful_release_that_finds_nothing_was_executed_before() -> None:
     assert [True] * 3 == machine.results
 
 
-def _answer(machine: Pipeline, capabilities: Capabilities, replies: list[Reply]) -> None:
-    """Give these replies, and from then on the server's to a user that may not touch a."""
-    while not machine.feed(replies, capabilities):
-        replies = [NOPERM if b"a" in request else 1 for request in requests_of(machine, capabilities)]
-
-
 def test_a_name_that_is_refused_keeps_no_other_from_its_verdict() -> None:
     machine, capabilities = releasing("Redis 7.0")
     with pytest.raises(Refused, match="NOPERM"):
-        _answer(machine, capabilities, [NOPERM, NOSCRIPT, NOSCRIPT])  # rights are looked at before the script
+        _answer(
+            machine, capabilities, [NOPERM, NOSCRIPT, NOSCRIPT], NOPERM, b"a"
+        )  # rights are looked at before the script
     assert ([False, True, True], [0]) == (machine.results, machine.unfinished)
 
 
