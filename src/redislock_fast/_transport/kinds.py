@@ -2,24 +2,28 @@
 
 A client with methods of its own in place of redis-py's may change what they do, as a prefix for keys does; a connection
 that is none of redis-py's may have no socket. Locks of these clients use the client's methods as redis-py's locks do.
+So do asyncio locks in an event loop whose transports may keep their first protocol for ever, as rloop's do.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from redislock_fast._util.tracing import has_method_of_its_own
 
-__all__ = ["Kind", "is_mock", "kind_of", "sends_by_itself"]
+__all__ = ["Kind", "changes_protocols", "client_of", "is_mock", "kind_of", "sends_by_itself"]
 
 logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["server", "cluster", "client"]
 
 _LIBRARIES = ("redis", "valkey")
+_LOOPS = ("uvloop", "winloop")
 _METHODS = ("execute_command", "set", "get", "evalsha", "script_load", "register_script")
 _CONNECTION_METHODS = ("send_command", "send_packed_command", "pack_command", "read_response")
 
@@ -75,6 +79,26 @@ def sends_by_itself(client: Any) -> bool:
     return own
 
 
+def changes_protocols(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the transports of a loop give their bytes to another protocol when asked to, as far as is known."""
+    class_ = type(loop)
+    changes = isinstance(loop, asyncio.BaseEventLoop) or any(_root(base) in _LOOPS for base in class_.__mro__)
+    if not changes:
+        _tell(f"{class_.__module__}.{class_.__qualname__}", "may have transports that keep their first protocol")
+    return changes
+
+
+def client_of(pool: Any) -> Any:
+    """An asyncio client of this pool, of the pool's own library."""
+    library = _root(next(filter(_is_of_library, type(pool).__mro__)))
+    return sys.modules[f"{library}.asyncio"].Redis(connection_pool=pool)
+
+
+def _root(class_: type) -> str:
+    """The package of a class."""
+    return class_.__module__.partition(".")[0]
+
+
 def _name_in_library(class_: type) -> str:
     """A class's module and name, without the name of the library."""
     library, _, module = class_.__module__.partition(".")
@@ -82,7 +106,7 @@ def _name_in_library(class_: type) -> str:
 
 
 def _is_of_library(class_: type) -> bool:
-    return class_.__module__.partition(".")[0] in _LIBRARIES
+    return _root(class_) in _LIBRARIES
 
 
 def _overrides(class_: type, methods: Iterable[str]) -> bool:

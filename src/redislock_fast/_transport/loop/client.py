@@ -11,11 +11,13 @@ from typing import Any
 import hiredis
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    RedisError,
     ResponseError,
 )
 
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.client import (
     ClientConnection,
     ClientPolicy,
@@ -25,10 +27,11 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
+from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
 
-__all__ = ["LoopClientTransport"]
+__all__ = ["LoopClientTransport", "LoopPoolTransport"]
 
 
 class _Pipe:
@@ -110,6 +113,25 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
         heard = Heard(claim, request, _nothing)
         heard(await connection.pipe.call(request, timeout_s))
         return heard.reply
+
+    async def run_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # as below
+        """Refuse: the client may send each request on another connection.
+
+        Raises:
+            redis.exceptions.RedisError: always.
+        """
+        raise RedisError("a lock cannot wait for replicas here: its client sends commands in its own way")
+
+
+class LoopPoolTransport(LoopClientTransport):
+    """All locks of one connection pool in one event loop, by the methods of redis-py's own client.
+
+    Args:
+        owner: the pool. A client would keep it alive, so each request has a new one.
+    """
+
+    def _live_owner(self) -> Any:
+        return client_of(super()._live_owner())
 
 
 def _nothing(_: object) -> None:

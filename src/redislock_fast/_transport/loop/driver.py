@@ -31,8 +31,8 @@ from redislock_fast._procedures.steps import (
 )
 from redislock_fast._transport.base import Encoding, Registry
 from redislock_fast._transport.client import ClientEncoding
-from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
-from redislock_fast._transport.loop.client import LoopClientTransport
+from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
+from redislock_fast._transport.loop.client import LoopClientTransport, LoopPoolTransport
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.observer import execute_observed_async
@@ -73,7 +73,8 @@ class AsyncTransport(Encoding):
             owner = self._owner()
             if owner is None:
                 raise ConnectionError("the client is gone")
-            server = self._servers[loop] = self._kind(owner)
+            kind = self._kind if changes_protocols(loop) else _WITHOUT_TAKING_OVER[self._kind]
+            server = self._servers[loop] = kind(owner)
         return server
 
     def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
@@ -126,6 +127,11 @@ _TRANSPORTS: dict[Kind, type[LoopServerTransport]] = {
     "server": LoopServerTransport,
     "cluster": LoopClusterTransport,
     "client": LoopClientTransport,
+}
+_WITHOUT_TAKING_OVER: dict[type[LoopServerTransport], type[LoopServerTransport]] = {
+    LoopServerTransport: LoopPoolTransport,
+    LoopClusterTransport: LoopClientTransport,
+    LoopClientTransport: LoopClientTransport,
 }
 _kinds: dict[type, type[LoopServerTransport]] = {}
 
