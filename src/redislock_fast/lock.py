@@ -132,6 +132,7 @@ class Lock(CachedBase, redis.lock.Lock):
         return tell_wanted
 
     def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Any:
+        self._follow_pool()
         return drive(self._transport, steps, to_clean_up, self._redis)
 
     # ---- acquire ----
@@ -172,6 +173,9 @@ class Lock(CachedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation:
             self._own_nothing()
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self._follow_pool()
         owner = self._owners
         if self._linger_ms is not None and sleep is blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
@@ -225,6 +229,9 @@ class Lock(CachedBase, redis.lock.Lock):
         if cached is not None and self._has_own_release():
             self._release_here(owner, cached)
             return
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self._follow_pool()
         token = owner.token
         if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
             self._release_uncontended(owner, token)

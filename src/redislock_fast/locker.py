@@ -193,14 +193,15 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
-        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        transport = self._transport
+        plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
-        lease = BatchLease(plan, self._transport.new_token)
+        lease = BatchLease(plan, transport.new_token)
         try:
-            batch = Batch(self._transport, lease, drive(self._transport, acquiring(lease)))
+            batch = Batch(transport, lease, drive(transport, acquiring(lease)))
             if options is not None:
-                lease.watch = BatchWatch(batch, lease.groups, options, renewer_of(self._transport), tell)
+                lease.watch = BatchWatch(batch, lease.groups, options, renewer_of(transport), tell)
             return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
         except BaseException:
-            self._transport.clean_up(lease.given_up())
+            transport.clean_up(lease.given_up())
             raise

@@ -17,6 +17,7 @@ from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import NOT_ENTERED
+from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.quorum import ThreadQuorum
@@ -77,6 +78,9 @@ class Redlock(RedlockBase):
         quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
+    def _drive(self, steps: Steps) -> Any:
+        return self._quorum.drive(steps)
+
     def _new_owner(self) -> ThreadOwner:
         return ThreadOwner()
 
@@ -122,7 +126,7 @@ class Redlock(RedlockBase):
         attempts: list[AcquireRound] = []
         steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)
         try:
-            acquired: bool = self._quorum.drive(steps)
+            acquired: bool = self._drive(steps)
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt, between the votes and the statement that notes them
@@ -144,7 +148,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        self._quorum.drive(self._releasing(self._held()))
+        self._drive(self._releasing(self._held()))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -168,7 +172,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        self._quorum.drive(self._extending(self._held(), additional_time, replace_ttl))
+        self._drive(self._extending(self._held(), additional_time, replace_ttl))
         return True
 
     def reacquire(self) -> Literal[True]:
@@ -179,7 +183,7 @@ class Redlock(RedlockBase):
         Returns:
             True.
         """
-        self._quorum.drive(self._reacquiring(self._held()))
+        self._drive(self._reacquiring(self._held()))
         return True
 
     def locked(self) -> bool:
@@ -189,7 +193,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        locked: bool = self._quorum.drive(self._reading(self._held(), b""))
+        locked: bool = self._drive(self._reading(self._held(), b""))
         return locked
 
     def owned(self) -> bool:
@@ -198,7 +202,7 @@ class Redlock(RedlockBase):
         Sends and raises what `locked` does.
         """
         owner = self._held()
-        return owner.token is not None and bool(self._quorum.drive(self._reading(owner, owner.token)))
+        return owner.token is not None and bool(self._drive(self._reading(owner, owner.token)))
 
     def __enter__(self) -> Redlock:
         """Acquire.

@@ -8,6 +8,34 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "lock stays at the server of a pool that was replaced",
+        "_procedures/settings.py",
+        "if pool is not None and self._redis.connection_pool is not pool:",
+        "if False:",
+        "tests/compat/test_pools.py::test_lock_goes_with_a_client_whose_pool_is_replaced",
+    ),
+    Fault(
+        "lock does not see that a pool makes connections in its own way",
+        "_transport/kinds.py",
+        "    if _connects_by_itself(pool_class):\n",
+        "    if False:\n",
+        "tests/compat/test_pools.py::test_pool_class_with_a_method_of_its_own",
+    ),
+    Fault(
+        "key that lingers is taken in memory after the pool was replaced",
+        "_procedures/settings.py",
+        "        self._cached = None\n        self._redis = client",
+        "        self._redis = client",
+        "tests/compat/test_pools.py::test_lock_with_options_goes_with_the_pool",
+    ),
+    Fault(
+        "renewal ends unseen where the pool is replaced",
+        "_procedures/settings.py",
+        "self._former, self._transport = (self._transport, self._pool), transport",
+        "self._transport = transport",
+        "tests/compat/test_pools.py::test_lock_that_is_renewed_is_not_lost_with_its_pool",
+    ),
+    Fault(
         "request is tried more often than the retry policy allows",
         "_transport/retries.py",
         "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",

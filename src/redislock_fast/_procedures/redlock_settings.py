@@ -63,11 +63,10 @@ class RedlockSettings:
         if not isinstance(servers, Iterable):  # tuple() of a client would send GET 0, GET 1 and so on
             raise TypeError(f"servers is a list of clients, one for each server, not {type(servers).__name__}")
         self._servers = tuple(servers)
+        self._name = name
         transports = [self._transport_of(client) for client in self._servers]
         _check(self._servers)
-        self._quorum = self._quorum_of(transports)
-        self._keys: list[bytes] = [transport.key_of(name) for transport in transports]
-        self._name = name
+        self._ask_at(transports)
         adaptive: Any = timeout if hasattr(timeout, "observe") else None
         seconds: Any = timeout
         self._wanted_limit_s = positive_ms(limit, "limit") / 1000
@@ -94,6 +93,21 @@ class RedlockSettings:
         if options.are_used:
             self._options = options
         self._own_nothing()
+
+    _pools: list[Any] | None = None
+    _former: Any = None
+    """The pools before: a lock may be renewed at their servers."""
+
+    def _ask_at(self, transports: list[Any]) -> None:
+        self._former = self._pools
+        self._pools = [client.connection_pool for client in self._servers]
+        self._quorum = self._quorum_of(transports)
+        self._keys: list[bytes] = [transport.key_of(self._name) for transport in transports]
+
+    def _follow_pools(self) -> None:
+        """Lock where the clients' own commands go by now: their pools may have been replaced."""
+        if [client.connection_pool for client in self._servers] != self._pools:
+            self._ask_at([self._transport_of(client) for client in self._servers])
 
     def _set_ttl(self, ttl_ms: int) -> None:
         """Set the ttl of the next acquire.
@@ -146,6 +160,7 @@ class RedlockSettings:
         """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
         if self._generation != fork.generation:
             self._own_nothing()
+        self._follow_pools()
         owner: Owner = self.local.held()
         return owner
 
@@ -153,6 +168,7 @@ class RedlockSettings:
         """The owner in which the caller's acquire is noted."""
         if self._generation != fork.generation:
             self._own_nothing()
+        self._follow_pools()
         owner: Owner = self.local.mine()
         return owner
 

@@ -166,6 +166,10 @@ class LockSettings:
     _attempt_kind: type[Acquire] = Acquire  # with a new token
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
     _transport: Any
+    _pool: Any
+    """The client's pool when the transport was looked up; None for a client of a cluster."""
+    _former: Any = None
+    """The pool before and its transport, which may renew a lock: that ends with its pool."""
     _wait: WaitBy = "push"
     _options: Options | None = None
     _linger_ms: int | None = None
@@ -194,6 +198,7 @@ class LockSettings:
             raise TypeError(f"sleep is a number of seconds, and blocking a bool, not {sleep!r} and {blocking!r}")
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
+        self._pool = getattr(redis, "connection_pool", None)
         self._name = name
         self._key = transport.key_of(name)
         seconds: Any = timeout
@@ -254,8 +259,19 @@ class LockSettings:
 
     @redis.setter
     def redis(self, client: Any) -> None:
-        self._transport = self._transport_of(client)
+        transport = self._transport_of(client)
+        self._key = transport.key_of(self._name)
+        if transport is not self._transport:  # else another caller was faster
+            self._former, self._transport = (self._transport, self._pool), transport
+        self._pool = getattr(client, "connection_pool", None)
+        self._cached = None
         self._redis = client
+
+    def _follow_pool(self) -> None:
+        """Lock where the client's own commands go by now: its pool may have been replaced."""
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self.redis = self._redis
 
     @property
     def name(self) -> Any:
@@ -409,7 +425,12 @@ class LockerBase(Generic[_AnyLock]):
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._transport = self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours
+        self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours; refuses what is no client
+
+    @property
+    def _transport(self) -> Any:
+        """The transport of the client, whose pool may be replaced."""
+        return self._lock_class._transport_of(self._client)  # noqa: SLF001  # of a class of ours
 
     @spelled_out
     def lock(

@@ -22,6 +22,7 @@ from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import redis_errors
 
 __all__ = [
+    "NO_WAITING",
     "ClientConnection",
     "ClientEncoding",
     "ClientPolicy",
@@ -64,6 +65,10 @@ class ClientEncoding(Encoding):
     def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
         """Many names as bytes. Only their keys tell whether they differ."""
         return [self.key_of(name) for name in names], False
+
+
+NO_WAITING = "a lock cannot wait for replicas here: its client sends commands in its own way"
+"""Why `WAIT` is refused: the client may send each request on another connection, and `WAIT` is about its own."""
 
 
 class ClientPolicy(ClientEncoding):

@@ -1,7 +1,8 @@
 """Which transport serves a client: that of a server, that of a cluster, or one that calls the client's own methods.
 
 A client with methods of its own in place of redis-py's may change what they do, as a prefix for keys does; a connection
-that is none of redis-py's may have no socket. Locks of these clients use the client's methods as redis-py's locks do.
+that is none of redis-py's may have no socket; a pool with methods of its own may choose the server or the database.
+Locks of these clients use the client's methods as redis-py's locks do.
 So do asyncio locks in an event loop whose transports may keep their first protocol for ever, as rloop's do.
 """
 
@@ -26,6 +27,7 @@ _LIBRARIES = ("redis", "valkey")
 _LOOPS = ("uvloop", "winloop")
 _METHODS = ("execute_command", "set", "get", "evalsha", "script_load", "register_script")
 _CONNECTION_METHODS = ("send_command", "send_packed_command", "pack_command", "read_response")
+_POOL_METHODS = ("make_connection", "get_connection", "get_available_connection", "ensure_connection")
 
 
 def kind_of(client: Any, for_asyncio: bool) -> Kind:
@@ -70,12 +72,29 @@ def sends_by_itself(client: Any) -> bool:
     if has_method_of_its_own(client):
         _tell(f"{client!r}", "has methods of its own")
         return True
-    if not hasattr(client, "connection_pool"):  # of a cluster
-        return False
-    connection_class = getattr(client.connection_pool, "connection_class", object)
+    pool = getattr(client, "connection_pool", None)
+    pool_class: Any = type(pool)
+    if pool is None:  # of a cluster
+        pool_class = getattr(getattr(client, "nodes_manager", None), "connection_pool_class", None)
+        return pool_class is not None and _connects_by_itself(pool_class)
+    if _connects_by_itself(pool_class):
+        return True
+    if not vars(pool).keys().isdisjoint(_POOL_METHODS):
+        _tell(f"{pool!r}", "has methods of its own")
+        return True
+    connection_class = pool.connection_class
     own = not any(map(_is_of_library, connection_class.__mro__)) or _overrides(connection_class, _CONNECTION_METHODS)
     if own:
         _tell(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
+    return own
+
+
+@lru_cache  # of a cluster, each new lock asks
+def _connects_by_itself(pool_class: type) -> bool:
+    """Whether a connection of such a pool may be to another server or database than its settings say."""
+    own = not any(map(_is_of_library, pool_class.__mro__)) or _overrides(pool_class, _POOL_METHODS)
+    if own:
+        _tell(f"{pool_class.__module__}.{pool_class.__qualname__}", "makes connections in its own way")
     return own
 
 

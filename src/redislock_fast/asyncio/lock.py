@@ -120,6 +120,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.
 
     def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Coroutine[Any, Any, Any]:
+        self._follow_pool()
         return drive(self._transport, steps, to_clean_up, self._redis)
 
     # ---- acquire ----
@@ -151,6 +152,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
             ValueError: the lock's `sleep` is negative, or a time is NaN.
         """
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self._follow_pool()
         owner = self._mine()
         if self._linger_ms is not None and blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
@@ -204,6 +208,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
             return self._release_lingering(owner, cached)
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self._follow_pool()
         token = owner.token
         is_plain = cached is None and owner.kept is None and owner.releasing is None
         if is_plain and type(token) is bytes and self._is_plain_release():

@@ -178,5 +178,6 @@ class Locker(LockerBase[Lock]):
         it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up. `on_lost` is called in the
         loop, and may be a coroutine function.
         """
-        plan = Plan(names, self._transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        return Acquiring(self._transport, plan, batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms))
+        transport = self._transport
+        plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        return Acquiring(transport, plan, batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms))

@@ -255,7 +255,8 @@ def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(
     callers: Callers, proxy: Proxy, client: redis.Redis
 ) -> None:
     taken = hooked(connected(callers, proxy.port, auto_renew=True), TakenByHook, TakenByAsyncHook)
-    taken.lock._redis = callers.client(client.connection_pool.connection_kwargs["port"])  # the hook's alone
+    hooks_client = callers.client(client.connection_pool.connection_kwargs["port"])
+    taken.lock._redis, taken.lock._pool = hooks_client, hooks_client.connection_pool  # the hook's alone
     proxy.hold()
     with pytest.raises(redis.TimeoutError):
         taken.call("acquire", blocking_timeout=SHORT_S)

@@ -19,6 +19,7 @@ from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import Claim, Heard
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.client import (
+    NO_WAITING,
     ClientConnection,
     ClientPolicy,
     answered_here,
@@ -114,13 +115,13 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
         heard(await connection.pipe.call(request, timeout_s))
         return heard.reply
 
-    async def run_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # as below
-        """Refuse: the client may send each request on another connection.
+    async def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # all
+        """Refuse; see `NO_WAITING`.
 
         Raises:
             redis.exceptions.RedisError: always.
         """
-        raise RedisError("a lock cannot wait for replicas here: its client sends commands in its own way")
+        raise RedisError(NO_WAITING)
 
 
 class LoopPoolTransport(LoopClientTransport):

@@ -8,12 +8,15 @@ from typing import Any
 import hiredis
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    RedisError,
     ResponseError,
 )
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
 from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.client import (
+    NO_WAITING,
     ClientConnection,
     ClientPolicy,
     answered_here,
@@ -101,6 +104,14 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
         heard = Heard(claim, request, _nothing)
         heard(connection.pipe.call(request, timeout_s))
         return heard.reply
+
+    def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # all
+        """Refuse; see `NO_WAITING`.
+
+        Raises:
+            redis.exceptions.RedisError: always.
+        """
+        raise RedisError(NO_WAITING)
 
 
 def _nothing(_: object) -> None:
