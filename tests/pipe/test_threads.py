@@ -307,3 +307,27 @@ def test_connection_cut_under_load_fails_everybody_and_hangs_nobody(
         operator.client_kill_filter(_id=str(own_id))
     assert [True] * 16 == [future.result(timeout=20) for future in futures]
     assert pipe.broken
+
+
+def test_pipe_is_closed_as_idle_while_nobody_uses_it(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
+    pipe, peer = pair
+    replies: list[Reply] = []
+    pipe.post((b"ECHO", b"post"), replies.append)
+    peer.read()
+    assert pipe.close_idle() is False  # a reply is to come
+    caller = threads.submit(pipe.call, (b"ECHO", b"call"), FOREVER)
+    peer.read()
+    assert pipe.close_idle() is False  # a thread reads
+    peer.answer(b"+post\r\n+call\r\n")
+    assert caller.result() == b"call"
+    assert (replies, pipe.broken) == ([b"post"], False)
+    mailbox = pipe.mailbox()
+    pipe.on_push = lambda _: mailbox.tell(pipe.close_idle())
+    listener = threads.submit(mailbox.wait, FOREVER)
+    peer.answer(b">1\r\n+push\r\n")
+    assert listener.result() is False  # a thread listened
+    assert [pipe.close_idle() for _ in range(2)] == [True, False]
+    assert (pipe.broken, pipe.closed_by_peer, peer.sock.recv(1)) == (True, False, b"")
+    with pytest.raises(ConnectionBroken) as broken:
+        pipe.call((b"ECHO", b"late"), FOREVER)
+    assert broken.value.sent is False

@@ -8,6 +8,13 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "connection is closed as idle while a reply is to come",
+        "_pipe/threads.pyx",
+        "idle = not self.reading and not self.dead and self.head == NULL",
+        "idle = not self.reading and not self.dead",
+        "tests/pipe/test_threads.py::test_pipe_is_closed_as_idle_while_nobody_uses_it",
+    ),
+    Fault(
         "compiled: request that was sent counts as unsent when the connection breaks",
         "_pipe/threads.pyx",
         "slot.state = LOST if slot.begins < self.sent else UNSENT",

@@ -8,6 +8,27 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "client that is closed takes the connection from its waiters",
+        "_transport/base.py",
+        " or (connection.registry and connection.registry.has_waiters):",
+        ":",
+        "tests/integration/transport/test_closing.py::test_client_that_is_closed_takes_no_connection_from_a_waiter",
+    ),
+    Fault(
+        "client that is closed keeps its lock connection",
+        "_transport/base.py",
+        "        self._closes = True\n        self.close_if_idle()",
+        "        self._closes = True",
+        "tests/integration/transport/test_closing.py::test_clients_that_are_closed_leave_no_connection",
+    ),
+    Fault(
+        "connection that was in use when its client was closed stays open",
+        "_transport/threads/lingering.py",
+        "        pass\n    transport.close_if_idle()",
+        "        pass",
+        "tests/integration/transport/test_closing.py::test_clients_that_are_closed_leave_no_connection",
+    ),
+    Fault(
         "lock stays at the server of a pool that was replaced",
         "_procedures/settings.py",
         "if pool is not None and self._redis.connection_pool is not pool:",

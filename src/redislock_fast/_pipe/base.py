@@ -233,6 +233,9 @@ class Pipe(Protocol):
     def close(self) -> None:
         """Break the pipe: callers that still wait get `ConnectionBroken`."""
 
+    def close_idle(self) -> bool:
+        """`close` where no reply is to come and no thread reads or waits for a mailbox. Returns whether it was so."""
+
     def forget(self) -> None:
         """In a forked child: refuse every call. The pipe registers itself for that."""
 

@@ -288,6 +288,20 @@ cdef class Pipe:
             with nogil, self.mutex:
                 self.reading = False
 
+    def close_idle(self):
+        cdef bint idle
+        if self.forked:
+            return False
+        with nogil, self.mutex:
+            idle = not self.reading and not self.dead and self.head == NULL
+            if idle:
+                self.reading = True
+        if idle:
+            self._fail(False)
+            with nogil, self.mutex:
+                self.reading = False
+        return idle
+
     def mailbox(self):
         return Mailbox(self)
 

@@ -178,6 +178,21 @@ class Pipe:
             self._break()
             raise
 
+    def close_idle(self) -> bool:
+        with self._mutex:
+            idle = not (self._reading or self._dead or self._slots)
+            if idle:
+                self._reading = True
+        if idle:
+            try:
+                self._fail()
+                with self._mutex:
+                    self._reading = False
+            except BaseException:
+                self._break()
+                raise
+        return idle
+
     def mailbox(self) -> Mailbox:
         return Mailbox(self)
 

@@ -369,6 +369,11 @@ class WaiterRegistry(Subscriptions):
             return True
         return False
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a caller waits on the connection."""
+        return len(self._key_queues) > 0
+
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note that the lock was released: a waiter has it now, or no waiter was in the queue."""
         if not handed_over:

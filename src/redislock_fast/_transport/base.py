@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,7 +25,7 @@ from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, Not
 from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
-from redislock_fast._transport.pool_events import notice_closing, notice_credentials
+from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
@@ -127,6 +128,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
 
     connects = True
     """Whether the requests leave on a connection of its own."""
+
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
@@ -164,10 +166,34 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
     def _is_owner_gone(self) -> bool:
         return self._owner() is None
 
-    def _notice_closing(self) -> None:
-        owner = self._owner()
-        if owner is not None:
-            notice_closing(owner, self)
+    # ---- a client that is closed ----
+
+    _closes = False
+    """Whether the client was closed while the connection was in use. Any thread sets it; a missed note costs nothing
+    more than an open connection."""
+
+    def note_closing(self) -> None:
+        """The client is being closed: give up what lingers, and close the connection once nothing goes on there.
+
+        The lock may be used again, on a new connection. What is held needs none, and renewals make one.
+        """
+        self.give_up_keys()
+        self._closes = True
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        """Close the connection of a closed client if no reply is to come there, and nobody waits."""
+        connection = self.connection
+        if not self._closes or connection is None or (connection.registry and connection.registry.has_waiters):
+            return
+        if self._close_idle(connection):
+            self._closes = False
+            connection.ending = None  # it has ended
+            self._give_up(connection)
+
+    @abstractmethod
+    def _close_idle(self, connection: ConnectionType) -> bool:
+        """Close the connection if no reply is to come on it. Returns whether it was so."""
 
     def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:  # noqa: ARG002  # one server
         """A new token, with the identifier of the connection on which a request for this lock would leave.

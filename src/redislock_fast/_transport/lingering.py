@@ -92,8 +92,8 @@ class Lingering:
         """Whether the client is gone; see `Cleanup`."""
         return False
 
-    def _notice_closing(self) -> None:
-        """Have what lingers given up when the client is closed."""
+    def close_if_idle(self) -> None:
+        """Close the connection of a closed client once nothing goes on there; see `ServerTransport`."""
 
     def give_up_keys(self) -> None:
         """Give up what lingers, in the background."""

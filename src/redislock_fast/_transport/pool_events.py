@@ -7,7 +7,8 @@ redis-py calls a method of the pool in both cases. That method is extended, on t
   versions of redis-py have no such method, nor do the nodes of its asyncio cluster client: there, a connection with
   expired credentials is replaced when the server says so.
 - `disconnect`: `close` and `aclose` of a client call it. A client that keeps its pool open, since others share that,
-  does not: then keys that linger are given back when they have lingered for long enough.
+  does not: then keys that linger are given back when they have lingered for long enough, and the connection of the
+  locks ends with the pool. An asyncio cluster client has no pools, so its own `aclose` is extended.
 
 Thread safety: any thread uses `_Extended.servers`, by atomic methods of list alone.
 """
@@ -27,8 +28,8 @@ class _Authenticating(Protocol):
     def authenticate(self, request: Args) -> None: ...
 
 
-class _Lingering(Protocol):
-    def give_up_keys(self) -> None: ...
+class _Closing(Protocol):
+    def note_closing(self) -> None: ...
 
 
 class _Extended:
@@ -80,15 +81,16 @@ def _send_token(server: _Authenticating, token: Any) -> None:
     server.authenticate((b"AUTH", *filter(None, (token.try_get("oid"), token.get_value()))))
 
 
-def notice_closing(owner: Any, server: _Lingering) -> None:
-    """Have a transport give up what lingers when its connection pool is disconnected. May be called again.
+def notice_closing(owner: Any, server: _Closing, method: str = "disconnect") -> None:
+    """Tell a transport when its connection pool is disconnected, or its client closed. May be called again.
 
     Args:
-        owner: of the transport; nothing is done for an owner that is no pool of redis-py.
+        owner: of the transport; nothing is done for an owner without the method.
         server: the transport. It is not kept alive.
+        method: which method of the owner says so.
     """
-    _extend(owner, "disconnect", _give_up_keys, server)
+    _extend(owner, method, _note_closing, server)
 
 
-def _give_up_keys(server: _Lingering, *_args: Any, **_settings: Any) -> None:
-    server.give_up_keys()
+def _note_closing(server: _Closing, *_args: Any, **_settings: Any) -> None:
+    server.note_closing()

@@ -135,7 +135,10 @@ async def _clean_up_in_background(server_ref: weakref.ref[LoopCleanup]) -> None:
     delay_s = CLEANUP_FIRST_S
     while delay_s < CLEANUP_LAST_S:
         server = server_ref()
-        if server is None or server.idle:
+        if server is None:
+            return
+        if server.idle:
+            server.close_if_idle()
             return
         if await server.clean_up_some():
             delay_s = CLEANUP_FIRST_S

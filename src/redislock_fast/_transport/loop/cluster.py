@@ -28,6 +28,7 @@ from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.loop.connect import AsyncConnection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.routing import (
     ASKING,
     TROUBLES,
@@ -103,6 +104,11 @@ class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self._nodes: dict[str, _Node] = {}  # by address
+        notice_closing(owner, self, "aclose")
+
+    def note_closing(self) -> None:
+        for node in list(self._nodes.values()):
+            node.note_closing()
 
     async def execute(
         self,

@@ -77,7 +77,7 @@ class LoopLingering(Lingering):
         self._in_loop(super()._give_back, leases, is_wanted)
 
     def _watch_keys(self) -> None:
-        self._in_loop(self._watch_here)
+        self._in_loop(self._watch_later)
 
     def _in_loop(self, call: Callable[..., object], *args: Any) -> None:
         """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
@@ -85,10 +85,6 @@ class LoopLingering(Lingering):
             call(*args)
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *args)
-
-    def _watch_here(self) -> None:
-        self._notice_closing()
-        self._watch_later()
 
     def _watch_later(self) -> None:
         # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
@@ -102,6 +98,8 @@ class LoopLingering(Lingering):
         finally:  # an interrupt may strike the loop, which may run again
             if goes_on:
                 self._watch_later()
+            else:
+                self.close_if_idle()
 
     def _sweep_keys(self) -> bool:
         self._leave_if_unconfirmed()

@@ -38,6 +38,7 @@ from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.lingering import LoopLingering
+from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
 from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
@@ -365,12 +366,22 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
             self._note_plain()
         self._post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more
+        notice_closing(self._live_owner(), self)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         if self._opening is opening:
             self._opening = None
         if not opening.cancelled():
             opening.exception()  # marks it as retrieved, even where no caller waits any more
+
+    def note_closing(self) -> None:
+        self._in_loop(super().note_closing)
+
+    def _close_idle(self, connection: AsyncConnection) -> bool:
+        idle = connection.pipe.is_idle and not connection.pipe.broken
+        if idle:
+            connection.close()
+        return idle
 
     def authenticate(self, request: Args) -> None:
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in Mailbox.tell

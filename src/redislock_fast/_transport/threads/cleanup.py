@@ -182,7 +182,10 @@ def _clean_up_in_background(server_ref: weakref.ref[ThreadCleanup]) -> None:
     delay_s = CLEANUP_FIRST_S
     while delay_s < CLEANUP_LAST_S:
         server = server_ref()
-        if server is None or server.may_rest():
+        if server is None:
+            return
+        if server.may_rest():
+            server.close_if_idle()
             return
         if server.clean_up_some():
             delay_s = CLEANUP_FIRST_S

@@ -117,7 +117,6 @@ class ThreadLingering(Lingering):
             self.key_cache.end_watching()
             return
         _watched.add(self)
-        self._notice_closing()
 
     def _confirm_soon(self) -> None:
         self._posted_at = clock()
@@ -214,3 +213,4 @@ def _watch(transport: ThreadLingering) -> None:
     # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
     while transport.watch_keys():
         pass
+    transport.close_if_idle()

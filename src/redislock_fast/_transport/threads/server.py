@@ -33,6 +33,7 @@ from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
 from redislock_fast._transport.base import MOST_LOSSES, Encoding
 from redislock_fast._transport.health import ServerHealth
+from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import FOREVER_S, is_settled_by
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
@@ -228,6 +229,9 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         """Close the connection."""
         self._drop(self.connection)
 
+    def _close_idle(self, connection: Connection) -> bool:
+        return connection.pipe.close_idle()
+
     def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:
         """Drive an operation that sets no key until it is finished, on a dedicated connection.
 
@@ -280,6 +284,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
                 self._post_first(connection)
                 self._dedicated.clear()  # which may lead to a server that is no primary any more
                 self.connection = connection
+                notice_closing(self._live_owner(), self)
             return self.connection
         finally:
             with contextlib.suppress(RuntimeError):  # an interrupt may come before the lock is taken
