@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ import redis
 import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
+from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import CleanupEntries
@@ -117,7 +119,10 @@ class Lock(CachedBase, redis.lock.Lock):
         return transport_of(client)
 
     def _new_owner(self) -> ThreadOwner:
-        return ThreadOwner()
+        return owners.of_threads()
+
+    def _heirs_of(self, former: ThreadOwner) -> ThreadOwner:
+        return owners.heirs_of(former)
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._transport)
@@ -171,6 +176,8 @@ class Lock(CachedBase, redis.lock.Lock):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
+        if self._local is not threading.local:
+            self._adapt_to_patch()
         if self._generation != fork.generation:
             self._own_nothing()
         pool = self._pool
@@ -229,6 +236,9 @@ class Lock(CachedBase, redis.lock.Lock):
         if cached is not None and self._has_own_release():
             self._release_here(owner, cached)
             return
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+            owner = self._owners
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()

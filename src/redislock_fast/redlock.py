@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from redis.exceptions import LockError
 
+from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.redlock import RedlockBase
@@ -82,7 +83,10 @@ class Redlock(RedlockBase):
         return self._quorum.drive(steps)
 
     def _new_owner(self) -> ThreadOwner:
-        return ThreadOwner()
+        return owners.of_threads()
+
+    def _heirs_of(self, former: ThreadOwner) -> ThreadOwner:
+        return owners.heirs_of(former)
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._quorum, renew)

@@ -10,6 +10,7 @@ its own. The owners of tasks are in `task_owner.py`.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from redislock_fast._lease.prolonging import Prolonging, Prolongings, mutex
 from redislock_fast._protocol import commands
 from redislock_fast._protocol.commands import Extend, Reacquire
+from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours
 
@@ -28,7 +30,16 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._util.times import Limit
 
-__all__ = ["Owner", "PendingOwner", "SharedOwner", "ThreadOwner", "current_task", "twin_of"]
+__all__ = [
+    "Owner",
+    "PendingOwner",
+    "SharedOwner",
+    "ThreadOwner",
+    "current_task",
+    "heirs_of",
+    "of_threads",
+    "twin_of",
+]
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -194,11 +205,56 @@ class Owner:
         return self
 
 
-class ThreadOwner(Owner, threading.local):
-    """The owners of all threads that use one lock object: each thread sees attributes of its own."""
+class ThreadOwner(Owner):
+    """The owners of all threads that use one lock object: each thread sees attributes of its own.
+
+    `of_threads` derives from it and from `threading.local`, of which gevent and eventlet have others.
+    """
 
     if not TYPE_CHECKING:
         __slots__ = ()
+
+
+of_threads: type[ThreadOwner]
+_heirs: Any
+
+
+def heirs_of(former: ThreadOwner) -> ThreadOwner:
+    """Make the owners of the greenlets that use a lock object from before a patch of `threading`.
+
+    A thread's main greenlet goes on with what the thread has held. All others hold nothing.
+    """
+    return _heirs(former)  # type: ignore[no-any-return]
+
+
+def _make_kinds() -> None:
+    """Make the classes for the `threading.local` that is in force now."""
+    global of_threads, _heirs  # the only place that changes them
+    local: Any = threading.local
+
+    class Owners(ThreadOwner, local):  # type: ignore[misc]  # of a class that is not known before
+        __slots__ = ()
+
+    class Heirs(Owners):
+        __slots__ = ()
+
+        def __init__(self, former: ThreadOwner) -> None:  # called in each greenlet
+            if _is_main_greenlet():
+                held = dict(vars(former))
+                vars(former).clear()  # before: in eventlet, the first assignment calls this method again
+                for name, value in held.items():
+                    setattr(self, name, value)
+
+    of_threads, _heirs = Owners, Heirs
+
+
+def _is_main_greenlet() -> bool:
+    greenlet = sys.modules.get("greenlet")  # gevent and eventlet import it
+    return greenlet is None or greenlet.getcurrent().parent is None
+
+
+_make_kinds()
+patching.on_patch(_make_kinds)
 
 
 class SharedOwner(Owner, SimpleNamespace):

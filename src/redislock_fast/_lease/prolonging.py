@@ -18,17 +18,18 @@ from __future__ import annotations
 import math
 import threading
 
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 
 __all__ = ["Prolonging", "Prolongings", "mutex"]
 
 
 class _Mutex:
-    """Held for a few assignments; another one in a forked child."""
+    """Held for a few assignments; another one in a forked child, and after a patch of `threading`."""
 
     def __init__(self) -> None:
         self.new()
         fork.on_fork(self.new)
+        patching.on_patch(self.new)
 
     def new(self) -> None:
         self.lock = threading.RLock()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 
 if TYPE_CHECKING:
     from redislock_fast._lease.metrics import WaitMode
@@ -84,7 +84,7 @@ class Output(Protocol):
         """Set a gauge."""
 
 
-class Recorder:
+class Recorder(patching.Adaptable):
     """Records the reports of locks; an `Observer`.
 
     Thread safety: any thread may report. `_mutex` is held while a gauge changes, so that its values reach the output in
@@ -103,6 +103,10 @@ class Recorder:
         self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
+        patching.adapt_later(self)
+
+    def adapt(self) -> None:
+        self._mutex = threading.RLock()
 
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""

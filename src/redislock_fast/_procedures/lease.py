@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
@@ -203,6 +204,8 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _held(self) -> Owner:
         """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
         if self._generation != fork.generation:
             self._own_nothing()
         owner: Owner = self._owners.held()
@@ -220,6 +223,8 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
         if self._generation != fork.generation:
             self._own_nothing()
         owner: Owner = self._owners.mine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,7 +11,7 @@ from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.settings import observe_by_otel
 from redislock_fast._protocol.majority import valid_s
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import blocks, poll_seconds, positive_ms
 
@@ -29,7 +30,8 @@ _FEWEST = 3
 class RedlockSettings:
     """A Redlock without its operations. The public classes describe the parameters.
 
-    Thread safety: `local` is replaced only in a forked child. For its own rules, see `_lease/owner.py`.
+    Thread safety: `local` is replaced only in a forked child, and after a patch of `threading`. For its own rules, see
+    `_lease/owner.py`.
     """
 
     _options: Options | None = None
@@ -135,6 +137,10 @@ class RedlockSettings:
     def _new_owner(self) -> Any:
         """Make `local`, where `thread_local` is true."""
 
+    def _heirs_of(self, former: Any) -> Any:
+        """Make `local` anew after a patch of `threading`."""
+        return former  # of tasks
+
     @property
     def name(self) -> Any:
         """The key, the same on all servers."""
@@ -154,10 +160,21 @@ class RedlockSettings:
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation
+        self._local = patching.in_force
         self.local = self._new_owner() if self.thread_local else SharedOwner()
+
+    def _adapt_to_patch(self) -> None:
+        """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
+        patching.adapt()
+        if self._local is not patching.in_force:  # else another greenlet was faster, or this thread must not adapt
+            self._local = patching.in_force
+            if self.thread_local:
+                self.local = self._heirs_of(self.local)
 
     def _held(self) -> Owner:
         """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
         if self._generation != fork.generation:
             self._own_nothing()
         self._follow_pools()
@@ -166,6 +183,8 @@ class RedlockSettings:
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
         if self._generation != fork.generation:
             self._own_nothing()
         self._follow_pools()

@@ -24,7 +24,7 @@ from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
 from redislock_fast._util.tokens import MARKER, without_flag
 
@@ -252,6 +252,10 @@ class LockSettings:
     def _new_owner(self) -> Any:
         """Make the owners, where `thread_local` is true."""
 
+    def _heirs_of(self, former: Any) -> Any:
+        """Make the owners anew after a patch of `threading`."""
+        return former  # of tasks
+
     @property
     def redis(self) -> Any:
         """The client."""
@@ -316,7 +320,16 @@ class LockSettings:
         self._generation = fork.generation
         if self._cached is not None:  # of the parent
             self._cached = None
+        self._local = patching.in_force
         self._owners = self._new_owner() if self.thread_local else SharedOwner()
+
+    def _adapt_to_patch(self) -> None:
+        """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
+        patching.adapt()
+        if self._local is not patching.in_force:  # else another greenlet was faster, or this thread must not adapt
+            self._local = patching.in_force
+            if self.thread_local:
+                self._owners = self._heirs_of(self._owners)
 
     def register_scripts(self) -> None:
         """Make the class's script objects; may be overridden.

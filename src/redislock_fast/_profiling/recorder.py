@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from redislock_fast._lease.owner import current_task
 from redislock_fast._profiling.orders import Orders, cycles_of
 from redislock_fast._profiling.records import Holding, Records
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _CallerRecord:
         self.waits_for: str | None = None
 
 
-class Recorder:
+class Recorder(patching.Adaptable):
     """Gets the reports of locks, with methods of `Observer`.
 
     Attributes:
@@ -70,6 +70,10 @@ class Recorder:
         self._lasted_s = 0.0
         self.forget()
         fork.forget_in_child(self)
+        patching.adapt_later(self)
+
+    def adapt(self) -> None:
+        self._mutex = threading.RLock()
 
     def forget(self) -> None:
         """Begin anew."""

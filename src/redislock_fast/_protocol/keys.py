@@ -11,7 +11,7 @@ import threading
 from binascii import crc_hqx
 from functools import lru_cache
 
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 
 __all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "queue_keys", "slot_of"]
 
@@ -31,6 +31,7 @@ class _Numbers:
         self._next = 0
         self._new_lock()
         fork.on_fork(self._new_lock)  # another thread may have held it at the fork
+        patching.on_patch(self._new_lock)
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()

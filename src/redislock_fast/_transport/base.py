@@ -28,6 +28,7 @@ from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
+from redislock_fast._util.patching import on_patch
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -386,6 +387,7 @@ class Registry(Generic[Transport]):
         self.get: Callable[[int], Transport | None] = self._transports.get
         self._new_lock()
         fork.on_fork(self._new_lock)  # another thread may have held the lock at the fork
+        on_patch(self._new_lock)
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()

@@ -1,1 +1,1 @@
-"""Helpers for all packages: times, tokens, forks, errors, redis-py's settings. They import no other package."""
+"""Helpers for all packages: times, tokens, forks, patches, errors, redis-py's settings. They import no other one."""

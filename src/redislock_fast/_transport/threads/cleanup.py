@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from threading import get_ident
 from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -29,6 +28,7 @@ from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
+from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]
@@ -123,7 +123,7 @@ class ThreadCleanup(ServerTransport[Connection]):
         Replies come in order, so all of them have been read once the reply to a later request is there.
         """
         silent: list[Connection] = []
-        thread = get_ident()
+        thread = threading.get_ident()
         self.inside.add(thread)
         try:
             while self._unheard:
@@ -166,6 +166,12 @@ class ThreadCleanup(ServerTransport[Connection]):
         self._unheard.clear()
         self.claims = Claims(self.clean_up)  # another thread may have had its mutex
 
+    def _adapt_cleanup(self) -> None:
+        """After a patch: take locks of the kind that is in force now, and leave the former thread."""
+        self._cleaning_up = threading.RLock()
+        self._cleaner = None
+        self.claims.mutex = threading.RLock()
+
 
 _cleaners: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -178,9 +184,11 @@ def _finish_cleanup() -> None:
         cleaner.join(max(deadline - clock(), 0.0))
 
 
+@patching.own_thread
 def _clean_up_in_background(server_ref: weakref.ref[ThreadCleanup]) -> None:
+    in_force = patching.in_force
     delay_s = CLEANUP_FIRST_S
-    while delay_s < CLEANUP_LAST_S:
+    while delay_s < CLEANUP_LAST_S and patching.in_force is in_force:
         server = server_ref()
         if server is None:
             return

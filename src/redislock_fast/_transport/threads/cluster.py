@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from typing import Any, TypeVar
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
@@ -37,6 +36,7 @@ from redislock_fast._transport.routing import (
 )
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._util import patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
@@ -69,7 +69,7 @@ class _Node(NodeRules[Connection], ThreadServerTransport):
         mailbox = connection.pipe.mailbox()
         if connection.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
             return
-        thread = get_ident()
+        thread = threading.get_ident()
         self.inside.add(thread)
         node_request.begun = (self, connection, mailbox)
         try:
@@ -213,7 +213,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
 
     def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:  # noqa: ARG002  # of a cleanup
         """Send a request for whose reply the caller does not wait, to the node that ASK may have named."""
-        thread = get_ident()
+        thread = threading.get_ident()
         was_inside = thread in self.inside
         self.inside.add(thread)
         try:
@@ -272,6 +272,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))
 
 
+@patching.own_thread
 def _read(client: Any) -> None:
     with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
         client.nodes_manager.initialize()

@@ -21,6 +21,7 @@ from redislock_fast._pipe.impl import compiled
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
+from redislock_fast._util.patching import is_patched
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -139,7 +140,7 @@ def _pipe_over(connection: Any) -> Pipe:
     """A pipe that drives the socket of redis-py's connection."""
     sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
     pipe: Pipe
-    if compiled is not None and _is_plain(sock):
+    if compiled is not None and _is_plain(sock) and not is_patched():
         pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
     else:
         pipe = threads_py.Pipe(connection, sock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from redislock_fast._transport.observer import execute_observed
 from redislock_fast._transport.threads.client import ThreadClientTransport
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
         to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
     """
+    if patching.in_force is not threading.local:
+        patching.adapt()
     generation = fork.generation
     step: Any = None
     try:

@@ -22,14 +22,13 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._transport.lingering import LONGEST_TICK_S, Lingering
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadLingering"]
@@ -92,7 +91,7 @@ class ThreadLingering(Lingering):
         return _ThreadWaiter
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
-        thread = get_ident()
+        thread = threading.get_ident()
         was_inside = thread in self.inside
         try:
             self.inside.add(thread)
@@ -103,10 +102,20 @@ class ThreadLingering(Lingering):
 
     def _watch_keys(self) -> None:
         self._used_at = clock()
+        if patching.in_force is not threading.local:  # a release in memory does not look
+            patching.adapt()
+            if patching.in_force is threading.local:  # else this is a thread of the package
+                return  # `resume` has begun it
+        if not self._wake_watcher():
+            self._start_watching()
+
+    def _wake_watcher(self) -> bool:
+        """Wake the thread that sleeps. Returns False where none does."""
         try:
             self._asleep.pop().release()
         except IndexError:
-            self._start_watching()
+            return False
+        return True
 
     def _start_watching(self) -> None:
         watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
@@ -189,6 +198,11 @@ class ThreadLingering(Lingering):
         super()._forget_keys()
         self._asleep = []
 
+    def _resume_watching(self) -> None:
+        """After a patch, where the former thread has ended: start another one if it listened."""
+        if self.key_cache.is_watched:
+            self._start_watching()
+
     def give_back_keys(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
         self.give_up_keys()
@@ -209,8 +223,10 @@ def _give_back_at_exit() -> None:
         transport.give_back_keys(max(deadline - clock(), 0.0))
 
 
+@patching.own_thread
 def _watch(transport: ThreadLingering) -> None:
     # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
-    while transport.watch_keys():
+    in_force = patching.in_force
+    while patching.in_force is in_force and transport.watch_keys():
         pass
     transport.close_if_idle()

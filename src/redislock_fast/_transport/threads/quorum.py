@@ -19,7 +19,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from operator import attrgetter
-from threading import get_ident
 from typing import Any
 
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
@@ -29,6 +28,7 @@ from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadQuorum"]
@@ -60,7 +60,7 @@ class ThreadQuorum(Quorum):
 
     def ask(self, *rounds: MajorityRound) -> None:
         """Hold majority rounds at once, until the outcome of each is certain or the time of the shortest is up."""
-        thread = get_ident()
+        thread = threading.get_ident()
         entered: list[set[int]] = []
         try:
             for server in self._transports:
@@ -215,6 +215,7 @@ def _opening(server: ThreadServerTransport) -> threading.Thread | None:
     return opening
 
 
+@patching.own_thread
 def _open(server_ref: weakref.ref[ThreadServerTransport]) -> None:
     server = server_ref()
     if server is not None:
@@ -226,7 +227,7 @@ def _open(server_ref: weakref.ref[ThreadServerTransport]) -> None:
             server.health.connected()
 
 
-class _LateReplies:
+class _LateReplies(patching.Adaptable):
     """Reads the replies for which no caller waits any more, in a thread where no other call does.
 
     A release whose connection broke is done again in the background. The thread stays for `_LINGER_S`, so that the next
@@ -243,6 +244,11 @@ class _LateReplies:
         self._refs = [weakref.ref(server) for server in servers]
         self._until = 0.0
         self._thread: threading.Thread | None = None
+        patching.adapt_later(self)
+
+    def resume(self) -> None:
+        if self._thread is not None:
+            self._start()
 
     def expect(self, servers: Sequence[ThreadServerTransport]) -> None:
         """Read what has come, and have a thread read the replies that are still owed."""
@@ -259,10 +265,14 @@ class _LateReplies:
         with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
             thread.start()
 
+    @patching.own_thread
     def _run(self) -> None:
+        in_force = patching.in_force
         owing = self._refs
         while owing or clock() < self._until:
             time.sleep(_READ_EVERY_S)
+            if patching.in_force is not in_force:
+                return
             owing = [ref for ref in self._refs if _owes(ref())]
         self._thread = None
         if clock() < self._until:

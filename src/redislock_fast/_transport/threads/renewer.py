@@ -39,7 +39,7 @@ from redislock_fast._procedures.renewal import (
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
@@ -54,7 +54,7 @@ def _renew_on_server(transport: ThreadServerTransport, due: list[Lease], losses:
     drive(transport, renewing(due, losses))
 
 
-class Renewer:
+class Renewer(patching.Adaptable):
     """Renews the leases on one server, and watches for their loss.
 
     Args:
@@ -67,12 +67,25 @@ class Renewer:
         self._renewal_batch = burst
         self.forget()
         fork.forget_in_child(self)
+        patching.adapt_later(self)
 
     def forget(self) -> None:
         """In a forked child: drop all leases, which the parent renews."""
         self._turn = threading.Condition()
         self._schedule = Schedule()
         self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError), self._turn:  # eventlet gives a condition that it finds another lock
+            self._turn.notify_all()
+
+    def adapt(self) -> None:
+        self._turn = threading.Condition()
+
+    def resume(self) -> None:
+        if self._thread is not None:
+            self._thread = None
+            self._change(self._look_by, 0.0)
 
     def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
@@ -141,12 +154,14 @@ class Renewer:
             with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
                 transport.clean_up(entries)
 
+    @patching.own_thread
     def _work(self) -> None:
+        in_force = patching.in_force
         schedule = self._schedule
         was_idle = False
         with self._turn:
-            self._wait(None)
-        while True:
+            self._wait(None, in_force)
+        while patching.in_force is in_force:
             schedule.looks_at = math.inf  # before it looks at the notes: a thread that lists one now tells when to look
             is_idle = not schedule.has_listed
             noted = list(schedule.noted())  # not under `_turn`, which a finalizer may want under `mutex`
@@ -164,16 +179,16 @@ class Renewer:
                         self._thread = None
                         return
                     was_idle = is_idle
-                    self._wait(next_at)
+                    self._wait(next_at, in_force)
                     continue
             self._renew(due)
             del due  # as above
 
-    def _wait(self, next_at: float | None) -> None:
+    def _wait(self, next_at: float | None, in_force: Any) -> None:
         """Wait until a lease is due at `next_at`, or an earlier look is asked for. None: linger."""
         schedule = self._schedule
         schedule.looks_at = min(clock() + _LINGER_S if next_at is None else next_at, schedule.looks_at)
-        while (left_s := schedule.looks_at - clock()) > 0:
+        while (left_s := schedule.looks_at - clock()) > 0 and patching.in_force is in_force:
             self._turn.wait(min(left_s, threading.TIMEOUT_MAX))
 
     def _renew(self, due: list[Lease]) -> None:

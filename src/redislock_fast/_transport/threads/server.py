@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -38,7 +37,7 @@ from redislock_fast._transport.retries import FOREVER_S, is_settled_by
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
 from redislock_fast._transport.threads.lingering import ThreadLingering
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
@@ -53,7 +52,7 @@ class BlockingEncoding(Encoding):
         return name.encode() if isinstance(name, str) else self.encode(name)
 
 
-class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
+class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, patching.Adaptable):
     """All that this process sends to one server.
 
     Args:
@@ -66,6 +65,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)
+        patching.adapt_later(self)
 
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by server: here, one group."""
@@ -109,7 +109,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
 
         Every connection on which a request left without an answer is added to `unanswered`.
         """
-        thread = get_ident()
+        thread = threading.get_ident()
         if operation.begun is None and thread in self.inside:  # a begun operation left before the thread was inside
             self.run_dedicated(operation, limit_s, unanswered)
             return
@@ -147,7 +147,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
         connection = self.connection
         registry = None if connection is None else connection.registry
-        if connection is None or registry is None or get_ident() in self.inside:
+        if connection is None or registry is None or threading.get_ident() in self.inside:
             return None
         return registry.take(key, token, connection.pipe.mailbox(), connection, self)
 
@@ -171,7 +171,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
                     self.run(ReadHolder(key), attempts.left_s(), [])  # connects, within the retry policy
                 continue
             registry = connection.registry
-            if registry is None or get_ident() in self.inside:
+            if registry is None or threading.get_ident() in self.inside:
                 return None
             waiter = self.waiter(key, token)
             if waiter is not None:
@@ -188,7 +188,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
 
     def post(self, connection: Connection, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
-        thread = get_ident()
+        thread = threading.get_ident()
         was_inside = thread in self.inside
         try:
             self.inside.add(thread)
@@ -203,7 +203,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         Returns:
             The message; None when none has come within `timeout_s` seconds; BROKEN when none can come any more.
         """
-        thread = get_ident()
+        thread = threading.get_ident()
         was_inside = thread in self.inside
         try:
             self.inside.add(thread)
@@ -219,7 +219,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
     @property
     def is_entered(self) -> bool:
         """Whether the calling thread is inside already: then this runs in a signal handler or a finalizer."""
-        return get_ident() in self.inside
+        return threading.get_ident() in self.inside
 
     def apart(self) -> ThreadServerTransport:
         """A transport with a connection of its own, for a thread that is inside of this one already."""
@@ -309,3 +309,19 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering):
         self.health = ServerHealth()
         if connection is not None:
             connection.forget()
+
+    def wake(self) -> None:
+        self._wake_watcher()
+
+    def adapt(self) -> None:
+        """After a patch: go on as after the loss of the connection, on which a wait would stop all greenlets."""
+        self._connecting = threading.RLock()
+        self._adapt_cleanup()
+        self._dedicated.clear()
+        self._drop(self.connection)
+
+    def resume(self) -> None:
+        self.drop_keys()
+        self._resume_watching()
+        if not self.idle:
+            self._start_cleanup()

@@ -1,0 +1,63 @@
+"""Faults of going on after gevent or eventlet has patched the standard library."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_TESTS = "tests/integration/lock/test_patched_later.py::test_"
+_OWNERS = f"{_TESTS}each_greenlet_is_an_owner_of_a_lock_from_before_the_patch[used-gevent]"
+_HELD = f"{_TESTS}lock_that_is_held_across_the_patch_stays_its_holders[gevent]"
+
+FAULTS = (
+    Fault(
+        "greenlets share the owner of a lock from before a patch",
+        "_procedures/settings.py",
+        "                self._owners = self._heirs_of(self._owners)\n",
+        "                pass\n",
+        _OWNERS,
+    ),
+    Fault(
+        "greenlet that another one overtakes makes owners of its own after a patch",
+        "_procedures/settings.py",
+        "        if self._local is not patching.in_force:",
+        "        if True:",
+        _OWNERS,
+    ),
+    Fault(
+        "every greenlet goes on with what a thread held before a patch",
+        "_lease/owner.py",
+        "            if _is_main_greenlet():\n",
+        "            if True:\n",
+        _HELD,
+    ),
+    Fault(
+        "holder forgets at a patch what it holds",
+        "_lease/owner.py",
+        "for name, value in held.items():",
+        "for name, value in ():",
+        _HELD,
+    ),
+    Fault(
+        "connection from before a patch is kept",
+        "_transport/threads/server.py",
+        "        self._drop(self.connection)\n\n    def resume",
+        "\n    def resume",
+        f"{_TESTS}no_object_keeps_a_lock_from_before_the_patch",
+    ),
+    Fault(
+        "lock of a registry from before a patch is kept",
+        "_transport/base.py",
+        "        on_patch(self._new_lock)\n",
+        "        pass\n",
+        f"{_TESTS}no_object_keeps_a_lock_from_before_the_patch",
+    ),
+    Fault(
+        "lock that is held across a patch is renewed no more",
+        "_transport/threads/renewer.py",
+        "            self._change(self._look_by, 0.0)\n",
+        "            pass\n",
+        f"{_TESTS}lock_that_is_held_across_the_patch_is_renewed",
+    ),
+)
