@@ -47,7 +47,7 @@ FAULTS = (
         "_procedures/lock.py",
         "            self._forget(owner, lease)\n        if owner.token == token:\n",
         "            self._forget(owner, lease)\n        if False:\n",
-        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[tasks-warm-usual-valkey]",
+        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
     ),
     Fault(
         "task that waits hears no end of its time",

@@ -38,7 +38,7 @@ FAULTS = (
         "                raise\n",
         (
             "tests/integration/lock/test_interrupts.py::"
-            "test_interrupt_just_behind_the_noting_of_a_grant[threads-at once-valkey]"
+            "test_interrupt_just_behind_the_noting_of_a_grant[KeyboardInterrupt-threads-at once-valkey]"
         ),
     ),
     Fault(
@@ -160,7 +160,7 @@ FAULTS = (
         "_procedures/acquisition.py",
         "if self._must_clean_up_interrupted(call):",
         "if False:",
-        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[threads-cold-usual-valkey]",
+        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-threads-cold-usual-valkey]",
     ),
     Fault(
         "deadline of a poller is ignored",
@@ -204,7 +204,7 @@ FAULTS = (
         "            if False:\n",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_acquire_by_the_queue_interrupted_at_any_line[threads-by steps-{}-valkey]"
+            "test_acquire_by_the_queue_interrupted_at_any_line[KeyboardInterrupt-threads-by steps-{}-valkey]"
         ),
     ),
     Fault(
@@ -212,7 +212,7 @@ FAULTS = (
         "_transport/threads/uncontended.py",
         "                self._drop_noted(owner, token)\n                begun = (connection, None, interruption)\n",
         "                self._drop_noted(owner, token)\n                begun = None if interruption else None\n",
-        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[threads-{}-valkey]",
+        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
         "refused caller with options makes a second attempt before it queues",

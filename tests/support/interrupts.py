@@ -9,13 +9,40 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import redislock_fast
 from redislock_fast._lease.owner import SharedOwner
 from tests.support.helpers import start
+
+
+class TimeIsUp(Exception):
+    """An interrupt as Celery's `SoftTimeLimitExceeded` is one: an `Exception`, as all errors are."""
+
+
+INTERRUPTS = (KeyboardInterrupt, TimeIsUp)
+
+
+class _Kind:
+    present: type[BaseException] = KeyboardInterrupt
+
+
+@pytest.fixture(params=INTERRUPTS)
+def interrupt_kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have `interrupted_at` raise each kind of interrupt in turn."""
+    _Kind.present = request.param
+    yield
+    _Kind.present = KeyboardInterrupt
+
+
+def skip_what_a_loop_takes() -> None:
+    """Skip an interrupt that is an error: one that strikes a callback of an event loop is raised nowhere."""
+    if _Kind.present is TimeIsUp:
+        pytest.skip("an event loop takes it")
 
 
 def interrupt_when(condition: Callable[[], object]) -> None:
@@ -72,7 +99,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
                 place = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
                 sys.settrace(None)
                 frame.f_trace = None
-                raise KeyboardInterrupt
+                raise _Kind.present
             return on_line
 
         return on_line if frame.f_code.co_filename in traced and not _is_finalizing(frame) else None
@@ -82,7 +109,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     try:
         work()
         place += " raises nothing" if place else ""
-    except KeyboardInterrupt:
+    except _Kind.present:
         pass
     except Exception as error:
         place += f" raises {error!r}"

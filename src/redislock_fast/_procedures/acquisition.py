@@ -135,8 +135,6 @@ class AcquireBase(HandleBase):
             if not limit.is_settled:
                 raise
             return False
-        except Exception:
-            raise
         except BaseException:  # an interrupt or a cancel may come between the server's reply and the return
             if self._must_clean_up_interrupted(call):
                 to_clean_up.append((self._key, call.token))

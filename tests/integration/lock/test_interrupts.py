@@ -26,7 +26,13 @@ import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import interrupt_noting, interrupted_at, line_of
+from tests.support.interrupts import (
+    interrupt_kind,
+    interrupt_noting,
+    interrupted_at,
+    line_of,
+    skip_what_a_loop_takes,
+)
 from tests.support.redlock import values, wait_until_free
 from tests.support.transports import clean_up, is_idle, queue_at_once, threads_inside
 from tests.support.waiting import queued
@@ -69,7 +75,12 @@ RETURNING = tuple(
     )
 )
 
-pytestmark = pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
+__all__ = ["interrupt_kind"]
+
+pytestmark = [
+    pytest.mark.parametrize("fleet", ["valkey"], indirect=True),
+    pytest.mark.usefixtures("interrupt_kind"),
+]
 
 NOTED = {"auto_renew": True, "thread_local": True}
 """Settings of a lock whose acquire is only noted."""
@@ -185,8 +196,10 @@ class LoopWorld(World):
 
 
 @pytest.fixture(params=[ThreadWorld, LoopWorld], ids=["threads", "tasks"])
-def world(request: pytest.FixtureRequest, fleet: list[Server]) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, fleet: list[Server], interrupt_kind: None) -> Iterator[World]:
     """Both worlds in turn."""
+    if request.param is LoopWorld:
+        skip_what_a_loop_takes()
     running: World = request.param(fleet[:3])
     yield running
     running.close()
