@@ -78,6 +78,7 @@ class Pipe:
         self._timed_at_s = 0.0  # mutex
         self._dead = False  # mutex; read without it as a hint
         self.closed_by_peer = False  # set by the reader before `_dead`
+        self._interrupted = False  # set once, by an interrupted thread before it wakes the reader
         self._forked = False  # set once, in a forked child
         self._outbox = Outbox()  # see its fields
         self._answerable = 0  # reader; bytes that had left when it last received
@@ -485,6 +486,7 @@ class Pipe:
 
     def _break(self) -> None:
         """Break the pipe after an interrupt, which before Python 3.11 may also come just before a lock is released."""
+        self._interrupted = True
         for lock in (self._mutex, self._touching):
             with contextlib.suppress(RuntimeError):  # this thread does not hold it
                 while True:
@@ -497,7 +499,7 @@ class Pipe:
         """Break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
         with self._mutex:
-            self.closed_by_peer = by_peer
+            self.closed_by_peer = by_peer and not self._interrupted
             self._dead = True
             slots, self._slots = self._slots, deque()
             for slot in slots:
