@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "caller that frees the local lock does not look whether the key is wanted",
         "_lease/key_cache.py",
-        "while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):",
+        "while self._is_due and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):",
         "while False:",
         f"{_MEET}[release and wanted-1]",
     ),
@@ -147,15 +147,15 @@ FAULTS = (
     Fault(
         "sweep forgets that keeping a key did not pay",
         "_lease/key_cache.py",
-        "                if now >= cached.remembers_until:\n",
-        "                if True:\n",
+        "        if now >= self.remembers_until:\n",
+        "        if True:\n",
         f"{_KEYS}test_time_for_which_a_key_is_not_kept_doubles_up_to_a_minute[True]",
     ),
     Fault(
         "sweep gives up a key that was taken meanwhile",
         "_lease/key_cache.py",
-        "            elif cached.try_lock():\n                if cached.lease is not None:\n                    due",
-        "            elif True:\n                if cached.lease is not None:\n                    due",
+        "cached.if_free(partial(cached.take_out, due, now))",
+        "cached.take_out(due, now)",
         f"{_MEET}[take for good and sweep-1]",
     ),
     Fault(
@@ -254,15 +254,15 @@ FAULTS = (
     Fault(
         "posted release is not watched",
         "_transport/threads/lingering.py",
-        "        if not (self.key_cache.is_watched or self._asleep):\n",
+        "        if not (self.key_cache.is_watched or self._watcher):\n",
         "        if False:\n",
         f"{_GIVING_BACK}test_release_that_has_no_reply_yet_is_watched[threads]",
     ),
     Fault(
         "thread that sleeps is not woken by a key that lingers",
         "_transport/threads/lingering.py",
-        "            self._asleep.pop().release()\n",
-        "            self._asleep.pop()\n",
+        "                woken.release()\n",
+        "                pass\n",
         f"{_GIVING_BACK}test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers",
     ),
     Fault(
@@ -275,8 +275,8 @@ FAULTS = (
     Fault(
         "thread that has ended counts as asleep",
         "_transport/threads/lingering.py",
-        "            self._asleep.remove(woken)\n        except",
-        "            pass\n        except",
+        "        self._watcher.pop(0, None)\n",
+        "",
         f"{_GIVING_BACK}test_thread_that_sleeps_ends_where_no_key_lingers",
     ),
     Fault(
@@ -286,7 +286,7 @@ FAULTS = (
         "                except Exception:\n                    cached",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_release_of_a_wanted_key_interrupted_at_any_line[threads-{}-valkey]"
+            "test_release_of_a_wanted_key_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]"
         ),
     ),
     Fault(
@@ -296,7 +296,7 @@ FAULTS = (
         "        except BaseException:\n",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_acquire_of_a_key_of_another_client_interrupted_at_any_line[threads-valkey]"
+            "test_acquire_of_a_key_of_another_client_interrupted_at_any_line[KeyboardInterrupt-threads-valkey]"
         ),
     ),
     Fault(
@@ -304,7 +304,7 @@ FAULTS = (
         "_lease/key_cache.py",
         "            if self.locked_by.get(0) is me:\n                self.free()\n            raise\n",
         "            raise\n",
-        "tests/unit/lease/test_key_cache_interrupts.py::test_interrupt_at_any_line_leaves_the_local_lock_free[_wait_in_turn]",
+        "tests/unit/lease/test_key_cache_interrupts.py::test_interrupt_at_any_line_leaves_the_local_lock_free[KeyboardInterrupt-_wait_in_turn]",
     ),
     Fault(
         "interrupted acquire by the queue leaves its key",
@@ -313,7 +313,7 @@ FAULTS = (
         "",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_acquire_by_the_queue_interrupted_at_any_line[threads-{}-valkey]"
+            "test_acquire_by_the_queue_interrupted_at_any_line[KeyboardInterrupt-threads-at once-{}-valkey]"
         ),
     ),
     Fault(
@@ -323,7 +323,7 @@ FAULTS = (
         "",
         (
             "tests/integration/lingering/test_interrupts.py::"
-            "test_interrupt_at_any_line_of_a_release_forgets_no_local_waiter"
+            "test_interrupt_at_any_line_of_a_release_forgets_no_local_waiter[KeyboardInterrupt]"
         ),
     ),
     Fault(
@@ -331,13 +331,55 @@ FAULTS = (
         "_transport/threads/cached.py",
         "            if cached.lease is not None or cached.locked_by.get(0) is not token:",
         "            if False:",
-        "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[_take-free]",
+        "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[KeyboardInterrupt-_take-free]",
     ),
     Fault(
         "two threads watch the keys that linger",
+        "_transport/threads/lingering.py",
+        "if self._watcher.setdefault(0, woken) is woken:",
+        "if True:",
+        f"{_GIVING_BACK}test_one_thread_listens_however_many_are_started",
+    ),
+    Fault(
+        "thread that is woken when it is about to end ends",
+        "_transport/threads/lingering.py",
+        "is_needed = woken.acquire(blocking=False) or self.has_unconfirmed",
+        "is_needed = self.has_unconfirmed",
+        f"{_GIVING_BACK}test_thread_that_is_woken_when_it_is_about_to_end_goes_on",
+    ),
+    Fault(
+        "key is taken in memory whose release was interrupted",
         "_lease/key_cache.py",
-        "        except IndexError:\n            return\n        try:\n            self.is_watched = True",
-        "        except IndexError:\n            pass\n        try:\n            self.is_watched = True",
-        "tests/unit/lease/test_key_cache.py::test_of_several_callers_one_begins_the_watching",
+        "        return self.must_go or (lease is not None and lease.releases > 0)",
+        "        return self.must_go",
+        (
+            "tests/unit/lease/test_key_cache_interrupts.py::"
+            "test_interrupted_release_of_a_key_that_is_not_kept_leaves_nothing_to_take[KeyboardInterrupt]"
+        ),
+    ),
+    Fault(
+        "interrupted sweep forgets what it has taken out",
+        "_lease/key_cache.py",
+        "        except BaseException:  # an interrupt may strike an event loop here\n"
+        "            if due:\n                self.give_up(due, False)\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (
+            "tests/unit/lease/test_key_cache_interrupts.py::"
+            "test_interrupted_sweep_gives_back_what_it_has_taken_out[KeyboardInterrupt]"
+        ),
+    ),
+    Fault(
+        "key that was given back twice counts as lost",
+        "_lease/key_lease.py",
+        " and self.releases < 2:",
+        ":",
+        f"{_GIVING_BACK}test_release_that_was_begun_twice_reports_no_loss[threads]",
+    ),
+    Fault(
+        "interrupt that is an error leaves the key of an acquire",
+        "_procedures/acquisition.py",
+        "        except BaseException:  # an interrupt or a cancel may come between the server's reply",
+        "        except Exception:\n            raise\n        except BaseException:  # between the server's reply",
+        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[TimeIsUp-threads-{}-valkey]",
     ),
 )

@@ -29,6 +29,22 @@ if TYPE_CHECKING:
     from tests.simulation.lingering import Simulation
 
 
+class _Timer:
+    """What is called later, unless it is cancelled before."""
+
+    def __init__(self, do: Callable[..., None]) -> None:
+        self._do: Callable[..., None] | None = do
+
+    def run(self, *args: Any) -> None:
+        """The time has come."""
+        if self._do is not None:
+            self._do(*args)
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self._do = None
+
+
 class _Loop:
     """In the place of a process's event loop."""
 
@@ -38,9 +54,11 @@ class _Loop:
     def is_closed(self) -> bool:
         return False
 
-    def call_later(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
+    def call_later(self, delay_s: float, do: Callable[..., None], *args: Any) -> _Timer:
         """Call it later."""
-        self._process.world.after(math.ceil(delay_s * 1e6), self._process, do, *args)
+        timer = _Timer(do)
+        self._process.world.after(math.ceil(delay_s * 1e6), self._process, timer.run, *args)
+        return timer
 
     def call_soon_threadsafe(self, do: Callable[..., None], *args: Any) -> None:
         """Call it now: everything here happens in one thread."""

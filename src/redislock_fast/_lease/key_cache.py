@@ -21,11 +21,11 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
@@ -186,7 +186,7 @@ class CachedKey:
     def free(self) -> None:
         """`unlock`, and give the key up where it must not be kept. What lingers is watched."""
         self.unlock()
-        while self.must_go and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):
+        while self._is_due and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):
             pass
         if self.lease is not None and not self.cache.is_watched:
             self.cache.watch()
@@ -213,6 +213,12 @@ class CachedKey:
         """Whether the key must not be kept."""
         return self.wanted_at is not None or not self.is_current
 
+    @property
+    def _is_due(self) -> bool:
+        """Whether the key must be given up: `must_go`, or its release has begun, and may have been interrupted."""
+        lease = self.lease
+        return self.must_go or (lease is not None and lease.releases > 0)
+
     def _may_pass(self, now: float) -> bool:
         """Whether the next local waiter may have the key, or it may linger."""
         lease = self.lease
@@ -238,11 +244,23 @@ class CachedKey:
     def drop(self) -> None:
         """Give the key up, in the background."""
         lease = self.lease
-        if lease is not None:  # first of all, for another process waits; repeated after an interrupt, it does no harm
+        if lease is not None:  # first of all, for another process waits
+            lease.close()  # before: an interrupt may leave the lease here, and it is given up once more then
             self.cache.give_up([lease], self.wanted_at is not None)
             self.lease = None
         self.wanted_at = None
         self.passes = 0
+
+    def take_out(self, due: list[KeyLease], now: float) -> None:
+        """Add what the server has granted to `due`, which the caller gives up."""
+        lease = self.lease
+        if lease is not None:
+            lease.close()
+            due.append(lease)
+            self.lease = self.wanted_at = None
+            self.passes = 0
+        if now >= self.remembers_until:
+            self.replace()
 
     def give_up_idle(self) -> None:
         """Give the key up, which another process wants, and do not keep it for some time if it lingered."""
@@ -313,7 +331,8 @@ class KeyCache:
 
     Args:
         give_up: gives leases back to the server in the background; the bool says whether they are known to be wanted.
-        watch: has `sweep` called from now on, and `hear_wanted` with each message, until `rests` says yes.
+        watch: has `sweep` called from now on, and `hear_wanted` with each message, until `rests` says yes. Where that
+            is so already, it changes nothing.
         new_waiter: makes a waiter for the local lock of a key.
 
     Attributes:
@@ -336,7 +355,6 @@ class KeyCache:
         self._listeners: dict[bytes, _Listener] = {}
         self.is_watched = False
         self.loop: object = None
-        self._may_watch = [None]  # taken out by the one caller that begins the watching, and put back by its end
         self.shortest_s = LONGEST_KEPT_S
 
     @property
@@ -355,22 +373,17 @@ class KeyCache:
             self._keys.pop(cached.key, None)
 
     def watch(self) -> None:
-        """Have the keys watched. Of several callers at once, one begins it."""
-        try:
-            self._may_watch.pop()
-        except IndexError:
-            return
+        """Have the keys watched."""
         try:
             self.is_watched = True
             self._watch()
-        except BaseException:  # an interrupt
+        except BaseException:  # an interrupt: the next caller does it again
             self.end_watching()
             raise
 
     def end_watching(self) -> None:
-        """Note that the keys are not watched any more, and that the next caller of `watch` begins it again."""
+        """Note that the keys may not be watched any more."""
         self.is_watched = False
-        self._may_watch[:] = [None]  # one, though an interrupt may have come between the beginning and its note
 
     def listen(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
         """Have `tell` called once, when another caller is heard to want the lock of this lease."""
@@ -406,8 +419,23 @@ class KeyCache:
 
         Returns whether others linger, or have local waiters.
         """
-        is_used = False
         due: list[KeyLease] = []
+        try:
+            is_used = self._sweep_into(due, now)
+            if due:
+                self.give_up(due, False)
+        except BaseException:  # an interrupt may strike an event loop here
+            if due:
+                self.give_up(due, False)
+            raise
+        for key, listener in list(self._listeners.items()):
+            if listener.lease() is None:
+                self._listeners.pop(key, None)
+        return is_used or len(self._listeners) > 0
+
+    def _sweep_into(self, due: list[KeyLease], now: float) -> bool:
+        """`sweep`, which adds to `due` what must be given up."""
+        is_used = False
         for cached in list(self._keys.values()):
             if cached.waiters:
                 is_used = True
@@ -418,20 +446,9 @@ class KeyCache:
                 continue
             elif cached.lease is not None and cached.idle_until > now:
                 is_used = True
-            elif cached.try_lock():
-                if cached.lease is not None:
-                    due.append(cached.lease)
-                    cached.lease = cached.wanted_at = None
-                    cached.passes = 0
-                if now >= cached.remembers_until:
-                    cached.replace()
-                cached.free()
-        if due:
-            self.give_up(due, False)
-        for key, listener in list(self._listeners.items()):
-            if listener.lease() is None:
-                self._listeners.pop(key, None)
-        return is_used or len(self._listeners) > 0
+            else:
+                cached.if_free(partial(cached.take_out, due, now))
+        return is_used
 
     def drop_all(self, but_heard_by: Any = None) -> None:
         """Give up what lingers, but what this registry hears of. What is held is given up by its release."""
@@ -449,7 +466,6 @@ class KeyCache:
         self._keys = {}
         self._listeners = {}
         self.is_watched = False
-        self._may_watch = [None]
 
     def _needs_watching(self) -> bool:
         return len(self._listeners) > 0 or any(
@@ -457,19 +473,12 @@ class KeyCache:
         )
 
     def rests(self) -> bool:
-        """Whether the watching may end. Once this has returned True, the next release begins it again.
+        """Whether the watching may end. Once this has returned True, the next release calls for it again.
 
-        What lingers meanwhile relies on this watching, or on another one that has begun since. So it is looked at
-        after `is_watched` has become False, and again after another watching may begin.
+        What lingers meanwhile relies on this watching. So it is looked at after `is_watched` has become False.
         """
         self.is_watched = False
         if self._needs_watching():
             self.is_watched = True
             return False
-        self.end_watching()
-        if self._needs_watching():
-            with contextlib.suppress(IndexError):  # another watching has begun
-                self._may_watch.pop()
-                self.is_watched = True
-                return False
         return True

@@ -1,7 +1,8 @@
 """What a cached key consists of: the lease that the server has granted, and the callers that wait for the local lock.
 
-See `key_cache.py`. Thread safety: the caller that has the local lock of its key changes a `KeyLease`. A `LocalWaiter`
-is decided once, by one atomic method of a dict: it gets the local lock, or it gives up.
+See `key_cache.py`. Thread safety: the caller that has the local lock of its key changes a `KeyLease`; any thread calls
+`close` and `let_go`. A `LocalWaiter` is decided once, by one atomic method of a dict: it gets the local lock, or it
+gives up.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class KeyLease:
         take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
         reports: what gets a loss that is found while the key lingers, and the lock's name for it; None: nothing does.
         fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
+        releases: how often a release of the key has begun: once, or again after an interrupt. No caller takes it then.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class KeyLease:
         "heard_by",
         "keep_until",
         "key",
+        "releases",
         "reports",
         "take_until",
         "token",
@@ -85,6 +88,7 @@ class KeyLease:
         self.token = token
         self.fences: Sequence[int] | None = None
         self.reports: tuple[Metrics, str | bytes] | None = None
+        self.releases = 0
         self.ttl_ms = ttl_ms
         self.heard_by = heard_by
         self.began_at = began_at
@@ -97,6 +101,16 @@ class KeyLease:
         self.expires_at = expires_at
         self.deadline = expires_at - self._margin_s
         self.take_until = self.deadline - self._lead_s
+        if self.releases:  # looked at last: `close` may come meanwhile
+            self._end_taking()
+
+    def close(self) -> None:
+        """Have no caller take or keep the key any more: it is about to be released on the server."""
+        self.releases += 1
+        self._end_taking()
+
+    def _end_taking(self) -> None:
+        self.keep_until = self.take_until = self.deadline = -math.inf
 
     def take_until_for(self, ttl_ms: int) -> float:
         """Until when a caller with this ttl may take the key."""
@@ -112,9 +126,12 @@ class KeyLease:
         return fence
 
     def note_loss(self) -> None:
-        """Log that the key was gone before its time while it lingered, and report it for metrics."""
+        """Log that the key was gone before its time while it lingered, and report it for metrics.
+
+        Not where its release has begun twice: the first one may have found it.
+        """
         now = clock()
-        if now < self.expires_at:
+        if now < self.expires_at and self.releases < 2:
             logger.warning("The lock %r was lost while its key lingered.", self.key)
             if self.reports is not None:
                 metrics, name = self.reports

@@ -127,14 +127,14 @@ class LingerBase(AcquireBase):
         token = lease.token
         expiry = token, now + ttl_ms / 1000
         try:
-            if now > lease.take_until or cached.locked_by.setdefault(0, expiry) is not expiry:
+            if cached.locked_by.setdefault(0, expiry) is not expiry:
                 return False
-            if cached.lease is lease:
+            if now <= lease.take_until and cached.lease is lease:  # after: it may be given up meanwhile
                 owner.expiry = expiry
                 owner.cached = cached
                 owner.token = token
                 return True
-            cached.free()  # it was given up meanwhile
+            cached.free()
         except BaseException:  # an interrupt may come before any line
             if cached.locked_by.get(0) is expiry:
                 owner.token = owner.cached = None
@@ -322,6 +322,9 @@ class LingerBase(AcquireBase):
         cached, lease = turn.cached, turn.lease
         if cached is None or lease is None:
             return False
+        if lease.releases:  # begun, and interrupted
+            cached.drop()
+            return False
         ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
         confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
         try:
@@ -378,12 +381,16 @@ class LingerBase(AcquireBase):
 
     # ---- release ----
 
-    def _give_up_cached(self, owner: Owner) -> None:
-        """Give up the key of a lock that is not to be held after all."""
+    @staticmethod
+    def _give_up_cached(owner: Owner) -> bool:
+        """Give up the key of a lock that is not to be held after all. Returns whether it is given back."""
         cached, owner.cached = owner.cached, None
-        if cached is not None:
-            cached.drop()
-            cached.free()
+        if cached is None:
+            return False
+        is_kept = cached.lease is not None
+        cached.drop()
+        cached.free()
+        return is_kept
 
     def _let_linger(self, owner: Owner) -> bool:
         """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.

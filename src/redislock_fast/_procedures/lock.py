@@ -266,8 +266,7 @@ class LockBase(LingerBase):
         token = pending.token
         if token is None or token == before:
             return []
-        if pending.cached is not None:
-            self._give_up_cached(pending)
+        is_given_back = self._give_up_cached(pending)
         lease = owner.lease
         if lease is not None and lease.token == token:
             self._forget(owner, lease)
@@ -275,6 +274,8 @@ class LockBase(LingerBase):
             owner.token = None
         attempt = pending.attempt
         took = attempt is not None and attempt.token == token and attempt.took
+        if is_given_back:  # a cleanup beside its release would look like a loss
+            return []
         return [(self._key, token)] if own_token is None or took else []
 
     # ---- release ----

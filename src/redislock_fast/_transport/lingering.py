@@ -26,9 +26,9 @@ from redislock_fast._util.times import clock
 if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import WaiterRegistry
 
-__all__ = ["LONGEST_TICK_S", "Lingering"]
+__all__ = ["Lingering"]
 
-LONGEST_TICK_S = 0.5
+_LONGEST_TICK_S = 0.5
 _SHORTEST_TICK_S = 0.005
 
 
@@ -102,7 +102,7 @@ class Lingering:
     @property
     def tick_s(self) -> float:
         """How long to wait between two looks at the keys that linger, in seconds."""
-        return min(max(self.key_cache.shortest_s / 2, _SHORTEST_TICK_S), LONGEST_TICK_S)
+        return min(max(self.key_cache.shortest_s / 2, _SHORTEST_TICK_S), _LONGEST_TICK_S)
 
     # ---- giving back ----
 
@@ -133,8 +133,10 @@ class Lingering:
         self._unconfirmed[id(leases)] = leases
         try:
             self._post_many(connection, requests, on_replies)
-        except ConnectionBroken:
+        except BaseException as trouble:  # after an interrupt, only some of the requests may have left
             self._clean_up_unconfirmed(leases)
+            if not isinstance(trouble, ConnectionBroken):
+                raise
         self._confirm_soon()
 
     def _take_first(
@@ -174,8 +176,9 @@ class Lingering:
                 lease.note_loss()
 
     def _clean_up_unconfirmed(self, leases: list[KeyLease]) -> None:
-        if self._unconfirmed.pop(id(leases), None) is not None:
+        if id(leases) in self._unconfirmed:
             self.clean_up([(lease.key, lease.token) for lease in leases])
+            self._unconfirmed.pop(id(leases), None)  # last, since an interrupt may come before
 
     def clean_up_unconfirmed(self, but_heard_by: Any = None) -> None:
         """Clean up the keys whose release has got no reply, but those of this registry: their connection is gone."""

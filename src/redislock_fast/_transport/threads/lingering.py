@@ -7,9 +7,11 @@ key is wanted, and gives it up, before any caller goes on.
 While no key lingers, the thread sleeps: a caller beside a thread that reads for it takes twice as long. The next key
 that lingers wakes it. What was given back without a reply does not: the thread looks after that by itself.
 
-Thread safety: any thread gives keys back. A thread that sleeps is the one entry of `_asleep`, a lock that wakes it. Of
-the caller that wakes it and the thread that ends, the one that takes the entry out decides. A caller first adds to
-`_unconfirmed` and then looks at `_asleep`; the thread that ends looks in the other order. So no reply is forgotten.
+Thread safety: any thread gives keys back. The thread that listens is the one entry of `_watcher`, a lock that wakes it.
+`setdefault` adds it, for one thread alone: another one ends at once. So a caller may start one too many, as after an
+interrupt. A caller wakes the thread and then looks whether it is still the entry; the thread that ends takes the entry
+out and then looks whether it was woken. A caller first adds to `_unconfirmed` and then looks at `_watcher`; the thread
+that ends looks in the other order. So no key and no reply is forgotten.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
-from redislock_fast._transport.lingering import LONGEST_TICK_S, Lingering
+from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
@@ -81,7 +83,7 @@ class ThreadLingering(Lingering):
     _used_at = 0.0
     _posted_at = 0.0
     _sweeps_at = 0.0
-    _asleep: list[threading.Lock]
+    _watcher: dict[int, threading.Lock]
 
     @abstractmethod
     def hear(self, mailbox: Any, timeout_s: float) -> object:
@@ -110,29 +112,38 @@ class ThreadLingering(Lingering):
             self._start_watching()
 
     def _wake_watcher(self) -> bool:
-        """Wake the thread that sleeps. Returns False where none does."""
-        try:
-            self._asleep.pop().release()
-        except IndexError:
+        """Wake the thread that listens, should it sleep. Returns False where there is none, or it has just ended."""
+        woken = self._watcher.get(0)
+        if woken is None:
             return False
-        return True
+        with contextlib.suppress(RuntimeError):  # it is awake already
+            woken.release()
+        return self._watcher.get(0) is woken
 
     def _start_watching(self) -> None:
         watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
+        _watched.add(self)
         try:
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
             self.key_cache.drop_all()
             self.key_cache.end_watching()
-            return
-        _watched.add(self)
 
     def _confirm_soon(self) -> None:
         self._posted_at = clock()
-        if not (self.key_cache.is_watched or self._asleep):
+        if not (self.key_cache.is_watched or self._watcher):
             self.key_cache.watch()
 
-    def watch_keys(self) -> bool:
+    def watch_until_rest(self) -> None:
+        """Listen while keys linger, unless another thread does."""
+        woken = threading.Lock()
+        woken.acquire()
+        in_force = patching.in_force
+        if self._watcher.setdefault(0, woken) is woken:
+            while patching.in_force is in_force and self.watch_keys(woken):
+                pass
+
+    def watch_keys(self, woken: threading.Lock) -> bool:
         """Listen for a while, and give up what has lingered for long enough. Returns False where nothing lingers."""
         cache, now = self.key_cache, clock()
         if now >= self._sweeps_at:
@@ -143,17 +154,13 @@ class ThreadLingering(Lingering):
             if cache.sweep(now):
                 self._used_at = now
             elif now >= self._used_at + _QUIET_S or is_owner_gone:
-                return self._sleep(0.0 if is_owner_gone else _REST_S)
+                return self._sleep(woken, 0.0 if is_owner_gone else _REST_S)
         self._listen(min(self.tick_s, _LONGEST_PARK_S))
         return True
 
-    def _sleep(self, rest_s: float) -> bool:
+    def _sleep(self, woken: threading.Lock, rest_s: float) -> bool:
         """Sleep until a key lingers. Returns False where none does in time."""
-        woken = threading.Lock()
-        woken.acquire()
-        self._asleep.append(woken)
         if not self.key_cache.rests():
-            self._asleep.remove(woken)
             return True
         while not woken.acquire(timeout=min(rest_s, _LOOKS_EVERY_S)):
             if self.has_unconfirmed:
@@ -163,14 +170,10 @@ class ThreadLingering(Lingering):
         return True
 
     def _ends(self, woken: threading.Lock) -> bool:
-        """Whether the sleeping thread ends: it was not woken just now."""
-        try:
-            self._asleep.remove(woken)
-        except ValueError:
-            return False
-        if self.has_unconfirmed:
-            self.key_cache.watch()
-        return True
+        """Whether the sleeping thread ends: nothing needs it just now, or another thread listens."""
+        self._watcher.pop(0, None)
+        is_needed = woken.acquire(blocking=False) or self.has_unconfirmed
+        return not is_needed or self._watcher.setdefault(0, woken) is not woken
 
     def _listen(self, limit_s: float) -> None:
         """Listen for messages, or wait while callers do, for `limit_s` seconds at most."""
@@ -185,7 +188,7 @@ class ThreadLingering(Lingering):
         elif self._mailbox is None or self._hear_keys(limit_s) is BROKEN:
             self._mailbox = None
             self.drop_keys()
-            time.sleep(min(self.tick_s, LONGEST_TICK_S))
+            time.sleep(limit_s)
 
     def _hear_keys(self, limit_s: float) -> object:
         try:
@@ -196,10 +199,11 @@ class ThreadLingering(Lingering):
 
     def _forget_keys(self) -> None:
         super()._forget_keys()
-        self._asleep = []
+        self._watcher = {}
 
     def _resume_watching(self) -> None:
         """After a patch, where the former thread has ended: start another one if it listened."""
+        self._watcher = {}
         if self.key_cache.is_watched:
             self._start_watching()
 
@@ -207,6 +211,7 @@ class ThreadLingering(Lingering):
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
         self.give_up_keys()
         connection = self.connection
+        self.clean_up_unconfirmed(None if connection is None else connection.registry)
         if connection is not None and self.has_unconfirmed:
             with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
                 connection.pipe.call((b"PING",), limit_s)
@@ -226,7 +231,5 @@ def _give_back_at_exit() -> None:
 @patching.own_thread
 def _watch(transport: ThreadLingering) -> None:
     # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
-    in_force = patching.in_force
-    while patching.in_force is in_force and transport.watch_keys():
-        pass
+    transport.watch_until_rest()
     transport.close_if_idle()

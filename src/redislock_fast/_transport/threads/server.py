@@ -61,7 +61,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
-        self._asleep = []
+        self._watcher = {}
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)
@@ -287,8 +287,10 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
                 notice_closing(self._live_owner(), self)
             return self.connection
         finally:
-            with contextlib.suppress(RuntimeError):  # an interrupt may come before the lock is taken
+            try:  # noqa: SIM105  # an interrupt inside of `suppress` would leave the lock taken
                 self._connecting.release()
+            except RuntimeError:  # an interrupt may come before the lock is taken
+                pass
 
     def _open(self, ends_at: float | None) -> Connection:
         for _ in range(MOST_LOSSES if self.greets else 0):
