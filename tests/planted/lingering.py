@@ -348,6 +348,21 @@ FAULTS = (
         f"{_GIVING_BACK}test_thread_that_is_woken_when_it_is_about_to_end_goes_on",
     ),
     Fault(
+        "key that was taken from its holder is taken in memory",
+        "_lease/key_cache.py",
+        "            lease.close()  # its holder finds that it is lost\n            cached.replace()\n",
+        "            pass\n",
+        "tests/integration/lingering/test_broken.py::"
+        "test_a_held_key_is_taken_by_no_local_caller_once_it_is_broken[threads-{}]",
+    ),
+    Fault(
+        "lock is broken before its holder's process has given it up",
+        "_procedures/breaking.py",
+        '        if without_flag(reading.holder or b"") != token:\n            return',
+        "        if True:\n            return",
+        "tests/unit/procedures/test_breaking.py::test_holder_that_listens_is_told_before_its_lock_is_released",
+    ),
+    Fault(
         "key is taken in memory whose release was interrupted",
         "_lease/key_cache.py",
         "        return self.must_go or (lease is not None and lease.releases > 0)",

@@ -11,8 +11,7 @@ from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import CommandError, Exit
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, holder_text, print_json, text_of
-from redislock_fast._procedures.breaking import breaking
-from redislock_fast._protocol.commands import Release
+from redislock_fast._procedures.breaking import Broken, breaking
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast.inspection import holders
 
@@ -43,13 +42,16 @@ def _break(arguments: argparse.Namespace) -> int:
     if not arguments.yes and not _confirmed(f"Break lock {shown!r} held by {holder_text(holder)}? [y/N] "):
         return Exit.FAILED
     transport = transport_of(client)
-    release: Release | None = drive(transport, breaking(transport.key_of(name), token_id))
-    if release is None or not release.result:
+    broken: Broken | None = drive(transport, breaking(transport.key_of(name), token_id))
+    if broken is None:
         raise CommandError(f"lock {shown!r} is not held with token id {token_id!r} any more", Exit.FAILED)
     if arguments.json:
-        print_json({"name": shown, "token_id": token_id, "handed_over": bool(release.handed_over)})
+        outcome = {"handed_over": broken.handed_over, "remains_s": broken.remains_s}
+        print_json({"name": shown, "token_id": token_id, **outcome})
     else:
-        print(f"broke lock {shown!r}: " + ("the first waiter has it" if release.handed_over else "it is free"))
+        print(f"broke lock {shown!r}: " + ("the first waiter has it" if broken.handed_over else "it is free"))
+        if broken.remains_s:
+            print(f"its process has not answered: it may still take the lock in memory for {broken.remains_s:.1f} s")
     return Exit.OK
 
 

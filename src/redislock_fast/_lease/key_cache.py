@@ -262,6 +262,11 @@ class CachedKey:
         if now >= self.remembers_until:
             self.replace()
 
+    def is_heard_of(self, now: float) -> bool:
+        """Whether others may have something to say of the key: it lingers, or is held, as far as is known."""
+        lease = self.lease
+        return lease is not None and (not self.locked_by or now < lease.expires_at)
+
     def give_up_idle(self) -> None:
         """Give the key up, which another process wants, and do not keep it for some time if it lingered."""
         lingered = self.lease is not None
@@ -414,10 +419,23 @@ class KeyCache:
             cached.wanted_at = now
         cached.if_free(cached.give_up_idle)
 
+    def hear_give_up(self, key: bytes, token: bytes) -> None:
+        """Release a lock that an operator takes from its holder. Before that, no caller can take it in memory."""
+        cached = self._keys.get(key)
+        lease = None if cached is None else cached.lease
+        if cached is not None and lease is not None and lease.token == token:
+            lease.close()  # its holder finds that it is lost
+            cached.replace()
+        elif cached is not None and lease is None and cached.locked_by:  # it may have been granted just now
+            cached.replace()
+        now = clock()
+        unheard = KeyLease(key, token, now, 0, 0, None, now)  # so it is cleaned up, until the server has confirmed it
+        self.give_up([unheard], False)
+
     def sweep(self, now: float) -> bool:
         """Give up the keys that have lingered for long enough, all together.
 
-        Returns whether others linger, or have local waiters.
+        Returns whether others linger, are held, or have local waiters.
         """
         due: list[KeyLease] = []
         try:
@@ -443,7 +461,7 @@ class KeyCache:
                 if now >= cached.overdue_at():
                     cached.replace()
             elif cached.locked_by:
-                continue
+                is_used = is_used or cached.is_heard_of(now)
             elif cached.lease is not None and cached.idle_until > now:
                 is_used = True
             else:
@@ -468,8 +486,9 @@ class KeyCache:
         self.is_watched = False
 
     def _needs_watching(self) -> bool:
+        now = clock()
         return len(self._listeners) > 0 or any(
-            cached.waiters or (cached.lease and not cached.locked_by) for cached in list(self._keys.values())
+            cached.waiters or cached.is_heard_of(now) for cached in list(self._keys.values())
         )
 
     def rests(self) -> bool:

@@ -1,12 +1,40 @@
-"""How a lock is taken from its holder by an operator: as that holder's own release would do it."""
+"""How a lock is taken from its holder by an operator: as that holder's own release would do it.
+
+A key may linger in the holder's process, where callers take it in memory. Such a process listens, so it is told to
+release the lock itself. Once the key is gone, no caller there can take it. Where the process does not answer, the lock
+is released for it.
+"""
 
 from __future__ import annotations
 
-from redislock_fast._procedures.steps import Execute, Steps
-from redislock_fast._protocol.commands import ReadHolder, Release
-from redislock_fast._util.tokens import token_id_of, without_flag
+from typing import NamedTuple
 
-__all__ = ["breaking"]
+from redislock_fast._procedures.reporting import reporting
+from redislock_fast._procedures.steps import Execute, Sleep, Steps
+from redislock_fast._protocol.commands import ReadHolder, Release
+from redislock_fast._protocol.queue import TellHolder
+from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import is_ours, listens, token_id_of, without_flag
+
+__all__ = ["Broken", "breaking"]
+
+_ANSWER_S = 2.0
+"""How long the holder's process has to release the lock, in seconds."""
+
+_PAUSE_S = 0.01
+
+
+class Broken(NamedTuple):
+    """A lock that was taken from its holder.
+
+    Attributes:
+        handed_over: whether the first waiter has it.
+        remains_s: for how long the holder's process, which has not answered, may still take the lock in memory, in
+            seconds; 0: it does not.
+    """
+
+    handed_over: bool
+    remains_s: float = 0.0
 
 
 def breaking(key: bytes, token_id: str) -> Steps:
@@ -15,13 +43,33 @@ def breaking(key: bytes, token_id: str) -> Steps:
     The release names the holder's token, so a newer holder keeps the lock, whenever it got it.
 
     Returns:
-        The `Release`; None where the lock is held by another, or free.
+        A `Broken`; None where the lock is held by another, or free.
     """
     reading = ReadHolder(key)
     yield Execute(reading)
     token = without_flag(reading.holder or b"")
     if not token or token_id_of(token) != token_id:
         return None
+    remains_s = 0.0
+    if is_ours(token) and listens(token):
+        left = yield from _telling(key, token)
+        if left is not None:
+            return left
+        remains_s = (yield from reporting(key)).ttl_s or 0.0
     release = Release(key, token, None)
     yield Execute(release)
-    return release
+    return Broken(bool(release.handed_over), remains_s) if release.result else None
+
+
+def _telling(key: bytes, token: bytes) -> Steps:
+    """Have the holder's process release the lock. Returns a `Broken`; None where it does not answer."""
+    telling = TellHolder(key, token)
+    yield Execute(telling)
+    ends_at = clock() + _ANSWER_S
+    while telling.result and clock() < ends_at:
+        reading = ReadHolder(key)
+        yield Execute(reading)
+        if without_flag(reading.holder or b"") != token:
+            return Broken(reading.result)
+        yield Sleep(_PAUSE_S)
+    return None

@@ -158,7 +158,7 @@ class LingerBase(AcquireBase):
             keeps = (
                 cached.wanted_at is None and now < lease.keep_until and now >= cached.keeps_from and cached.is_current
             )
-            if keeps or not cached.waiters:
+            if keeps or not (cached.waiters or lease.releases):
                 # first of all, before an interrupt could free the local lock of a lock that is held yet
                 owner.cached = owner.token = None
                 try:
@@ -378,6 +378,8 @@ class LingerBase(AcquireBase):
         now = clock()
         cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
         self._hold(turn, cached, lease, owner, min(now, lease.take_until))
+        if not cached.is_watched:  # it may be taken from its holder
+            cached.cache.watch()
 
     # ---- release ----
 
@@ -418,8 +420,8 @@ class LingerBase(AcquireBase):
         owner.cached = owner.token = None  # first: the next holder may have the same owner and token
         lease, (token, end) = cached.lease, owner.expiry
         now = clock()
-        if lease is None or end is None or token != lease.token or now >= end:
-            return False
+        if lease is None or end is None or token != lease.token or now >= end or lease.releases:
+            return False  # the last: an operator has taken it
         if owner.expiry != cached.locked_by.get(0):  # prolonged, or cut
             lease.set_end(end)
         if owner.is_prolonging:  # a request under way may cut the lease yet

@@ -33,6 +33,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.queue import (
     AGAIN,
     FOREIGN,
+    GIVE_UP,
     MOST_KEYS,
     WANTED,
     LeaveQueue,
@@ -335,6 +336,7 @@ class WaiterRegistry(Subscriptions):
         capabilities: the same.
         new_token: that of `tokens`.
         on_wanted: called with the key that another process wants; None where no key of this connection lingers.
+        on_give_up: called with a key and the token that is to give it up; None as before.
         has_left: whether the text of the script for leaving the queue has been sent.
     """
 
@@ -342,6 +344,7 @@ class WaiterRegistry(Subscriptions):
         super().__init__(capabilities, tokens.identifier)
         self.capabilities = capabilities
         self.on_wanted: Callable[[bytes], object] | None = None
+        self.on_give_up: Callable[[bytes, bytes], object] | None = None
         self.new_token = tokens.new_token
         self.has_left = False
         self._mutex = threading.RLock()
@@ -434,6 +437,9 @@ class WaiterRegistry(Subscriptions):
                 waiter.mailbox.tell(_new_grant((text[_VALUE], since, text[_ARRIVAL])))
             elif text.startswith(WANTED) and self.on_wanted is not None:
                 self.on_wanted(text[len(WANTED) :])
+            elif text.startswith(GIVE_UP) and self.on_give_up is not None:
+                token = text[len(GIVE_UP) : len(GIVE_UP) + TOKEN_BYTES]
+                self.on_give_up(text[len(GIVE_UP) + TOKEN_BYTES :], token)
         elif kind == b"invalidate":
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):

@@ -16,11 +16,12 @@ from redislock_fast._protocol.commands import Release
 from redislock_fast._protocol.keys import channel_beside, queue_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, identifier_of, is_ours
 
 __all__ = [
     "AGAIN",
     "FOREIGN",
+    "GIVE_UP",
     "MOST_KEYS",
     "MOVING",
     "UNTRIED",
@@ -29,6 +30,7 @@ __all__ = [
     "LeaveQueue",
     "Subscribe",
     "Subscriptions",
+    "TellHolder",
     "Watch",
     "cleanup_requests",
     "join_answer",
@@ -49,6 +51,9 @@ FOREIGN = 2
 
 WANTED = b"wanted "
 """The message to a holder that another process wants its key: this, and the lock's name."""
+
+GIVE_UP = b"give up "
+"""The message to a holder that its lock is taken from it: this, the lock's token, and its name."""
 
 AGAIN = 3
 """The verdict of wait.lua: the request is to be sent again."""
@@ -296,6 +301,28 @@ class Subscribe(TokenOperation):
             self.result = True
             self.is_pushed = isinstance(reply, hiredis.PushNotification)
         elif reply is not None and type(reply) is not bytes:
+            raise Malformed(reply)
+        return True
+
+
+class TellHolder(TokenOperation):
+    """Tell the process of a holder that listens to give a lock up. `result` is whether a process has got the message.
+
+    The process then releases the lock itself, and no other caller of it takes the lock in memory.
+    """
+
+    uses_queue = True
+
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # at any time
+        holder = Subscriptions(capabilities, identifier_of(self.token))
+        return (holder.publish.upper(), holder.channel_for(self.key), GIVE_UP + self.token + self.key)
+
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+        if isinstance(reply, hiredis.ReplyError):
+            self.error_code(reply)  # raises the errors that are to be tried again
+        elif type(reply) is int:
+            self.result = reply > 0
+        else:
             raise Malformed(reply)
         return True
 

@@ -77,6 +77,7 @@ class Lingering:
         if registry is None or connection.pipe.broken or registry.channel_of(key) is None:
             return None
         registry.on_wanted = self.key_cache.hear_wanted
+        registry.on_give_up = self.key_cache.hear_give_up
         return registry
 
     def leave_if_silent(self, connection: Any) -> None:

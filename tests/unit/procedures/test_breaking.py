@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from redislock_fast._procedures.breaking import breaking
+from redislock_fast._procedures.steps import Sleep
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Release
 from redislock_fast._util.tokens import token_id_of
 
 OURS = b"rlf:11111111abc0" + b"a" * 20
+LISTENS = b"rlf:11111111abc1" + b"a" * 20
 
 
 @pytest.mark.parametrize(
@@ -24,9 +27,23 @@ def test_release_names_the_token_that_was_meant(value: bytes, token: bytes) -> N
     release = steps.send(None).operation
     assert isinstance(release, Release)
     assert token == release.token
+    release.result = True
     with pytest.raises(StopIteration) as end:
         steps.send(None)
-    assert end.value.value is release
+    assert end.value.value == (False, 0.0)
+
+
+def test_holder_that_listens_is_told_before_its_lock_is_released() -> None:
+    steps: Any = breaking(b"name", token_id_of(LISTENS))
+    next(steps).operation.holder = LISTENS + b"+"
+    telling = steps.send(None).operation
+    assert telling.request(Capabilities(), 0.0) == (b"PUBLISH", LISTENS[:15], b"give up " + LISTENS + b"name")
+    assert telling.feed(1, Capabilities())
+    steps.send(None).operation.holder = LISTENS
+    assert isinstance(steps.send(None), Sleep)
+    with pytest.raises(StopIteration) as end:
+        steps.send(steps.send(None).operation)
+    assert end.value.value == (False, 0.0)
 
 
 @pytest.mark.parametrize("value", [None, OURS, OURS + b"+"], ids=["free", "another's", "another's, contended"])

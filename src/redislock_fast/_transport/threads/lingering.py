@@ -1,11 +1,13 @@
-"""The keys that linger, for threads: a thread of its own listens while there are any, and ends a second later.
+"""The keys that linger, for threads: a thread listens while any lingers or is held, and ends a second later.
 
 While a key lingers, each thread of the program may be busy elsewhere for as long as it likes. So this thread waits for
 messages on the connection as a waiter does, and reads the socket where no caller does. The one that reads hears that a
 key is wanted, and gives it up, before any caller goes on.
 
-While no key lingers, the thread sleeps: a caller beside a thread that reads for it takes twice as long. The next key
-that lingers wakes it. What was given back without a reply does not: the thread looks after that by itself.
+An operator may take a key from its holder (`redislock break`): that is heard, too, so that no other caller takes it.
+
+While no key lingers or is held, the thread sleeps: a caller beside a thread that reads for it takes twice as long. The
+next key wakes it. What was given back without a reply does not: the thread looks after that by itself.
 
 Thread safety: any thread gives keys back. The thread that listens is the one entry of `_watcher`, a lock that wakes it.
 `setdefault` adds it, for one thread alone: another one ends at once. So a caller may start one too many, as after an
@@ -38,7 +40,7 @@ __all__ = ["ThreadLingering"]
 logger = logging.getLogger(__name__)
 
 _QUIET_S = 0.05
-"""How long the thread goes on listening while nothing lingers: a key that is held may linger soon."""
+"""How long the thread goes on listening while nothing lingers or is held: the next key may come soon."""
 
 _REST_S = 1.0
 """How long the thread then sleeps before it ends: longer than a thread takes to start."""
