@@ -65,14 +65,14 @@ FAULTS = (
         "_lease/key_cache.py",
         "                    if not (self.waiters and self.try_lock(mine)):\n                        return\n",
         "                    return\n",
-        f"{_MEET}[free and join-1]",
+        f"{_MEET}[free and join]",
     ),
     Fault(
         "caller that frees the local lock does not look whether the key is wanted",
         "_lease/key_cache.py",
         "while self._is_due and (self.lease, self.wanted_at) != (None, None) and self.if_free(self.drop):",
         "while False:",
-        f"{_MEET}[release and wanted-1]",
+        f"{_MEET}[release and wanted]",
     ),
     Fault(
         "all callers of the local lock share one name",
@@ -156,21 +156,21 @@ FAULTS = (
         "_lease/key_cache.py",
         "cached.if_free(partial(cached.take_out, due, now))",
         "cached.take_out(due, now)",
-        f"{_MEET}[take for good and sweep-1]",
+        f"{_MEET}[take for good and sweep]",
     ),
     Fault(
         "key of a lost connection lingers where it is released just then",
         "_lease/key_cache.py",
         "                cached.wanted_at = clock()  # a release that",
         "                # a release that",
-        f"{_MEET}[release and a lost connection-1]",
+        f"{_MEET}[release and a lost connection]",
     ),
     Fault(
         "key lingers that nothing watches",
         "_procedures/lingering.py",
         "if cached.waiters or cached.must_go or (keeps and not cached.is_watched):",
         "if cached.waiters or cached.must_go:",
-        f"{_MEET}[release and the end of the watching-1]",
+        f"{_KEYS}test_release_has_a_key_watched_that_nothing_watches",
     ),
     Fault(
         "interrupted acquire cleans up a key that lingers",
@@ -395,6 +395,7 @@ FAULTS = (
         "_procedures/acquisition.py",
         "        except BaseException:  # an interrupt or a cancel may come between the server's reply",
         "        except Exception:\n            raise\n        except BaseException:  # between the server's reply",
-        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[TimeIsUp-threads-{}-valkey]",
+        "tests/integration/lock/test_interrupts.py::"
+        "test_acquire_interrupted_at_any_line[TimeIsUp-threads-{'blocking_timeout': 10}-valkey]",
     ),
 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.key_cache import CachedKey
+from redislock_fast._util import times
 from redislock_fast._util.times import drift_s
-from tests.support.bare_locks import KEY, TOKEN, Kept, Waiting, lease_of
+from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 
 TIMEOUT_S, LINGER_S = 10.0, 1.0
 
@@ -415,6 +416,16 @@ def test_release_beside_the_end_of_the_watching_has_the_key_watched(kept: Kept, 
     kept.key_cache._needs_watching = release_meanwhile  # type: ignore[method-assign]
     assert (kept.key_cache.rests(), kept.key_cache.is_watched, kept.watches) == (False, True, 2)
     assert cached.lease is not None
+
+
+def test_release_has_a_key_watched_that_nothing_watches(kept: Kept, clock: _Clock) -> None:
+    clock.now = times.clock()  # the lock's own clock
+    cached = kept.keep(lease_of(clock.now), clock.now + LINGER_S)
+    lock = BareLock(kept, KEY, timeout=10, linger=1)
+    assert lock._take_at_once(cached, lock._mine())
+    kept.key_cache.end_watching()
+    lock._release_here(lock._mine(), cached)
+    assert (kept.watches, kept.key_cache.is_watched) == (2, True)
 
 
 def test_waiter_has_a_local_lock_watched_that_may_be_forgotten(kept: Kept) -> None:

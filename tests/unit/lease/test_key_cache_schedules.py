@@ -49,11 +49,12 @@ class _Scene:
         self.watches = 0
         self.has_heard = False
         self.must_be_gone = False
+        self.is_broken = self.was_broken = False
 
     # ---- what threads do ----
 
     def _note_given_up(self, lease: object) -> None:
-        assert self.holder is None, "the key was given up while it was held"
+        assert self.holder is None or self.is_broken, "the key was given up while it was held"
 
     def held(self) -> BareLock:
         """A lock that holds the key."""
@@ -73,8 +74,9 @@ class _Scene:
 
     def take_and_let_go(self) -> None:
         """Take the key in memory where that is possible, and release it."""
-        lock = BareLock(self.kept, KEY, timeout=10, linger=1)
-        if lock._take_at_once(self.kept.key_cache.of(KEY), lock._mine()):
+        lock, was_broken = BareLock(self.kept, KEY, timeout=10, linger=1), self.was_broken
+        if lock._take_at_once(self.cached, lock._mine()):
+            assert not was_broken, "a key is taken that was taken from its holder"
             assert self.holder is None, "two hold the key"
             self.holder = lock
             self.let_go(lock)
@@ -122,6 +124,12 @@ class _Scene:
         self.must_be_gone = True
         self.cached.replace()
 
+    def take_from_holder(self) -> None:
+        """An operator takes the key from its holder."""
+        self.must_be_gone = self.is_broken = True
+        self.kept.key_cache.hear_give_up(KEY, TOKEN)
+        self.was_broken = True
+
     # ---- what must be so ----
 
     def _waits_for_ever(self, waiter: Waiting) -> bool:
@@ -148,6 +156,8 @@ class _Scene:
                 is_watched = self.kept.key_cache.is_watched
                 assert is_watched, "the key lingers, and is not watched"
                 assert not self.rests or self.kept.watches > self.watches, "the watching has ended"
+        if self.is_broken:  # given up by the operator's message, and perhaps by the holder
+            return
         tokens = [lease.token for lease, _ in self.kept.given_up]
         assert tokens in ([], [TOKEN]), "the key was given up twice"
         assert (tokens == []) is (cached.lease is not None), "the key was lost"
@@ -185,10 +195,12 @@ _SCENES: dict[str, Callable[[], _Scene]] = {
     "release and the end of the watching": partial(_releasing, "rest"),
     "release and a lost connection": partial(_releasing, "drop_all"),
     "release and a replacement": partial(_releasing, "replace"),
+    "release and an operator": partial(_releasing, "take_from_holder"),
     "release and sweep": partial(_releasing, "sweep"),
     "release and take": partial(_releasing, "take_and_let_go"),
     "take and take": partial(_idle, "take_and_let_go", "take_and_let_go"),
     "take and wanted": partial(_idle, "take_and_let_go", "hear"),
+    "take and an operator": partial(_idle, "take_and_let_go", "take_from_holder"),
     "take and sweep": partial(_idle, "take_and_let_go", "sweep"),
     "take for good and wanted": partial(_idle, "take", "hear"),
     "take for good and sweep": partial(_idle, "take", "sweep"),
@@ -202,6 +214,7 @@ _SCENES: dict[str, Callable[[], _Scene]] = {
 }
 
 _SCENES_OF_THREE: dict[str, Callable[[], _Scene]] = {
+    "release, take and an operator": partial(_releasing, "take_and_let_go", "take_from_holder"),
     "release, join and wanted": partial(_releasing, "join", "hear"),
     "release, join and join": partial(_releasing, "join", "join"),
     "release, join, and join and leave": partial(_releasing, "join", "join_and_leave"),
