@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import redis.asyncio
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast.asyncio import Lock
+from redislock_fast.server import Server
 from tests.support.async_helpers import in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S
 
@@ -51,3 +52,30 @@ async def test_other_threads_are_not_told_of_it(async_valkey_client: redis.async
         thread.start()
         thread.join(PATIENCE_S)
         assert [True] == told
+
+
+def run_within(loop_kind: str, scenario: Coroutine[Any, Any, Any]) -> Any:
+    """Run a loop within a step of the running one, as `nest_asyncio` and notebooks do."""
+    outer = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return run_in_loop(loop_kind, scenario)
+    finally:
+        asyncio._set_running_loop(outer)
+
+
+async def hold_once(port: int, name: str) -> bool:
+    async with redis.asyncio.Redis(port=port) as client, Lock(client, name, timeout=10):
+        return await is_known()
+
+
+@in_loop
+async def test_another_loop_that_runs_within_a_step_is_the_running_one(
+    async_valkey_client: redis.asyncio.Redis, valkey: Server, loop_kind: str
+) -> None:
+    async with Lock(async_valkey_client, "name", timeout=10):  # so this step is one of the pipe's
+        assert run_within(loop_kind, hold_once(valkey.port, "within"))
+        async with Lock(async_valkey_client, "other", timeout=10):
+            assert await is_known()
+            assert run_within(loop_kind, hold_once(valkey.port, "within"))
+            assert await is_known()

@@ -84,4 +84,11 @@ FAULTS = (
         "            pass\n",
         "tests/integration/holding/test_holding.py::test_dropped_lock_is_released_with_a_warning",
     ),
+    Fault(
+        "loop that runs within a step is not the running one",
+        "_pipe/loop.pyx",
+        "stepping_in != NULL and run_of(RUN_KEY) == stepping_in:",
+        "stepping != NULL:",
+        "tests/pipe/test_running_loop.py::test_another_loop_that_runs_within_a_step_is_the_running_one",
+    ),
 )

@@ -6,8 +6,8 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
 - A task awaits a `Slot`: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in the next
   iteration of the loop. That saves a handle for each reply and, for a lone task, one of two iterations with a system
   call. A task is stepped only while no other task runs, which is so when the loop calls a protocol.
-- A task that is stepped so gets its loop from here. Before Python 3.12, asyncio makes a system call for that, to see
-  whether it is in a forked child.
+- Before Python 3.12, a task that is stepped so gets its loop from here: asyncio makes a system call for that, to see
+  whether it is in a forked child. Where another loop runs within the step, asyncio says which one.
 - The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
   it pays: else the CPU would go to sleep twice for each lock. All else that is ready runs first, in every iteration.
 - The requests of the stepped tasks leave in two writes: the server works on the first while tasks make the second.
@@ -69,8 +69,20 @@ cdef enum:
 cdef extern from *:
     """
     static _Thread_local PyObject* redislock_stepping = NULL;
+    static _Thread_local PyObject* redislock_stepping_in = NULL;
+
+    static PyObject* redislock_run_of(PyObject* key) {
+    #if PY_VERSION_HEX < 0x030C0000
+        PyObject* of_thread = PyThreadState_GetDict();
+        return of_thread == NULL ? NULL : PyDict_GetItemWithError(of_thread, key);
+    #else
+        return NULL;
+    #endif
+    }
     """
     PyObject* stepping "redislock_stepping"  # the loop whose pipe now steps a task in this thread; NULL for none
+    PyObject* stepping_in "redislock_stepping_in"  # the run of the loop in which that began; NULL where it is not known
+    PyObject* run_of "redislock_run_of" (object key) except? NULL
 
 cdef extern from *:
     """
@@ -93,16 +105,21 @@ cdef object PushNotification = hiredis.PushNotification
 cdef object current_task = asyncio.current_task
 cdef object get_running_loop = asyncio.get_running_loop
 
+# Where asyncio has an object of its own for each run of a loop in the thread, before Python 3.12.
+cdef object RUN_KEY = "__asyncio_running_event_loop__"
+
 
 def running_loop():
     """`asyncio.get_running_loop`, without its system call in a task that a pipe steps."""
-    return get_running_loop() if stepping == NULL else <object>stepping
+    if stepping_in != NULL and run_of(RUN_KEY) == stepping_in:  # else another loop runs within the step
+        return <object>stepping
+    return get_running_loop()
 
 
 def forget_stepping():
     """In a forked child: no loop steps a task. The parent's may have been in the middle of a step."""
-    global stepping
-    stepping = NULL
+    global stepping, stepping_in
+    stepping = stepping_in = NULL
 
 
 def _raise(error):
@@ -245,6 +262,7 @@ cdef class LoopPipe:
     cdef Slot told_head            # listeners that have got a message, their tasks yet to run
     cdef Slot told_tail
     cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
+    cdef object run                # the run of the loop in which bytes were received last; None where it is not known
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
     cdef Buffer queued             # the bytes that leave with the next flush
     cdef Py_ssize_t queued_count   # how many of the last slots are in queued
@@ -483,6 +501,8 @@ cdef class LoopPipe:
         self.just_sent = 0
         if self.awaited is &self.calling:
             self.awaited = NULL
+        cdef PyObject* run = run_of(RUN_KEY)
+        self.run = None if run == NULL else <object>run
         self.direct = current_task(self.loop) is None
         self.receiving = True
         try:
@@ -655,10 +675,12 @@ cdef class LoopPipe:
         return 0
 
     cdef int _step_one(self, Slot slot) except -1:
-        global stepping
+        global stepping, stepping_in
         cdef object callback
         cdef object context
+        cdef object run = self.run  # it must live for as long as it is compared
         cdef PyObject* before = stepping
+        cdef PyObject* before_in = stepping_in
         slot.next = None
         if not self.direct or slot.context is None:
             slot._schedule()
@@ -667,6 +689,7 @@ cdef class LoopPipe:
         context, slot.context = slot.context, None
         PyContext_Enter(context)
         stepping = <PyObject*>self.loop
+        stepping_in = NULL if run is None else <PyObject*>run
         try:
             callback(self.done if PyCFunction_Check(callback) else slot)  # a wake-up in C is asyncio.Task's
         except BaseException as error:
@@ -675,6 +698,7 @@ cdef class LoopPipe:
             self.direct = False
         finally:
             stepping = before
+            stepping_in = before_in
             PyContext_Exit(context)
         return 0
 
