@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
-from tests.support.async_helpers import AsyncClients, AsyncLockClass, Owner, eventually, in_loop, in_task, settle
+from tests.support.async_helpers import AsyncClients, AsyncLockClass, Owner, eventually, in_loop, settle
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 
@@ -179,43 +179,6 @@ async def test_cancelled_release_can_be_repeated_though_the_server_has_released(
 # Tasks
 
 Use = Callable[[Any], Awaitable[Any]]
-
-
-async def _in_context(lock: Any) -> None:
-    await lock.__aexit__(None, None, None)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [lambda lock: lock.release(), lambda lock: lock.extend(10), lambda lock: lock.reacquire(), _in_context],
-    ids=["release", "extend", "reacquire", "exit"],
-)
-@in_loop
-async def test_other_task_cannot_use_a_lock_whose_holder_lives(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis, client: redis.Redis, use: Use
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    async with Owner(lock, token="mine") as holder:
-        with pytest.raises(LockError, match="another task has acquired it: thread_local=False") as caught:
-            await use(lock)
-        assert LockError is type(caught.value)
-        assert "name" == caught.value.lock_name
-        assert b"mine" == client.get("name")
-        assert await holder.ask(lock.owned) is True
-        await holder.ask(lock.release)
-    assert not client.exists("name")
-
-
-@in_loop
-async def test_other_task_does_not_own_a_lock_whose_holder_lives(
-    async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
-) -> None:
-    lock = async_lock_class(async_client, "name", timeout=10)
-    async with Owner(lock) as holder:
-        assert lock.local.token is None
-        assert await lock.owned() is False
-        assert await in_task(lock.owned) is False
-        assert await holder.ask(lock.owned) is True
 
 
 @in_loop

@@ -429,6 +429,7 @@ def test_reacquire_sets_the_ttl_back_to_the_timeout(lock_class: LockClass, clien
     assert 5_000 < client.pttl("name") <= 10_000
 
 
+@IN_THREADS
 def test_token_is_thread_local_by_default(lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name")
     lock.acquire(token="mine")

@@ -12,7 +12,6 @@ import redis.asyncio
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast.asyncio import Lock
-from redislock_fast.server import Server
 from tests.support.async_helpers import in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S
 
@@ -64,18 +63,20 @@ def run_within(loop_kind: str, scenario: Coroutine[Any, Any, Any]) -> Any:
         asyncio._set_running_loop(outer)
 
 
-async def hold_once(port: int, name: str) -> bool:
-    async with redis.asyncio.Redis(port=port) as client, Lock(client, name, timeout=10):
-        return await is_known()
+async def hold_once(client: redis.asyncio.Redis) -> list[bool]:
+    known = [await is_known()]
+    async with Lock(client, "within", timeout=10):
+        known.append(await is_known())
+    return [*known, await is_known()]
 
 
 @in_loop
 async def test_another_loop_that_runs_within_a_step_is_the_running_one(
-    async_valkey_client: redis.asyncio.Redis, valkey: Server, loop_kind: str
+    async_valkey_client: redis.asyncio.Redis, loop_kind: str
 ) -> None:
     async with Lock(async_valkey_client, "name", timeout=10):  # so this step is one of the pipe's
-        assert run_within(loop_kind, hold_once(valkey.port, "within"))
+        assert [True] * 3 == run_within(loop_kind, hold_once(async_valkey_client))
         async with Lock(async_valkey_client, "other", timeout=10):
             assert await is_known()
-            assert run_within(loop_kind, hold_once(valkey.port, "within"))
+            assert [True] * 3 == run_within(loop_kind, hold_once(async_valkey_client))
             assert await is_known()

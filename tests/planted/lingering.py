@@ -23,8 +23,8 @@ FAULTS = (
     Fault(
         "key is left to an event loop that has ended",
         "_transport/loop/cached.py",
-        "        if cached.cache.is_here:\n            self._release_here",
-        "        if True:\n            self._release_here",
+        "        if cached.cache.is_here and cached.locked_by",
+        "        if cached.locked_by",
         "tests/integration/lingering/test_loops.py::test_a_loop_releases_what_another_has_acquired[ended-plain]",
     ),
     Fault(

@@ -37,7 +37,7 @@ class Local(SimpleNamespace):
 
     @token.setter
     def token(self, value: Any) -> None:
-        owner: Owner = self._owners.held()
+        owner: Owner = self._owners.taken()
         encoded = b"" if value is None else self._encode(value)
         token = without_flag(encoded)
         if token != encoded:

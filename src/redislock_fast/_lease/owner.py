@@ -119,6 +119,22 @@ class Owner:
         is_noted = self.contended == token or (lease is not None and lease.contended and lease.token == token)
         return is_noted and is_ours(token)
 
+    @property
+    def holding(self) -> object:
+        """What names the present holding: a key that lingers has one token for many."""
+        return self.token if self.cached is None else self.cached.locked_by.get(0)
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether it has a token whose lease has not ended, and which is not being released, as far as is known."""
+        token, lease = self.token, self.kept if self.note is None else self.note.lease or self.kept
+        if token is None or token == self.releasing:
+            return False
+        if lease is not None and lease.token == token:
+            return not lease.over and not lease.is_lost()
+        ends_at = self.expires_at(token) if self.quorum is None else self.quorum.ends_at
+        return ends_at is None or clock() < ends_at
+
     def hold(self, token: bytes | None) -> None:
         """Note that the lock was acquired. A release of unknown outcome with the same token was of an earlier lease."""
         if token == self.releasing:
@@ -201,7 +217,11 @@ class Owner:
         return self
 
     def held(self) -> Owner:
-        """The owner whose lock the caller may release."""
+        """The owner whose lock the caller may use."""
+        return self
+
+    def taken(self) -> Owner:
+        """The owner in whose place the caller may hold."""
         return self
 
 

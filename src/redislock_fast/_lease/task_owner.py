@@ -1,7 +1,8 @@
 """The owners of tasks: `owner.Owner` for asyncio.
 
 Thread safety: `TaskOwners` may be used from several loops in several threads, so its dict is used by atomic
-methods alone. Each entry is used by its own task while that lives, and by the tasks that run what it has called. An
+methods alone. Each entry is used by its own task, by the tasks that run what it has called, and by those that hold
+nothing themselves: as with a `SharedOwner`, each attribute is assigned as a whole. Its own task alone acquires. An
 owner is first removed and then checked for a token; an acquire first notes the token and then checks whether its owner
 was removed. So one of them notices the other.
 """
@@ -55,8 +56,10 @@ class _TaskOwner(Owner):
 class TaskOwners:
     """The owners of all tasks that use one lock object.
 
-    Where a task has ended while it held the lock, any task without a token of its own may release the lock, as with
-    redis-py: `asyncio.wait_for` (before Python 3.12) and `gather` acquire in tasks of their own, which end.
+    A task without a token, while exactly one owner may hold the lock, uses that one's: a heartbeat task, a timer, a
+    signal handler, or whatever closes a generator or an exit stack. With redis-py, too, each of them can prolong, ask
+    about and release what another task has acquired. But it never holds the lock by that: an acquire is noted in the
+    task's own owner.
     """
 
     __slots__ = ("_owners", "_tidy_at")
@@ -81,7 +84,20 @@ class TaskOwners:
         return owner
 
     def held(self) -> Owner:
-        """The calling task's owner if it has a token, else the last one with a token whose task has ended."""
+        """The owner whose lock the calling task may use: its own if that has a token, else the only one that may hold.
+
+        Where none may hold, the last one with a token: its release, say, was cancelled, and is called again. Where
+        several may, the calling task's own, which has no token.
+        """
+        mine = self.mine()
+        if mine.token is None:
+            holding = self._holding()
+            if len(holding) == 1:
+                return holding[0]
+        return mine
+
+    def taken(self) -> Owner:
+        """The owner in whose place the calling task may hold: its own, or the last one whose task has ended."""
         mine = self.mine()
         if mine.token is None:
             for owner in reversed(list(self._owners.values())):
@@ -89,9 +105,20 @@ class TaskOwners:
                     return owner
         return mine
 
-    def is_held(self) -> bool:
-        """Whether any task holds the lock by this object."""
-        return any(owner.token is not None for owner in list(self._owners.values()))
+    def count(self) -> int:
+        """How many tasks may hold the lock by this object, as far as is known here."""
+        return len(self._holding())
+
+    @property
+    def has_held(self) -> bool:
+        """Whether the calling task has held the lock by this object itself, perhaps long ago."""
+        mine = self.mine()
+        return mine.expiry[0] is not None or mine.round is not None
+
+    def _holding(self) -> list[_TaskOwner]:
+        """The owners that may hold the lock; where none may, the last one with a token."""
+        with_token = [owner for owner in list(self._owners.values()) if owner.token is not None]
+        return [owner for owner in with_token if owner.may_hold] or with_token[-1:]
 
     def _tidy(self) -> None:
         """Remove the owners without a token whose tasks have ended; called whenever the number of owners doubles."""
@@ -109,4 +136,4 @@ class TaskOwners:
 
     @token.setter
     def token(self, token: bytes | None) -> None:
-        self.held().token = token
+        self.taken().token = token

@@ -37,7 +37,7 @@ class HandleBase(LeaseBase):
         self._refuse_in_callback("detach", held)
         token = held.token
         if token is None:
-            raise LockError(f"Cannot detach an unlocked lock: {self.name!r}", lock_name=self.name)
+            raise self._unlocked(f"Cannot detach an unlocked lock: {self.name!r}")
         lease = self._lease_of(held)
         lease_end = held.expires_at(token)
         if lease is not None:
@@ -101,7 +101,7 @@ class HandleBase(LeaseBase):
         Raises:
             LockLostError: the lock was lost.
         """
-        held = self._held()
+        held = self._taken()
         if held.token is not self._attached:  # another object: the lock was released, and perhaps acquired again
             return False
         lease = self._lease_of(held)

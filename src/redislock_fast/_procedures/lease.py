@@ -55,9 +55,15 @@ class LeaseHolder:
         state = "not held" if left_s <= 0 else "held" if left_s == math.inf else f"held, {left_s:.3f} s left"
         return f"<{type(self).__name__} {self.name!r}: {state}>"
 
+    _owners: Any
+
     @abstractmethod
     def _held(self) -> Owner:
-        """The owner whose lock the caller may release."""
+        """The owner whose lock the caller may use."""
+
+    @abstractmethod
+    def _mine(self) -> Owner:
+        """The owner in which the caller's acquire is noted."""
 
     @abstractmethod
     def _renewer(self) -> Any:
@@ -101,8 +107,23 @@ class LeaseHolder:
             LockLostError: the callback has not acquired the lock again, and the owner's lease is not the lost one.
         """
         told = told_of(self)
-        if told is not None and self._lease_of(owner) is not told:
+        if told is not None and (self._lease_of(owner) is not told or owner is not self._mine()):
             raise self._lost_error(verb, told)
+
+    def _unlocked(self, message: str) -> LockError:
+        """The error for a caller that holds nothing, and that may use no other task's lock.
+
+        It is logged, too, where the caller is a task that has never held the lock, or outside of tasks: the errors of
+        heartbeat tasks, timers and signal handlers are often lost.
+        """
+        owners = self._owners
+        if isinstance(owners, TaskOwners):
+            count = owners.count()
+            if count > 1:
+                message += f" ({count} other tasks have acquired it by this object: one of them could be meant)"
+            if not owners.has_held:
+                logger.warning("The lock %r is refused to a task that has not acquired it: %s", self.name, message)
+        return LockError(message, lock_name=self.name)
 
     def _end_lost(self, lease: Lease, reason: LossReason) -> None:
         """End a lease that was lost, and report the loss once. `reason` counts where the lease has not expired."""
@@ -203,7 +224,7 @@ class LeaseBase(LockSettings, LeaseHolder):
     # ---- what the caller holds ----
 
     def _held(self) -> Owner:
-        """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
+        """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
         if self._local is not threading.local:
             self._adapt_to_patch()
         if self._generation != fork.generation:
@@ -230,6 +251,15 @@ class LeaseBase(LockSettings, LeaseHolder):
         owner: Owner = self._owners.mine()
         return owner
 
+    def _taken(self) -> Owner:
+        """The owner in whose place the caller may hold, without an acquire of its own."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+        if self._generation != fork.generation:
+            self._own_nothing()
+        owner: Owner = self._owners.taken()
+        return owner
+
     def _held_with_ttl(self, verb: str) -> Owner:
         """The owner of a lock that can be prolonged.
 
@@ -251,12 +281,6 @@ class LeaseBase(LockSettings, LeaseHolder):
         if held.token is None:
             raise self._unlocked(f"Cannot {verb} an unlocked lock")
         return self._encoded(held.token)  # a user may have set `local.token` to a str
-
-    def _unlocked(self, message: str) -> LockError:
-        """The error for a caller that holds nothing. It says so where another task holds the lock by this object."""
-        if isinstance(self._owners, TaskOwners) and self._owners.is_held():
-            message += " (another task has acquired it: thread_local=False lets all tasks use it)"
-        return LockError(message, lock_name=self.name)
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
@@ -370,7 +394,7 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _to_prolong(self, token: Any) -> bytes | None:
         """The held token, where `acquire_or_extend` with this token must prolong; None where it must acquire."""
-        owner = self._held()
+        owner = self._taken()
         told = told_of(self)
         if told is not None and self._lease_of(owner) is not told:
             return None
@@ -379,7 +403,7 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _drop_lost(self, token: bytes) -> None:
         """Forget a lock that this thread or task has lost."""
-        held = self._held()
+        held = self._taken()
         if held.token != token:  # where the owner is shared, another caller may have acquired meanwhile
             return
         held.token = None

@@ -113,7 +113,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     def _lease(self, owner: Owner, verb: str) -> MajorityLease:
         self._refuse_in_callback(verb, owner)
         if owner.quorum is None:
-            raise LockError(f"Cannot {verb} an unlocked lock", lock_name=self._name)
+            raise self._unlocked(f"Cannot {verb} an unlocked lock")
         return owner.quorum
 
     def _forget(self, owner: Owner, token: bytes) -> None:
@@ -275,7 +275,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         self._refuse_in_callback("release", owner)
         majority = owner.quorum
         if majority is None:
-            raise LockError(UNLOCKED, lock_name=self._name)
+            raise self._unlocked(UNLOCKED)
         lease = self._lease_of(owner)
         if lease is not None:
             if self._leave_once(lease):

@@ -171,8 +171,12 @@ class RedlockSettings:
             if self.thread_local:
                 self.local = self._heirs_of(self.local)
 
+    @property
+    def _owners(self) -> Any:
+        return self.local
+
     def _held(self) -> Owner:
-        """The owner whose lock the caller may release. A forked child holds nothing of its parent's."""
+        """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
         if self._local is not threading.local:
             self._adapt_to_patch()
         if self._generation != fork.generation:

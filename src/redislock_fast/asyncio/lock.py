@@ -62,7 +62,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         sleep: how long a waiter sleeps between two attempts, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
-        thread_local: whether the token belongs to the task that acquired, or to every task with this object.
+        thread_local: whether the token belongs to the task that acquired, or to every task with this object. Either
+            way, where one task holds the lock, others that hold none by this object may prolong, ask about and release
+            it: heartbeat tasks, timers, signal handlers, whatever closes a generator. They do not hold it by that.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits, as for `redislock_fast.Lock`.
         on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, in the event loop. An
@@ -118,6 +120,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     # The task that calls a method owns the lock, whichever task awaits the result: `shield`, `gather` and `wait_for`
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.
+    # Those may begin later, when the owner holds the lock anew: a release passes on what it is called for, too.
 
     def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Coroutine[Any, Any, Any]:
         self._follow_pool()
@@ -184,7 +187,10 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether the server says that this task holds the lock. Sends `GET name`, always to the primary."""
+        """Whether the server says that this task holds the lock, or the one whose lock it may use.
+
+        Sends `GET name`, always to the primary.
+        """
         held = self._held()
         return named(self._drive(self._checking_owned(held, held.token)), "Lock.owned")
 
@@ -200,14 +206,14 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock expired, was deleted, or has another owner.
-            redis.exceptions.LockError: this task holds no lock.
+            redis.exceptions.LockError: this task holds no lock, and no single other task does; logged, too.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
         owner = self._held()
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
-            return self._release_lingering(owner, cached)
+            return self._release_lingering(owner, cached, cached.locked_by.get(0))
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
@@ -215,7 +221,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         is_plain = cached is None and owner.kept is None and owner.releasing is None
         if is_plain and type(token) is bytes and self._is_plain_release():
             return self._release_uncontended(owner, token)
-        return named(self._drive(self._releasing(owner)), "Lock.release")
+        return named(self._drive(self._releasing_what(owner, owner.holding)), "Lock.release")
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
@@ -237,7 +243,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is not held any more, or has no ttl on the server.
-            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            redis.exceptions.LockError: as `release`, or the lock does not expire.
             ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
@@ -262,7 +268,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
         Raises:
             redis.exceptions.LockNotOwnedError: the lock is not held any more.
-            redis.exceptions.LockError: this task holds no lock, or the lock does not expire.
+            redis.exceptions.LockError: as `release`, or the lock does not expire.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """

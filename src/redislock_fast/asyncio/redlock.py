@@ -43,7 +43,7 @@ class Redlock(RedlockBase):
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
-        thread_local: whether the task that acquired owns the lock, or every task that has this object.
+        thread_local: whether the task that acquired owns the lock, or every task that has this object; as for `Lock`.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, as for `redislock_fast.Redlock`.
         auto_renew: as for `redislock_fast.Redlock`.
@@ -116,10 +116,13 @@ class Redlock(RedlockBase):
     @coroutine_method
     def release(self) -> Coroutine[Any, Any, None]:
         """Release the lock at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
-        return self._release(self._held())
+        owner = self._held()
+        return self._release(owner, owner.token)
 
     @runs("Redlock.release")
-    async def _release(self, owner: Owner) -> None:
+    async def _release(self, owner: Owner, token: bytes | None) -> None:
+        if owner.token != token and owner.token is not None:  # acquired again meanwhile
+            raise self._not_owned("release")
         await self._quorum.drive(self._releasing(owner))
 
     @coroutine_method
@@ -148,7 +151,10 @@ class Redlock(RedlockBase):
 
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether a majority of the servers has the key with this task's token; see `redislock_fast.Redlock.owned`."""
+        """Whether a majority of the servers has the key with this task's token, or with that of the task that holds it.
+
+        See `redislock_fast.Redlock.owned`.
+        """
         return self._owned(self._held())
 
     @runs("Redlock.owned")

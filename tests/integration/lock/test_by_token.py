@@ -34,7 +34,7 @@ from tests.support.holding import (
     until_passed,
 )
 from tests.support.waiting import FAR_S, Contender
-from tests.support.worlds import World
+from tests.support.worlds import IN_THREADS, World
 
 IN_BOTH = pytest.mark.usefixtures("world")
 CANARY = "canary-token"
@@ -187,12 +187,21 @@ def test_reentrance_is_each_threads_and_tasks_own(world: World, our_lock: Any, v
     lock = our_lock(valkey_client, "name", timeout=FAR_S, reentrant=True)
     with lock:
         assert world.beside(lock.try_acquire) is False
-        with pytest.raises(LockError, match="not owned"):
-            world.beside(lock.release)
         with lock:
             pass
         assert lock.owned()
     assert not valkey_client.exists("name")
+
+
+@IN_THREADS
+def test_reentrant_lock_is_not_released_by_another_thread(
+    world: World, our_lock: Any, valkey_client: redis.Redis
+) -> None:
+    lock = our_lock(valkey_client, "name", timeout=FAR_S, reentrant=True)
+    with lock:
+        with pytest.raises(LockError, match="not owned"):
+            world.beside(lock.release)
+        assert lock.owned()
 
 
 @IN_BOTH

@@ -246,7 +246,8 @@ def test_lock_that_is_not_held_is_an_error(world: World, make: Make, use: str) -
 # Ownership
 
 
-def test_token_belongs_to_the_thread_or_task(world: World, make: Make) -> None:
+@IN_THREADS
+def test_token_belongs_to_the_thread(world: World, make: Make) -> None:
     lock = make()
     lock.acquire()
     with pytest.raises(LockError):

@@ -115,9 +115,9 @@ class CachedBase(UncontendedBase):
         turn.end(owner)
 
     @runs("Lock.release")
-    async def _release_lingering(self, owner: Owner, cached: CachedKey) -> None:
-        """Release a lock with `linger` and no other option."""
-        if cached.cache.is_here:
+    async def _release_lingering(self, owner: Owner, cached: CachedKey, holding: object) -> None:
+        """Release a lock with `linger` and no other option. `holding` names what was held when that was called."""
+        if cached.cache.is_here and cached.locked_by.get(0) is holding:
             self._release_here(owner, cached)
         else:  # the loop of the key may have ended
-            await drive(self._transport, self._releasing(owner), None, self._redis)
+            await drive(self._transport, self._releasing_what(owner, holding), None, self._redis)

@@ -2,7 +2,7 @@
 
 - For the connections of one client in one loop, an asynchronous generator is suspended. `asyncio.run`, and every other
   runner that calls `loop.shutdown_asyncgens()`, closes the generator after all tasks were cancelled, while the loop
-  still runs.
+  still runs. It closes all generators at once: those of the program, which may release locks, end before ours.
 - A connection to which nothing refers any more is closed once its server has answered, or after a second.
 - A loop that is closed in another way drops its timers. One of them holds the socket, and then waits until the server
   has read what was sent.
@@ -21,6 +21,7 @@ import os
 import socket
 import weakref
 from collections.abc import AsyncGenerator, Iterable
+from types import CoroutineType
 from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
@@ -105,6 +106,9 @@ class LoopEnd:
     async def finish(self) -> None:
         """Wait for cleanups and replies, within the limit, and close all connections."""
         give_up = self._loop.time() + _LIMIT_S
+        closing = await _other_generators()
+        if closing:
+            await self._wait(closing, give_up)
         servers = list(self._servers)
         for server in servers:
             server.give_up_keys()
@@ -131,6 +135,21 @@ class LoopEnd:
         """Wait for all futures. Returns False when the time is up."""
         _, pending = await asyncio.wait(futures, timeout=max(give_up - self._loop.time(), 0.0))
         return not pending
+
+
+_finishing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+"""The tasks that close generators of ours. Any thread adds its own; each looks for those of its own loop."""
+
+
+async def _other_generators() -> list[asyncio.Task[Any]]:
+    """The tasks that close generators of the program in the running loop, as the calling one closes one of ours."""
+    mine: Any = asyncio.current_task()
+    _finishing.add(mine)
+    await asyncio.sleep(0)  # until all of ours have come here
+    kind = type(mine.get_coro())
+    if kind is CoroutineType:  # it was closed in another way
+        return []
+    return [task for task in asyncio.all_tasks() if type(task.get_coro()) is kind and task not in _finishing]
 
 
 async def _finish_at_the_end(end_ref: weakref.ref[LoopEnd]) -> AsyncGenerator[None]:

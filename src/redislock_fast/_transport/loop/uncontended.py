@@ -23,6 +23,7 @@ from redislock_fast._util.tracing import OWN_ASYNC, providers
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquisition import CleanupEntries
+    from redislock_fast._procedures.steps import Steps
     from redislock_fast._protocol.operation import Begun
     from redislock_fast._transport.loop.server import LoopServerTransport
 
@@ -120,6 +121,12 @@ class UncontendedBase(LockBase):
         waiting = Waiting(self._key, token, self._key_ttl_ms(linger_ms), poll_seconds(self.sleep), Limit(None))
         return await drive(server, self._queueing(waiting, owner, to_clean_up), to_clean_up) is not POLL
 
+    def _releasing_what(self, owner: Owner, holding: object) -> Steps:
+        """`_releasing`, of what the owner held when that was called, though it may hold the lock anew by now."""
+        if owner.token is not None and owner.holding != holding:
+            raise self._not_owned("release")
+        yield from self._releasing(owner)
+
     @runs("Lock.release")
     async def _release_uncontended(self, owner: Owner, token: bytes) -> None:
         """Release what is held since an uncontended acquire, where no hook is overridden that concerns it."""
@@ -132,7 +139,7 @@ class UncontendedBase(LockBase):
             or owner.token is not token
             or (note is not None and held is not None and not (is_telling() is None and note.begin_release(token)))
         ):
-            await drive(server, self._releasing(owner))
+            await drive(server, self._releasing_what(owner, token))
             return
         request, ours = release_request(connection.capabilities, self._key, token, owner.contended == token)
         begun: Begun | None = None
@@ -142,7 +149,7 @@ class UncontendedBase(LockBase):
             if reply == ours:
                 if reply == HANDED_OVER and connection.registry is not None:
                     connection.registry.note_hand_over(self._key, True)
-                if note is not None:
+                if note is not None and note.held is held:
                     note.held = None
                 if owner.token == token:  # where the token is shared, another task may have acquired meanwhile
                     owner.token = None
