@@ -87,7 +87,7 @@ FAULTS = (
     Fault(
         "loop that runs within a step is not the running one",
         "_pipe/loop.pyx",
-        "stepping_in != NULL and run_of(RUN_KEY) == stepping_in:",
+        "stepping_in and run_now() == stepping_in:",
         "stepping != NULL:",
         "tests/pipe/test_running_loop.py::test_another_loop_that_runs_within_a_step_is_the_running_one",
     ),

@@ -69,20 +69,22 @@ cdef enum:
 cdef extern from *:
     """
     static _Thread_local PyObject* redislock_stepping = NULL;
-    static _Thread_local PyObject* redislock_stepping_in = NULL;
+    static _Thread_local uint64_t redislock_stepping_in = 0;
 
-    static PyObject* redislock_run_of(PyObject* key) {
+    /* Another number whenever a loop begins or ends to run in this thread: asyncio notes that in the thread's dict,
+       which has another version then. 0 from Python 3.12 on. */
+    static uint64_t redislock_run_now(void) {
     #if PY_VERSION_HEX < 0x030C0000
         PyObject* of_thread = PyThreadState_GetDict();
-        return of_thread == NULL ? NULL : PyDict_GetItemWithError(of_thread, key);
+        return of_thread == NULL ? 0 : ((PyDictObject*)of_thread)->ma_version_tag;
     #else
-        return NULL;
+        return 0;
     #endif
     }
     """
     PyObject* stepping "redislock_stepping"  # the loop whose pipe now steps a task in this thread; NULL for none
-    PyObject* stepping_in "redislock_stepping_in"  # the run of the loop in which that began; NULL where it is not known
-    PyObject* run_of "redislock_run_of" (object key) except? NULL
+    unsigned long long stepping_in "redislock_stepping_in"  # what `run_now` returned then
+    unsigned long long run_now "redislock_run_now" ()
 
 cdef extern from *:
     """
@@ -105,13 +107,10 @@ cdef object PushNotification = hiredis.PushNotification
 cdef object current_task = asyncio.current_task
 cdef object get_running_loop = asyncio.get_running_loop
 
-# Where asyncio has an object of its own for each run of a loop in the thread, before Python 3.12.
-cdef object RUN_KEY = "__asyncio_running_event_loop__"
-
 
 def running_loop():
     """`asyncio.get_running_loop`, without its system call in a task that a pipe steps."""
-    if stepping_in != NULL and run_of(RUN_KEY) == stepping_in:  # else another loop runs within the step
+    if stepping_in and run_now() == stepping_in:  # else another loop may run within the step
         return <object>stepping
     return get_running_loop()
 
@@ -119,7 +118,8 @@ def running_loop():
 def forget_stepping():
     """In a forked child: no loop steps a task. The parent's may have been in the middle of a step."""
     global stepping, stepping_in
-    stepping = stepping_in = NULL
+    stepping = NULL
+    stepping_in = 0
 
 
 def _raise(error):
@@ -262,7 +262,6 @@ cdef class LoopPipe:
     cdef Slot told_head            # listeners that have got a message, their tasks yet to run
     cdef Slot told_tail
     cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
-    cdef object run                # the run of the loop in which bytes were received last; None where it is not known
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
     cdef Buffer queued             # the bytes that leave with the next flush
     cdef Py_ssize_t queued_count   # how many of the last slots are in queued
@@ -501,8 +500,6 @@ cdef class LoopPipe:
         self.just_sent = 0
         if self.awaited is &self.calling:
             self.awaited = NULL
-        cdef PyObject* run = run_of(RUN_KEY)
-        self.run = None if run == NULL else <object>run
         self.direct = current_task(self.loop) is None
         self.receiving = True
         try:
@@ -678,9 +675,8 @@ cdef class LoopPipe:
         global stepping, stepping_in
         cdef object callback
         cdef object context
-        cdef object run = self.run  # it must live for as long as it is compared
         cdef PyObject* before = stepping
-        cdef PyObject* before_in = stepping_in
+        cdef unsigned long long before_in = stepping_in
         slot.next = None
         if not self.direct or slot.context is None:
             slot._schedule()
@@ -689,7 +685,7 @@ cdef class LoopPipe:
         context, slot.context = slot.context, None
         PyContext_Enter(context)
         stepping = <PyObject*>self.loop
-        stepping_in = NULL if run is None else <PyObject*>run
+        stepping_in = run_now()
         try:
             callback(self.done if PyCFunction_Check(callback) else slot)  # a wake-up in C is asyncio.Task's
         except BaseException as error:
