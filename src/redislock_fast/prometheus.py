@@ -20,11 +20,28 @@ __all__ = ["install", "uninstall"]
 _installed: list[tuple[Recorder, _Output]] = []
 
 
+class _Refreshing:
+    """Has the gauges set whenever the registry is read. It is registered before them, and has no metric itself."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> list[Any]:
+        if self.recorder is not None:
+            self.recorder.refresh()
+        return []
+
+
 class _Output:
     """The metrics in a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.refreshing = _Refreshing()
+        registry.register(self.refreshing)
         self._metrics: dict[Metric, Any] = {metric: _made(metric, registry) for metric in METRICS}
 
     def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
@@ -38,7 +55,7 @@ class _Output:
 
     def end(self) -> None:
         """Remove the metrics from the registry."""
-        for collector in self._metrics.values():
+        for collector in (self.refreshing, *self._metrics.values()):
             self._registry.unregister(collector)
 
 
@@ -66,7 +83,7 @@ def install(registry: CollectorRegistry | None = None, name_template: Callable[[
     """
     uninstall()
     output = _Output(prometheus_client.REGISTRY if registry is None else registry)
-    recorder = Recorder(output, name_template)
+    output.refreshing.recorder = recorder = Recorder(output, name_template)
     _installed.append((recorder, output))
     metrics.install(recorder)
 

@@ -239,4 +239,35 @@ FAULTS = (
         "while lease is None:",
         "tests/unit/procedures/test_once.py::test_run_ends_behind_its_renewal",
     ),
+    Fault(
+        "cancelled release of a long-lived lock keeps its lease",
+        "_procedures/lock.py",
+        "            if owner.left == token:  # the caller",
+        "            if False:  # the caller",
+        "tests/integration/metrics/test_storms.py::test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed]",
+    ),
+    Fault(
+        "cancelled release of a Redlock keeps its lease",
+        "_procedures/redlock.py",
+        "            if lease is not None:\n                owner.lease = None\n",
+        "            if False:\n                owner.lease = None\n",
+        (
+            "tests/integration/metrics/test_storms.py::"
+            "test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed Redlock]"
+        ),
+    ),
+    Fault(
+        "owners of cancelled releases stay for ever",
+        "_lease/task_owner.py",
+        "            is_free = owner.token is None or owner.token == owner.left\n",
+        "            is_free = owner.token is None\n",
+        "tests/integration/metrics/test_storms.py::test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed]",
+    ),
+    Fault(
+        "interrupt as a holding is reported leaves it counted",
+        "_procedures/lock.py",
+        "        if note is not None and note.held is None and note.counted is not None:\n",
+        "        if False:\n",
+        "tests/integration/metrics/test_storms.py::test_interrupt_at_any_line_leaves_nothing_counted[noted]",
+    ),
 )

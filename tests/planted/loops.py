@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "interrupted acquire of a task leaves its token noted",
         "_procedures/lock.py",
-        "            self._forget(owner, lease)\n        if owner.token == token:\n",
-        "            self._forget(owner, lease)\n        if False:\n",
+        "            owner.note.end_count()\n        if owner.token == token:\n",
+        "            owner.note.end_count()\n        if False:\n",
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
     ),
     Fault(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.metrics import report, report_later
+from redislock_fast._lease.metrics import Counted, next_serial, report, report_end_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -71,7 +70,7 @@ class Lease:
         task: the owner's task, where it is to be cancelled for a loss.
         record: the renewer's reference to the lease.
         cached: the `CachedKey` of a lock with `linger`.
-        counted_in: the process whose observers count the lock as held; 0: none.
+        counted: what counts the lock as held; None: nothing does.
     """
 
     __slots__ = (
@@ -83,7 +82,7 @@ class Lease:
         "cached",
         "ceiling",
         "contended",
-        "counted_in",
+        "counted",
         "depth",
         "expires_at",
         "key",
@@ -133,12 +132,13 @@ class Lease:
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
         self.cached: Any = None
-        self.counted_in = 0
+        self.counted: Counted | None = None
 
-    def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
-        # The lock object was dropped. A forked child drops its parent's leases.
-        if getattr(self, "counted_in", 0) and not is_finalizing() and self.counted_in == getpid():
-            report_later(self.options.observers, "record_holding", self.key, -1)
+    def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
+        # The lock object was dropped, or an interrupt came before its end was reported.
+        counted = getattr(self, "counted", None)
+        if counted is not None and not is_finalizing():
+            report_end_later(counted)
 
     # ---- reports ----
 
@@ -151,15 +151,19 @@ class Lease:
     def count(self) -> None:
         """Have observers count the lock as held."""
         if self.options.observers:
-            self.counted_in = os.getpid()
-            self.report("record_holding", 1)
+            lock = self.lock()
+            name = self.key if lock is None else lock.name
+            serial = next_serial()
+            self.counted = (self.options.observers, name, serial)
+            report(self.options.observers, "record_holding", name, serial, True)
 
     def end_count(self) -> None:
-        """Have observers count the lock as held no more, unless they have done so before."""
-        with mutex.lock:
-            counted_in, self.counted_in = self.counted_in, 0
-        if counted_in:
-            self.report("record_holding", -1)
+        """Have observers count the lock as held no more. Any thread may call it, and more than once."""
+        counted = self.counted
+        if counted is not None:
+            observers, name, serial = counted
+            report(observers, "record_holding", name, serial, False)
+            self.counted = None  # last: after an interrupt before, it is reported again
 
     # ---- validity ----
 

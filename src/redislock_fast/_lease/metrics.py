@@ -6,9 +6,11 @@ An object that is installed here gets the reports of all locks of the process th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from redislock_fast._util.errors import LossReason
 
 __all__ = [
+    "Counted",
     "FailureMetrics",
     "Metrics",
     "Observer",
@@ -25,8 +28,11 @@ __all__ = [
     "WaitMode",
     "install",
     "installed",
+    "next_serial",
     "report",
+    "report_end_later",
     "report_later",
+    "report_waiting",
     "uninstall",
     "waiting_of",
 ]
@@ -112,25 +118,32 @@ class FailureMetrics(Metrics, Protocol):
 class Observer(FailureMetrics, Protocol):
     """Gets all reports of a lock: what an object may have that observes the locks of the process."""
 
-    def record_holding(self, name: str | bytes, change: int) -> None:
-        """A lock is held from now on (1), or not any more (-1): once each for every holding, however that ends.
+    def record_holding(self, name: str | bytes, serial: int, held: bool) -> None:
+        """A lock is held from now on, or not any more. After an interrupt, the end may be reported twice, or alone.
 
         A holding begins with an acquisition or an `attach`. It ends with a release, a loss or a `detach`, and where the
         lock object is dropped.
 
         Args:
-            name: the lock's name, as it was given to the lock; its key where the lock object is gone.
-            change: 1 or -1.
+            name: the lock's name, as it was given to the lock.
+            serial: names this holding.
+            held: whether it begins.
         """
 
-    def record_wait_started(self, name: str | bytes) -> None:
-        """An acquire begins to wait: another owner has the lock."""
-
-    def record_wait_ended(self, name: str | bytes, mode: WaitMode, handed_over: bool) -> None:
-        """An acquire does not wait any more.
+    def record_wait_started(self, name: str | bytes, serial: int) -> None:
+        """An acquire begins to wait: another owner has the lock.
 
         Args:
             name: the lock's name, as it was given to the lock.
+            serial: names this wait.
+        """
+
+    def record_wait_ended(self, name: str | bytes, serial: int, mode: WaitMode, handed_over: bool) -> None:
+        """An acquire does not wait any more. After an interrupt, that may be reported twice, or alone.
+
+        Args:
+            name: the lock's name, as it was given to the lock.
+            serial: names this wait.
             mode: how it has waited at last.
             handed_over: whether it was given the lock by the one that had it.
         """
@@ -138,6 +151,12 @@ class Observer(FailureMetrics, Protocol):
     def record_renewal_failure(self, name: str | bytes) -> None:
         """A renewal has got no reply. It is tried again until the lease ends."""
 
+
+next_serial = itertools.count(1).__next__
+"""Returns a new name for a holding or a wait. A forked child goes on from its parent's."""
+
+Counted: TypeAlias = "tuple[Iterable[Any], str | bytes, int]"
+"""What counts a holding: the observers, and the lock's name and the serial that they were given."""
 
 _later: deque[tuple[Iterable[Any], str, tuple[Any, ...]]] = deque()
 fork.on_fork(_later.clear)
@@ -150,10 +169,22 @@ def report_later(observers: Iterable[Any], method: str, *args: Any) -> None:
 
 def report(observers: Iterable[Any], method: str, *args: Any) -> None:
     """Call a method of each object that has it. An error is logged: it must not cost the lock."""
+    if _later:
+        report_waiting()
+    _call(observers, method, args)
+
+
+def report_waiting() -> None:
+    """Make the reports that were left to the next one."""
     while _later:
         with contextlib.suppress(IndexError):  # another thread was faster
             _call(*_later.popleft())
-    _call(observers, method, args)
+
+
+def report_end_later(counted: Counted) -> None:
+    """`report_later` of the end of a holding."""
+    observers, name, serial = counted
+    _later.append((observers, "record_holding", (name, serial, False)))
 
 
 def _call(observers: Iterable[Any], method: str, args: tuple[Any, ...]) -> None:
@@ -182,16 +213,25 @@ class Wait:
     def __init__(self, observers: tuple[Any, ...], name: str | bytes, mode: WaitMode) -> None:
         self._observers = observers
         self._name = name
+        self._serial = 0
         self.mode = mode
         self.handed_over = False
 
     def __enter__(self) -> Wait:
-        report(self._observers, "record_wait_started", self._name)
+        self._serial = serial = next_serial()
+        report(self._observers, "record_wait_started", self._name, serial)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tell = report_later if kind is GeneratorExit else report  # the garbage collector drops the task
-        tell(self._observers, "record_wait_ended", self._name, self.mode, self.handed_over)
+        self._end(report_later if kind is GeneratorExit else report)  # the garbage collector drops the task
+
+    def _end(self, tell: Callable[..., None]) -> None:
+        tell(self._observers, "record_wait_ended", self._name, self._serial, self.mode, self.handed_over)
+        self._serial = 0
+
+    def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
+        if self._serial and not is_finalizing():  # an interrupt came as it began or ended
+            self._end(report_later)
 
 
 _UNSEEN = nullcontext()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report_later
+from redislock_fast._lease.metrics import Counted, next_serial, report, report_end_later
 from redislock_fast._lease.prolonging import mutex
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ class Note:
         listed_ms: the ttl for which the renewer will look at this note in time, in milliseconds; 0: it will not look.
         lock: a weak reference to the lock object; it changes only while nothing is held.
         renewer: the renewer that will look; None before the first acquire that is watched.
+        counted: what counts the lock as held, or has counted it last; None: nothing has.
     """
 
-    __slots__ = ("__weakref__", "_pid", "held", "lease", "listed_ms", "lock", "over", "renewer")
+    __slots__ = ("__weakref__", "_pid", "counted", "held", "lease", "listed_ms", "lock", "over", "renewer")
 
     def __init__(self, lock: Any) -> None:
         self.lock = weakref.ref(lock)
@@ -61,6 +63,7 @@ class Note:
         self.lease: Lease | None = None
         self.listed_ms = 0
         self.renewer: _NoteKeeper | None = None
+        self.counted: Counted | None = None
         self._pid = os.getpid()
 
     def make(self) -> Lease | None:
@@ -85,14 +88,30 @@ class Note:
                 self._install(fresh)
                 if self.over or self.held is not held:
                     self.lease = None
-                    fresh.counted_in = 0
+                    fresh.counted = None
             return self.lease
 
     def _install(self, lease: Lease) -> None:
         """Have what is held go by this lease. Observers count the lock as held already."""
         if lease.options.observers:
-            lease.counted_in = self._pid
+            lease.counted = self.counted
         self.lease = lease
+
+    def count(self, observers: Iterable[Any], name: str | bytes) -> None:
+        """Have observers count the lock as held."""
+        if self.counted is not None:  # an interrupt came before its end was reported
+            report_end_later(self.counted)
+        serial = next_serial()
+        self.counted = (observers, name, serial)
+        report(observers, "record_holding", name, serial, True)
+
+    def end_count(self) -> None:
+        """Have observers count the lock as held no more."""
+        counted = self.counted
+        if counted is not None:
+            observers, name, serial = counted
+            report(observers, "record_holding", name, serial, False)
+            self.counted = None  # last: after an interrupt before, it is reported again
 
     def begin_release(self, token: bytes) -> bool:
         """Note that a release begins. Returns False where it must go by the lease, or another token is held."""
@@ -115,11 +134,9 @@ class Note:
         if getattr(self, "_pid", None) != getpid() or is_finalizing():  # an interrupted `__init__` may not have set it
             return
         held, lease, renewer = self.held, self.lease, self.renewer
-        if held is None:
-            return
-        if lease is None and held[4].observers:
-            report_later(held[4].observers, "record_holding", held[0], -1)
-        if renewer is None or self.over:
+        if self.counted is not None:
+            report_end_later(self.counted)
+        if held is None or renewer is None or self.over:
             return
         if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
             renewer.drop(held[0], held[:2])

@@ -59,6 +59,7 @@ class Owner:
         attempt: the last acquire; where the owner is shared, it may be another caller's.
         own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
+        left: the token of a release that goes on in the background, after its caller was cancelled.
         contended: the token of a lock whose release looks for waiters first: its value is known to have the contended
             flag, or cannot have it.
         retries: how often the last acquire polled again.
@@ -81,6 +82,7 @@ class Owner:
     expiry: tuple[bytes | None, float | None] = (None, None)
     attempt: commands.Acquire | None = None
     releasing: bytes | None = None
+    left: bytes | None = None
     contended: bytes | None = None
     own_token: bytes | None = None
     retries = 0
@@ -139,6 +141,8 @@ class Owner:
         """Note that the lock was acquired. A release of unknown outcome with the same token was of an earlier lease."""
         if token == self.releasing:
             self.releasing = None
+        if token == self.left:
+            self.left = None
         self.token = token
 
     def begin_prolonging(self, token: bytes, ttl_ms: int | None, added_ms: int = 0) -> Prolonging:

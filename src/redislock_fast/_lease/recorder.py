@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from redislock_fast._lease.metrics import report_waiting
 from redislock_fast._util import fork, patching
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ class Output(Protocol):
 class Recorder(patching.Adaptable):
     """Records the reports of locks; an `Observer`.
 
+    A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
+    twice, since an interrupt came in between, counts once.
+
     Thread safety: any thread may report. `_mutex` is held while a gauge changes, so that its values reach the output in
     order.
 
@@ -99,7 +103,7 @@ class Recorder(patching.Adaptable):
         self._output = output
         self._name_template = name_template
         self._names: set[str] = set()
-        self._gauges: dict[Metric, dict[str, int]] = {HELD: {}, WAITING: {}}
+        self._gauges: dict[Metric, dict[str, dict[int, object]]] = {HELD: {}, WAITING: {}}
         self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
@@ -111,13 +115,26 @@ class Recorder(patching.Adaptable):
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
         self._mutex = threading.RLock()
-        self._gauges = {metric: dict.fromkeys(counts, 0) for metric, counts in self._gauges.items()}
+        self._gauges = {metric: {label: {} for label in counts} for metric, counts in self._gauges.items()}
         self._is_stale = True
 
     def values(self, metric: Metric) -> list[tuple[str, int]]:
         """The values of a gauge, by `name`."""
+        report_waiting()
         with self._mutex:
-            return list(self._gauges[metric].items())
+            return [(label, len(serials)) for label, serials in list(self._gauges[metric].items())]
+
+    def refresh(self) -> None:
+        """Set all gauges of the output: an interrupt may have come before one was."""
+        report_waiting()
+        with self._mutex:
+            self._set_all()
+
+    def _set_all(self) -> None:
+        self._is_stale = False
+        for metric, counts in self._gauges.items():
+            for label, serials in list(counts.items()):  # a signal handler may report
+                self._output.set(metric, (label,), len(serials))
 
     def _label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
@@ -127,17 +144,30 @@ class Recorder(patching.Adaptable):
             self._names.add(label)
         return label
 
-    def _change(self, metric: Metric, name: str | bytes, change: int) -> None:
+    def _begin(self, metric: Metric, name: str | bytes, serial: int) -> None:
         label = self._label(name)
         with self._mutex:
+            serials = self._gauges[metric].setdefault(label, {})
+            serials[serial] = None
             if self._is_stale:
-                self._is_stale = False
-                for stale, counts in self._gauges.items():
-                    for of_name in counts:
-                        self._output.set(stale, (of_name,), 0)
-            counts = self._gauges[metric]
-            counts[label] = value = counts.get(label, 0) + change
-            self._output.set(metric, (label,), value)
+                self._set_all()
+            self._output.set(metric, (label,), len(serials))
+
+    def _end(self, metric: Metric, name: str | bytes, serial: int) -> bool:
+        """Returns whether it had begun, and had not ended before."""
+        try:
+            label = self._label(name)
+            with self._mutex:
+                serials = self._gauges[metric].setdefault(label, {})
+                was_counted = serials.pop(serial, self) is None
+                if self._is_stale:
+                    self._set_all()
+                self._output.set(metric, (label,), len(serials))
+        except BaseException:  # an interrupt may come before any line, and be logged as an error of the output
+            for serials in list(self._gauges[metric].values()):
+                serials.pop(serial, None)
+            raise
+        return was_counted
 
     # ---- reports ----
 
@@ -158,21 +188,24 @@ class Recorder(patching.Adaptable):
         """Record a loss."""
         self._output.count(LOST, (self._label(name), reason.name.lower()))
 
-    def record_holding(self, name: str | bytes, change: int) -> None:
+    def record_holding(self, name: str | bytes, serial: int, held: bool) -> None:
         """Record the begin or the end of a holding."""
-        self._change(HELD, name, change)
+        if held:
+            self._begin(HELD, name, serial)
+        else:
+            self._end(HELD, name, serial)
 
-    def record_wait_started(self, name: str | bytes) -> None:
+    def record_wait_started(self, name: str | bytes, serial: int) -> None:
         """Record that a caller waits."""
-        self._change(WAITING, name, 1)
+        self._begin(WAITING, name, serial)
 
-    def record_wait_ended(self, name: str | bytes, mode: WaitMode, handed_over: bool) -> None:
+    def record_wait_ended(self, name: str | bytes, serial: int, mode: WaitMode, handed_over: bool) -> None:
         """Record that a caller waits no more."""
-        self._change(WAITING, name, -1)
-        label = self._label(name)
-        self._output.count(WAITS, (label, mode))
-        if handed_over:
-            self._output.count(HAND_OVERS, (label,))
+        if self._end(WAITING, name, serial):
+            label = self._label(name)
+            self._output.count(WAITS, (label, mode))
+            if handed_over:
+                self._output.count(HAND_OVERS, (label,))
 
     def record_renewal_failure(self, name: str | bytes) -> None:
         """Record a renewal that got no reply."""

@@ -121,10 +121,15 @@ class TaskOwners:
         return [owner for owner in with_token if owner.may_hold] or with_token[-1:]
 
     def _tidy(self) -> None:
-        """Remove the owners without a token whose tasks have ended; called whenever the number of owners doubles."""
+        """Remove the owners that hold nothing and whose tasks have ended; called whenever the number of owners doubles.
+
+        The release of what an owner has left goes on without it.
+        """
         owners = self._owners
         for key, owner in list(owners.items()):
-            if key is not None and owner.token is None and owner.forsaken:  # outside of tasks, there is only one
+            is_free = owner.token is None or owner.token == owner.left
+            if key is not None and is_free and owner.forsaken:  # outside of tasks, there is only one
+                owner.token = None
                 owners.pop(key, None)
                 owner.note_forgotten(owners)
         self._tidy_at = 2 * len(owners) + 8

@@ -19,7 +19,7 @@ from redis.exceptions import (
 
 from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report
+from redislock_fast._lease.metrics import report, report_end_later
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
@@ -110,6 +110,8 @@ class LockBase(LingerBase):
         if note.lock() is not self:  # two lock objects may have one owner
             note.lock = weakref.ref(self)
         note.over = False
+        if options.observers:
+            note.count(options.observers, self._name)  # before the renewer may find out a loss
         note.held = (self._key, token, ttl_ms, expires_at, options, begun)
         owner.token = token
         if owner.forgotten_by is not None:  # else `hold` would do no more
@@ -122,7 +124,6 @@ class LockBase(LingerBase):
                 renewer.note(note, ttl_ms, sent_at)
         if options.observers:
             report(options.observers, "record_acquisition", self._name, begun - sent_at, 1)
-            report(options.observers, "record_holding", self._name, 1)
         return True
 
     def _drop_noted(self, owner: Owner, token: bytes) -> None:
@@ -130,6 +131,8 @@ class LockBase(LingerBase):
         lease = owner.lease
         if lease is not None and lease.token == token:
             self._forget(owner, lease)
+        if owner.note is not None and owner.note.held is None:
+            owner.note.end_count()
         if owner.token == token:
             owner.token = None
 
@@ -290,6 +293,7 @@ class LockBase(LingerBase):
         if lease is not None and not self._may_release(owner, lease):
             return
         is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
+        note = owner.note
         try:
             if lease is not None and not lease.begin_release(release):
                 raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
@@ -297,6 +301,10 @@ class LockBase(LingerBase):
                 raise self._not_owned("release")
             # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
             if owner.token == token and (owner.expiry is expiry or not is_cached):
+                if note is not None and note.lease is lease:
+                    note.held = note.lease = None
+                if owner.kept is lease:  # from now on, the end of the lease object at the latest is the holding's
+                    owner.kept = None
                 owner.token = None
                 if is_cached:
                     owner.forget_cached()
@@ -307,11 +315,11 @@ class LockBase(LingerBase):
                 yield from self._raising_lost("release", lease, error, by_release=True)
             raise
         except BaseException:
-            if lease is not None:
-                lease.release_failed(release)
+            self._end_failed_release(owner, lease, token, release)
             raise
         if lease is not None:
             self._account(owner, lease, True)
+        self._end_noted(owner)
 
     def _asking_release(self, owner: Owner, token: bytes, begun: Release | None) -> Steps:
         """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
@@ -322,11 +330,26 @@ class LockBase(LingerBase):
             return True
         return (yield from self._releasing_token(token, owner))
 
-    def _report_noted_release(self, held: Held) -> None:
+    def _report_noted_release(self, note: Note, held: Held) -> None:
         """Report how long the lock was held, for metrics."""
         *_, options, begun = held
         report(options.observers, "record_release", self.name, clock() - begun, True)
-        report(options.observers, "record_holding", self.name, -1)
+        note.end_count()
+
+    def _end_failed_release(self, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:
+        """End a release that has an unknown outcome for its caller, or was interrupted as its outcome was noted."""
+        if lease is not None:
+            lease.release_failed(release)
+            if owner.left == token:  # the caller has left the release, which goes on
+                self._account(owner, lease, True)
+        self._end_noted(owner)
+
+    @staticmethod
+    def _end_noted(owner: Owner) -> None:
+        """Have a lock that was noted and is released count as held no more: an interrupt came as that was reported."""
+        note = owner.note
+        if note is not None and note.held is None and note.counted is not None:
+            report_end_later(note.counted)
 
     @staticmethod
     def _forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:
@@ -369,6 +392,7 @@ class LockBase(LingerBase):
                 # A cancelled release runs to its end, even if nothing was sent yet. A second call finds it done.
                 if not operation.unsettled and (expires_at is None or clock() < expires_at):
                     owner.releasing = token
+                owner.left = token
                 self._transport.clean_up([(self._key, token)])
             raise
         return owner.is_released(operation)

@@ -288,7 +288,14 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             if lease.expires_at is not None:
                 majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
         owner.round = round_ = self._release_round(majority)
-        yield Ask(round_)
+        try:
+            yield Ask(round_)
+        except asyncio.CancelledError:  # the caller has left the release, which goes on
+            owner.left = majority.token
+            if lease is not None:
+                owner.lease = None
+                self._report_release(lease, True)
+            raise
         if not round_.refused and not round_.answered:
             raise self._error_of(round_)
         self._forget(owner, majority.token)

@@ -89,7 +89,7 @@ class Recorder(patching.Adaptable):
             self._lasted_s = clock() - self._begun
             self.ended = True
 
-    def record_wait_started(self, name: Any) -> None:
+    def record_wait_started(self, name: Any, serial: int) -> None:  # noqa: ARG002  # its call is recorded
         """The caller begins to wait for a lock. In a deadlock, that is the last that is heard of it."""
         if self.ended:
             return
@@ -138,9 +138,9 @@ class Recorder(patching.Adaptable):
                 holding = record.held()
             record.end(holding, hold_s, clock())
 
-    def record_holding(self, name: Any, change: int) -> None:
-        """A lock is held by the caller no more, where `change` is negative: it may have been detached or dropped."""
-        if self.ended or change > 0:
+    def record_holding(self, name: Any, serial: int, held: bool) -> None:  # noqa: ARG002  # as above
+        """A lock is held by the caller no more, where `held` is false: it may have been detached or dropped."""
+        if self.ended or held:
             return
         with self._mutex:
             holding = self._caller().held.get(_text(name))

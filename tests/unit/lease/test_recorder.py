@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from redislock_fast._lease.recorder import METRICS, WAITS, Metric, Recorder, prefix_of
+from redislock_fast._lease.recorder import HELD, METRICS, WAITS, Metric, Recorder, prefix_of
 
 
 class Values:
@@ -54,15 +54,43 @@ def test_a_template_of_the_users_makes_the_names() -> None:
 def test_a_gauge_starts_anew_in_a_forked_child() -> None:
     values = Values()
     recorder = Recorder(values)
-    recorder.record_holding("a", 1)
-    recorder.record_wait_started("b")
+    recorder.record_holding("a", 1, True)
+    recorder.record_wait_started("b", 2)
     recorder.forget()
-    recorder.record_holding("c", 1)
+    recorder.record_holding("c", 3, True)
     assert {(metric.name, name): value for (metric, name), value in values.gauges.items()} == {
         ("redislock.held", "a"): 0,
         ("redislock.held", "c"): 1,
         ("redislock.waiting", "b"): 0,
     }
+
+
+def test_an_end_that_is_reported_twice_or_alone_counts_once() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    recorder.record_holding("a", 1, True)
+    recorder.record_holding("a", 2, True)
+    for serial in (1, 1, 7):
+        recorder.record_holding("a", serial, False)
+        recorder.record_wait_ended("a", serial, "queue", True)
+    assert [("a", 1)] == recorder.values(HELD)
+    assert [] == values.labels
+
+
+class Interrupted(Values):
+    """An output that an interrupt strikes."""
+
+    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_end_that_is_interrupted_counts() -> None:
+    values = Interrupted()
+    recorder = Recorder(values)
+    for held in (True, False):
+        with pytest.raises(KeyboardInterrupt):
+            recorder.record_holding("a", 1, held)
+    assert [("a", 0)] == recorder.values(HELD)
 
 
 def test_an_acquire_that_is_interrupted_is_no_error() -> None:

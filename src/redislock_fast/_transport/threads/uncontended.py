@@ -171,13 +171,13 @@ class UncontendedBase(LockBase):
                     note.held = None
                 if owner.token == token:  # where the token is shared, another thread may have acquired meanwhile
                     owner.token = None
+                if note is not None and held is not None and held[4].observers:
+                    self._report_noted_release(note, held)
             else:
                 begun = (connection, reply, None)
         except BaseException as interruption:
             begun = (connection, None, interruption)
         if begun is None:
-            if held is not None and held[4].observers:
-                self._report_noted_release(held)
             return
         operation = self._release_of(token, owner)
         if begun[1] is not NOT_ASKED:
