@@ -123,10 +123,17 @@ FAULTS = (
         ),
     ),
     Fault(
+        "reader waits for a caller that has the mutex of a claim",
+        "_protocol/claims.py",
+        "self.mutex.acquire(blocking=False)",
+        "self.mutex.acquire()",
+        "tests/unit/protocol/test_claims.py::test_late_reply_waits_for_no_caller",
+    ),
+    Fault(
         "key that another acquire with the same token holds is cleaned up",
         "_protocol/claims.py",
-        "if self._is_taken and not self._is_held and not self.under_way:",
-        "if self._is_taken:",
+        "return self._is_taken and not self._is_held and not self.under_way",
+        "return self._is_taken",
         (
             "tests/integration/lock/test_brought_token.py::"
             "test_acquire_that_fails_leaves_the_lock_of_another_with_the_token[valkey-threads-by_time-plain]"

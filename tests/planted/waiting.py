@@ -112,10 +112,24 @@ FAULTS = (
     ),
     Fault(
         "no other waiter makes the health checks when the poller leaves",
-        "_procedures/waiters.py",
-        "                next_poller = key_queue.succeed(waiter)\n            else:",
-        "                pass\n            else:",
+        "_procedures/key_queue.py",
+        "        if self.poller is waiter:\n",
+        "        if False:\n",
         "tests/unit/procedures/test_waiters.py::test_the_shortest_interval_looks_and_of_equals_the_last",
+    ),
+    Fault(
+        "waiter that has left stays in the queue by a late reply",
+        "_procedures/key_queue.py",
+        "        if self.waiters.get(waiter.token) is not waiter:\n            self.dequeue(waiter)\n",
+        "",
+        "tests/unit/procedures/test_waiters.py::test_late_reply_brings_back_no_waiter_that_has_left",
+    ),
+    Fault(
+        "waiter that comes as the last one leaves is alone",
+        "_procedures/waiters.py",
+        "            if key_queue.waiters:  # another has come meanwhile\n",
+        "            if False:\n",
+        "tests/unit/procedures/test_waiters.py::test_waiter_that_comes_as_the_last_one_leaves_shares_its_key_queue",
     ),
     Fault(
         "poller does not learn that the lease of the holder ends sooner",
@@ -137,15 +151,15 @@ FAULTS = (
     Fault(
         "push for one lock wakes the waiters of all locks",
         "_procedures/waiters.py",
-        "concerned = [self._key_queues[key] for key in keys if key in self._key_queues]",
-        "concerned = list(self._key_queues.values())",
+        "for waiter in self._waiters() if keys is None or waiter.key in keys]",
+        "for waiter in self._waiters()]",
         "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(
         "flush of the server wakes no waiter",
         "_procedures/waiters.py",
-        "                concerned = list(self._key_queues.values())\n",
-        "                concerned = []\n",
+        "for waiter in self._waiters() if keys is None or waiter.key in keys]",
+        "for waiter in self._waiters() if keys is not None and waiter.key in keys]",
         "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(

@@ -152,8 +152,7 @@ def _give_up_at_once(self: Waiting, waiter: Waiter, limit_s: float | None) -> St
 
 def _leave_without_heir(self: WaiterRegistry, waiter: Waiter) -> None:
     """The poller leaves, and no other waiter becomes the poller."""
-    with self._mutex:
-        waiter.key_queue.waiters.pop(waiter.token, None)
+    waiter.key_queue.waiters.pop(waiter.token, None)
 
 
 def _undo_no_more(self: Any, entries: Any) -> None:

@@ -33,11 +33,15 @@ class KeyQueue(Generic[AnyWaiter]):
     One waiter in the queue, the poller, makes the health checks for all: the waiter with the shortest interval; of
     several, the last that has joined, since it stays longest.
 
-    Thread safety: everything is changed under the registry's mutex. `poller` is read without it: a stale one
-    causes one superfluous health check, and the next poller gets a message.
+    Thread safety: any thread uses it, without a mutex, by atomic methods of dict; see `waiters.py`.
+
+    - Who adds a waiter to `queue` looks afterwards whether it is still in `waiters`. Who removes a waiter removes it
+      from `waiters` first. So none stays in `queue` that has left.
+    - Who adds a waiter looks at `poller` afterwards. Who replaces a poller that has left looks at `queue` afterwards.
+      So a queue with waiters has a poller that is in it. Where two threads choose at once, it may be one with a longer
+      interval, until the next reply.
 
     Args:
-        mutex: the registry's.
         put_off_s: how much longer than an interval the first health check may be put off, in seconds.
 
     Attributes:
@@ -51,10 +55,9 @@ class KeyQueue(Generic[AnyWaiter]):
         is_watched: whether the server is to tell of the next change of the key, or one waiter is asking it to.
     """
 
-    __slots__ = ("_mutex", "checked_at", "ends_at", "is_watched", "poller", "put_off_s", "queue", "since", "waiters")
+    __slots__ = ("checked_at", "ends_at", "is_watched", "poller", "put_off_s", "queue", "since", "waiters")
 
-    def __init__(self, mutex: Any, put_off_s: float) -> None:
-        self._mutex = mutex
+    def __init__(self, put_off_s: float) -> None:
         self.waiters: dict[bytes, AnyWaiter] = {}
         self.queue: dict[bytes, AnyWaiter] = {}
         self.poller: AnyWaiter | None = None
@@ -65,48 +68,48 @@ class KeyQueue(Generic[AnyWaiter]):
         self.is_watched = False
 
     def enqueue(self, waiter: AnyWaiter) -> None:
-        """Note that the waiter is in the queue, unless it has been removed from the registry meanwhile."""
-        with self._mutex:
-            if self.waiters.get(waiter.token) is waiter:
-                self.queue[waiter.token] = waiter
-                if self.poller is None or waiter.interval_s <= self.poller.interval_s:
-                    self.poller = waiter
+        """Note that the waiter is in the queue, unless it has been removed meanwhile."""
+        self.queue[waiter.token] = waiter
+        poller = self.poller
+        if poller is None or waiter.interval_s <= poller.interval_s:
+            self.poller = waiter
+        if self.waiters.get(waiter.token) is not waiter:
+            self.dequeue(waiter)
 
     def dequeue(self, waiter: AnyWaiter) -> None:
         """Note that the waiter is not in the queue any more. Another one becomes the poller."""
-        with self._mutex:
-            next_poller = self.succeed(waiter)
-        if next_poller is not None:
-            next_poller.mailbox.tell(CHECK)
+        if self.queue.get(waiter.token) is waiter:
+            self.queue.pop(waiter.token, None)
+        if self.poller is waiter:
+            next_poller = self._choose_poller()
+            if next_poller is not None:
+                next_poller.mailbox.tell(CHECK)
 
-    def succeed(self, waiter: AnyWaiter) -> AnyWaiter | None:
-        """Remove the waiter from the queue. Returns the new poller, if there is one. To be used under the mutex."""
-        if self.queue.get(waiter.token) is not waiter:
-            return None
-        del self.queue[waiter.token]
-        if self.poller is not waiter:
-            return None
-        self.poller = next_poller = min(reversed(self.queue.values()), key=_interval_of, default=None)
-        return next_poller
+    def _choose_poller(self) -> AnyWaiter | None:
+        """Have one of those in the queue be the poller. Returns it; None where the queue is empty."""
+        while True:
+            self.poller = chosen = min(reversed(list(self.queue.values())), key=_interval_of, default=None)
+            if chosen is None:
+                if not self.queue:
+                    return None
+            elif self.queue.get(chosen.token) is chosen:
+                return chosen
 
     def contended(self) -> list[AnyWaiter]:
         """The waiters that are in the queue now, in order."""
-        with self._mutex:
-            return list(self.queue.values())
+        return list(self.queue.values())
 
     def concerned(self) -> list[AnyWaiter]:
         """The waiters that ask when the key has changed: those in the queue have the poller ask for them.
 
         A waiter whose posted request has no reply yet hears from that.
         """
-        with self._mutex:
-            return [
-                waiter
-                for waiter in self.waiters.values()
-                if waiter is self.poller or not (waiter.asked_at or waiter.token in self.queue)
-            ]
+        return [
+            waiter
+            for waiter in self.all()
+            if waiter is self.poller or not (waiter.asked_at or waiter.token in self.queue)
+        ]
 
     def all(self) -> list[AnyWaiter]:
         """The waiters of the lock."""
-        with self._mutex:
-            return list(self.waiters.values())
+        return list(self.waiters.values())

@@ -8,18 +8,23 @@ Leases: the server grants a lock to a waiter later than any moment at which it s
 So the lease of a grant counts from the last such moment (`since`) before the message came. A reply to one waiter about
 a lock is true for all waiters of the same key queue.
 
-Thread safety: `hear` runs in the thread or loop that reads the connection. Any thread may register and remove a
-waiter, under the registry's mutex, which a signal handler or finalizer of the same thread may enter again. The times of
-a key queue are assigned as a whole; a stale one causes one superfluous request. Any thread uses
-`WaiterRegistry._handed_over` and `WaiterRegistry._waits`, by atomic methods alone; a missed update causes one
-superfluous attempt or health check.
+Thread safety: `hear` runs in the thread or loop that reads the connection, for all its callers. Any thread may register
+and remove a waiter. There is no mutex: a signal handler may interrupt a thread at any line, and wait for a lock itself,
+for which the reader is needed. So each step is one atomic method of a dict or set, and another thread may go on after
+any of them.
+
+- `WaiterRegistry._by_token` alone decides which waiter gets a message.
+- A `KeyQueue` is shared by the waiters of one lock that come while others are there. One that comes just as the last
+  one leaves may have a key queue of its own beside that of later ones: both have a poller, which costs superfluous
+  health checks, and a message about the key goes to the waiters of both.
+- The times of a key queue are assigned as a whole; a stale one causes one superfluous request. A missed update of
+  `_handed_over` or `_waits` causes one superfluous attempt or health check.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
@@ -347,7 +352,6 @@ class WaiterRegistry(Subscriptions):
         self.on_give_up: Callable[[bytes, bytes], object] | None = None
         self.new_token = tokens.new_token
         self.has_left = False
-        self._mutex = threading.RLock()
         self._key_queues: dict[bytes, KeyQueue[Waiter]] = {}
         self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, the first
         self._handed_over: set[bytes] = set()  # keys of locks whose last release here handed them over
@@ -390,35 +394,29 @@ class WaiterRegistry(Subscriptions):
         channel = self.channel_of(key)
         if channel is None and not self.has_tried(key):
             return None
-        with self._mutex:
-            key_queue = self._key_queues.get(key)
-            if key_queue is None:
-                key_queue = self._key_queues[key] = KeyQueue(self._mutex, self._waits.get(key, 0.0))
-                _forget_if_many(self._waits)
-            waiter = key_queue.waiters[token] = Waiter(self, key_queue, key, token, mailbox, connection, node, channel)
-            self._by_token.setdefault(token, waiter)
+        key_queue = self._key_queues.get(key)
+        if key_queue is None:
+            key_queue = self._key_queues.setdefault(key, KeyQueue(self._waits.get(key, 0.0)))
+            _forget_if_many(self._waits)
+        waiter = key_queue.waiters[token] = Waiter(self, key_queue, key, token, mailbox, connection, node, channel)
+        self._key_queues.setdefault(key, key_queue)  # again: the last waiter may have left it just before this one came
+        self._by_token.setdefault(token, waiter)
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
         """Remove a waiter."""
-        key_queue, token = waiter.key_queue, waiter.token
-        next_poller = None
-        with self._mutex:
-            if self._by_token.get(token) is waiter:
-                del self._by_token[token]
-            if key_queue.waiters.get(token) is waiter:
-                del key_queue.waiters[token]
-                if not key_queue.waiters and self._key_queues.get(waiter.key) is key_queue:
-                    del self._key_queues[waiter.key]
-            if key_queue.waiters:
-                next_poller = key_queue.succeed(waiter)
-            else:  # else waiter and key queue would keep each other until a garbage collection
-                key_queue.queue.clear()
-                key_queue.poller = None
-        if next_poller is not None:
-            next_poller.mailbox.tell(CHECK)
+        key, key_queue, token = waiter.key, waiter.key_queue, waiter.token
+        if self._by_token.get(token) is waiter:
+            self._by_token.pop(token, None)
+        if key_queue.waiters.get(token) is waiter:
+            key_queue.waiters.pop(token, None)
+        key_queue.dequeue(waiter)
+        if not key_queue.waiters and self._key_queues.get(key) is key_queue:
+            self._key_queues.pop(key, None)
+            if key_queue.waiters:  # another has come meanwhile
+                self._key_queues.setdefault(key, key_queue)
         if waiter.waited_s is not None:
-            self._waits[waiter.key] = waiter.waited_s
+            self._waits[key] = waiter.waited_s
 
     def hear(self, push: list[Reply]) -> None:
         """Take a push from the server, and give the message in it to the waiters that it is for.
@@ -456,14 +454,10 @@ class WaiterRegistry(Subscriptions):
 
     def _hear_of_change(self, keys: list[Any] | None) -> None:
         """Tell the waiters that keys have changed; None: all keys are gone, and all waiters must join again."""
-        with self._mutex:
-            if keys is None:
-                concerned = list(self._key_queues.values())
-            else:
-                concerned = [self._key_queues[key] for key in keys if key in self._key_queues]
-            for key_queue in concerned:
-                key_queue.is_watched = False
-        for key_queue in concerned:
+        changed = [waiter.key_queue for waiter in self._waiters() if keys is None or waiter.key in keys]
+        for key_queue in changed:
+            key_queue.is_watched = False
+        for key_queue in dict.fromkeys(changed):
             self._tell(CHECK, key_queue.all() if keys is None else key_queue.concerned())
 
     def tell_all(self, message: object) -> None:
@@ -471,8 +465,7 @@ class WaiterRegistry(Subscriptions):
         self._tell(message, self._waiters())
 
     def _waiters(self) -> list[Waiter]:
-        with self._mutex:
-            return [waiter for key_queue in self._key_queues.values() for waiter in key_queue.waiters.values()]
+        return list(self._by_token.values())
 
     @staticmethod
     def _tell(message: object, waiters: list[Waiter]) -> None:

@@ -7,8 +7,11 @@ the reply comes after the caller has given up. If the connection breaks before, 
 The acquires of one server transport with one key and one token share a `Claim`: the lock that one of them takes may be
 found by another, which owns it from then on.
 
-Thread safety: the fields of a claim are used under the mutex of its `Claims`, which a signal handler or a
-finalizer of the same thread may enter again. The thread or loop that reads the connection calls a `Heard`.
+Thread safety: the fields of a claim are changed under its mutex, and `Claims.open` under that of the `Claims`, which is
+taken first. A signal handler or a finalizer of the same thread may enter both again. The thread or loop that reads the
+connection calls a `Heard`. It never waits for a mutex, since a signal handler of the thread that has it may wait for
+the reader: it first sets `_is_taken`, and then tries the claim's mutex. Who ends an acquire looks at `_is_taken` after
+it has released that mutex.
 """
 
 from __future__ import annotations
@@ -58,31 +61,33 @@ class Claims:
             claim = self.open.get(entry)
             if claim is None:
                 claim = self.open[entry] = Claim(self, entry)
-            claim.under_way += 1
-            operation.claim = claim
+            with claim.mutex:
+                claim.under_way += 1
+                operation.claim = claim
 
 
 class Claim:
     """Whether acquires with one key and one token have taken the key although no caller owns the lock.
 
     Attributes:
+        mutex: see above.
         under_way: how many acquires have not ended.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_entry", "_is_held", "_is_taken", "under_way")
+    __slots__ = ("__weakref__", "_claims", "_entry", "_is_held", "_is_taken", "mutex", "under_way")
 
     def __init__(self, claims: Claims, entry: tuple[bytes, bytes]) -> None:
         self._claims = claims
         self._entry = entry
+        self.mutex = threading.RLock()
         self.under_way = 0
         self._is_taken = False
         self._is_held = False
 
     def take(self) -> None:
         """Note that a request of an acquire took the key, whether or not the acquire has ended."""
-        with self._claims.mutex:
-            self._is_taken = True
-            self._clean_up_if_unheld()
+        self._is_taken = True
+        self._clean_up_if_unheld()
 
     def end(self, is_held: bool) -> None:
         """Note that an acquire has ended.
@@ -90,21 +95,29 @@ class Claim:
         Args:
             is_held: whether its caller owns the lock: then late replies do not matter any more.
         """
-        with self._claims.mutex:
+        with self._claims.mutex, self.mutex:
             self.under_way -= 1
             if is_held:
                 self._is_held = True
                 if self._claims.open.get(self._entry) is self:
                     del self._claims.open[self._entry]
-            self._clean_up_if_unheld()
+        self._clean_up_if_unheld()
+
+    @property
+    def _is_left(self) -> bool:
+        return self._is_taken and not self._is_held and not self.under_way
 
     def _clean_up_if_unheld(self) -> None:
-        # Under the mutex: an acquire that begins later finds the entry among those that are to be cleaned up first.
-        if self._is_taken and not self._is_held and not self.under_way:
-            self._is_taken = False
-            clean_up = self._claims.clean_up()
-            if clean_up is not None:
-                clean_up([self._entry])
+        while self._is_left and self.mutex.acquire(blocking=False):
+            # Under the mutex: an acquire that begins later finds the entry among those that are to be cleaned up first.
+            try:
+                if self._is_left:
+                    self._is_taken = False
+                    clean_up = self._claims.clean_up()
+                    if clean_up is not None:
+                        clean_up([self._entry])
+            finally:
+                self.mutex.release()
 
 
 class Heard:

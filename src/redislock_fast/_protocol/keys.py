@@ -7,11 +7,8 @@ All are in the hash slot of their lock, as a cluster requires. Slots follow the 
 from __future__ import annotations
 
 import re
-import threading
 from binascii import crc_hqx
 from functools import lru_cache
-
-from redislock_fast._util import fork, patching
 
 __all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "queue_keys", "slot_of"]
 
@@ -23,25 +20,22 @@ _QUEUE = re.compile(rb"(.*):rlf:tagged:queue|\{\d+\}(.*):rlf:numbered:queue|\{(.
 class _Numbers:
     """For each slot the lowest number whose digits hash to it. A search keeps what it finds on its way.
 
-    The table is filled under the lock, which a finalizer of the same thread may enter again.
+    Thread safety: any thread searches, the reader of a connection, too, so there is no mutex. Each number is entered
+    after all lower ones: `_next` is assigned only once all numbers below it are in the table, so a stale one causes a
+    search that finds the same.
     """
 
     def __init__(self) -> None:
         self._by_slot: dict[int, int] = {}
         self._next = 0
-        self._new_lock()
-        fork.on_fork(self._new_lock)  # another thread may have held it at the fork
-        patching.on_patch(self._new_lock)
-
-    def _new_lock(self) -> None:
-        self._lock = threading.RLock()
 
     def of(self, slot: int) -> int:
         """The slot's number."""
-        with self._lock:
-            while slot not in self._by_slot:
-                self._by_slot.setdefault(crc_hqx(b"%d" % self._next, 0) % _SLOTS, self._next)
-                self._next += 1
+        number = self._next
+        while slot not in self._by_slot:
+            self._by_slot.setdefault(crc_hqx(b"%d" % number, 0) % _SLOTS, number)
+            number += 1
+            self._next = number
         return self._by_slot[slot]
 
 

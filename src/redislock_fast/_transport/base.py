@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -27,8 +26,6 @@ from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
-from redislock_fast._util import fork
-from redislock_fast._util.patching import on_patch
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -378,25 +375,19 @@ class Registry(Generic[Transport]):
     """One transport per owner: a connection pool, or a cluster client.
 
     The key is the owner's id: a WeakKeyDictionary is much slower, and each new lock looks its transport up.
-    An entry is removed with its owner. Any thread may call `get`, which is the atomic `dict.get`; `add` holds the lock,
-    which a finalizer of the same thread may enter again.
+    An entry is removed with its owner.
+
+    Thread safety: any thread uses it, by atomic methods of dict: without a mutex, which a thread could have while its
+    signal handler waits for another thread.
     """
 
     def __init__(self) -> None:
         self._transports: dict[int, Transport] = {}
         self.get: Callable[[int], Transport | None] = self._transports.get
-        self._new_lock()
-        fork.on_fork(self._new_lock)  # another thread may have held the lock at the fork
-        on_patch(self._new_lock)
-
-    def _new_lock(self) -> None:
-        self._lock = threading.RLock()
 
     def add(self, owner: Any, make: Callable[[Any], Transport]) -> Transport:
         """The owner's transport. It is made now unless another thread has just made it."""
-        with self._lock:
-            transport = self._transports.get(id(owner))
-            if transport is None:
-                transport = self._transports[id(owner)] = make(owner)
-                weakref.finalize(owner, self._transports.pop, id(owner), None).atexit = False
-        return transport
+        transport = make(owner)
+        # Before: an entry that outlived its owner could be taken for that of another one with the same id.
+        weakref.finalize(owner, self._transports.pop, id(owner), None).atexit = False
+        return self._transports.setdefault(id(owner), transport)

@@ -5,6 +5,8 @@ Rules: no server, and no time passes: a waiter that has waited is made with an e
 
 from __future__ import annotations
 
+import random
+import sys
 from typing import Any
 
 import hiredis
@@ -20,6 +22,7 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, TokenSource, new_token
+from tests.support.helpers import PATIENCE_S, start
 
 KEY = b"name"
 INTERVAL_S = 0.1
@@ -274,3 +277,64 @@ def test_waiter_in_a_slot_that_moves_tries_once_and_pauses(registry: WaiterRegis
     assert isinstance(pause, Sleep)
     assert pause.seconds == INTERVAL_S
     assert isinstance(steps.send(None), Enter)
+
+
+def test_late_reply_brings_back_no_waiter_that_has_left(registry: WaiterRegistry) -> None:
+    waiter, other = take(registry), take(registry)
+    registry.leave(waiter)
+    waiter.key_queue.enqueue(waiter)
+    assert (waiter.is_queued, other.key_queue.poller) == (False, other)
+    registry.leave(other)
+    other.key_queue.enqueue(other)
+    assert (other.is_queued, other.key_queue.poller, registry.is_contended(KEY, False)) == (False, None, False)
+
+
+class _Interrupted(dict[bytes, Any]):
+    """A dict whose next entry that is removed is removed only after another thread has done something."""
+
+    def __init__(self, entries: dict[bytes, Any], before: Any) -> None:
+        super().__init__(entries)
+        self._before = before
+
+    def pop(self, *arguments: Any) -> Any:
+        before, self._before = self._before, lambda: None
+        before()
+        return super().pop(*arguments)
+
+
+def test_waiter_that_comes_as_the_last_one_leaves_shares_its_key_queue(registry: WaiterRegistry) -> None:
+    last = take(registry)
+    came: list[Waiter] = []
+    registry._key_queues = _Interrupted(registry._key_queues, lambda: came.append(take(registry)))
+    registry.leave(last)
+    assert take(registry).key_queue is came[0].key_queue
+    assert registry.is_contended(KEY, False)
+
+
+@pytest.mark.slow
+def test_threads_that_come_and_go_at_once_leave_nothing(registry: WaiterRegistry) -> None:
+    def come_and_go(seed: int) -> None:
+        chance = random.Random(seed)
+        waiters: list[Waiter] = []
+        for _ in range(3000):
+            if len(waiters) < 3 and chance.random() < 0.6:
+                waiters.append(take(registry, interval_s=chance.choice([0.1, 1.0])))
+            elif waiters:
+                waiter = waiters.pop(chance.randrange(len(waiters)))
+                chance.choice([registry.leave, waiter.key_queue.dequeue])(waiter)
+                waiter.key_queue.enqueue(waiter)
+                registry.leave(waiter)
+        for waiter in waiters:
+            assert waiter.is_queued
+            poller = waiter.key_queue.poller
+            assert poller is not None
+            registry.leave(waiter)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for work in [start(lambda seed=seed: come_and_go(seed)) for seed in range(4)]:  # type: ignore[misc]
+            work.result(6 * PATIENCE_S)
+    finally:
+        sys.setswitchinterval(before)
+    assert (registry._by_token, registry._key_queues) == ({}, {})
