@@ -8,6 +8,20 @@ __all__ = ["FAULTS"]
 
 FAULTS = (
     Fault(
+        "renewer that could start no thread never tries again",
+        "_transport/threads/renewer.py",
+        "            self._may_start[:] = [None]\n            raise\n",
+        "            raise\n",
+        "tests/integration/holding/test_holding.py::test_thread_that_cannot_be_started_fails_one_acquire_only",
+    ),
+    Fault(
+        "renewer that ends forgets what was changed meanwhile",
+        "_transport/threads/renewer.py",
+        "is_left = (len(self._changed) > 0 or self._schedule.has_listed) and self._takes_start()",
+        "is_left = False",
+        "tests/unit/transport/test_renewer.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
+    ),
+    Fault(
         "allowance for clock drift is left out",
         "_util/times.py",
         "return 0.01 * lease_s + 0.002",

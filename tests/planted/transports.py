@@ -113,6 +113,26 @@ FAULTS = (
         "tests/integration/transport/test_cleanup.py::test_undoing_survives_what_users_code_raises[threads-valkey]",
     ),
     Fault(
+        "cleanup waits for a thread that cannot be started",
+        "_transport/cleanup.py",
+        "            self.post_cleanup(entries)\n",
+        "            pass\n",
+        (
+            "tests/integration/lock/test_no_threads.py::"
+            "test_lock_that_cannot_be_renewed_is_not_held[{'thread_local': False}]"
+        ),
+    ),
+    Fault(
+        "second interrupt loses the cleanup after the first",
+        "_transport/cleanup.py",
+        "                self._tidy(operation, unanswered, failed)\n",
+        "                pass\n",
+        (
+            "tests/integration/lock/test_interrupted_starts.py::"
+            "test_second_interrupt_while_a_cleanup_is_started_loses_no_cleanup"
+        ),
+    ),
+    Fault(
         "forked child cleans up for its parent",
         "_transport/threads/cleanup.py",
         "        self._pending_cleanup.clear()\n",
@@ -228,8 +248,8 @@ FAULTS = (
     Fault(
         "topology of a silent cluster is waited for beyond the caller's time",
         "_transport/threads/cluster.py",
-        "            reading.join(limit_s)\n",
-        "            reading.join()\n",
+        "        reading.wait(limit_s)\n",
+        "        reading.wait(None)\n",
         (
             "tests/integration/cluster/test_cluster.py::test_a_silent_cluster_is_waited_for_until_the_callers_time_ends"
             "[threads-valkey-topology to be read again]"

@@ -192,6 +192,16 @@ def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[s
     )
 
 
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Let no thread be started within the block, as at a limit of the system: none has room for its stack."""
+    before = threading.stack_size(1 << 40)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
 def signal_main(number: int = signal.SIGUSR1) -> None:
     """Send the main thread a signal."""
     main = threading.main_thread().ident

@@ -73,6 +73,8 @@ def _is_finalizing(frame: Any) -> bool:
 def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     """Interrupt the work before the n-th line of a batch's own files, or of these as well.
 
+    A file of the standard library is named by its path.
+
     Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
     since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
     Nor before a `try`, which is no instruction, and belongs to no handler. Nor in a finalizer.
@@ -95,7 +97,8 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
             reached = frame.f_lineno
             count += not is_safe
             if count == number and not is_safe:
-                file = Path(frame.f_code.co_filename).relative_to(PACKAGE)
+                path = Path(frame.f_code.co_filename)
+                file = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
                 place = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
                 sys.settrace(None)
                 frame.f_trace = None
@@ -115,6 +118,34 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
         place += f" raises {error!r}"
     finally:
         sys.settrace(before)
+    return place
+
+
+def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object], *files: str) -> str:
+    """Run a signal handler at the n-th place in these files at which Python looks for signals.
+
+    These are the beginning of a function and the end of a call of C, as in CPython 3.11 and later; loops are left out.
+
+    Returns which place that is; "" when there are fewer.
+    """
+    traced = {str(PACKAGE / name) for name in files}
+    count, place = 0, ""
+
+    def on_event(frame: Any, event: str, argument: object) -> None:
+        nonlocal count, place
+        if event not in ("call", "c_return") or frame.f_code.co_filename not in traced or place:
+            return
+        count += 1
+        if count == number:
+            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name} at a {event}"
+            handle()
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
     return place
 
 

@@ -141,7 +141,7 @@ def noted_cleanups(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def stop_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clean up nothing in the background."""
     for transport in (ThreadServerTransport, LoopServerTransport):
-        monkeypatch.setattr(transport, "_start_cleanup", lambda _: None)
+        monkeypatch.setattr(transport, "_start_cleanup", lambda _: True)
 
 
 def at_end_of_cleanup(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:

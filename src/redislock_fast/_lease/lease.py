@@ -262,14 +262,15 @@ class Lease:
 
     def begin_renewal(self, now: float) -> int | None:
         """Begin a renewal. Returns the ttl that it sets, in milliseconds; None where none must be sent."""
+        ttl_ms = self.renewal_ms(now)
         with mutex.lock:
             if self.busy or self.renewing or self.over or self.loss is not None:
                 return None
-            ttl_ms = self.renewal_ms(now)
             if ttl_ms is not None:
                 self.renewing = True
                 self.touched = False
-                self.ceiling = min(self.ceiling, now + ttl_ms / 1000)
+                if now + ttl_ms / 1000 < self.ceiling:  # noqa: PLR1730  # no call under the mutex
+                    self.ceiling = now + ttl_ms / 1000
             return ttl_ms
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
@@ -280,8 +281,8 @@ class Lease:
             if certainly and not self.touched:
                 self.expires_at = expires_at
                 self.ceiling = math.inf
-            elif self.expires_at is not None:
-                self.expires_at = min(expires_at, self.expires_at)
+            elif self.expires_at is not None and expires_at < self.expires_at:
+                self.expires_at = expires_at
 
     @contextlib.contextmanager
     def prolonged_by_hand(self, owner: _Expiring, new_ttl_ms: int | None) -> Iterator[None]:
@@ -296,18 +297,18 @@ class Lease:
             new_ttl_ms: the ttl that the request sets, in milliseconds; None: the request adds to the ttl.
         """
         begun = False
+        cut_to = math.inf if new_ttl_ms is None else clock() + new_ttl_ms / 1000
         try:
             with mutex.lock:
-                begun = True
                 if not (self.renewing or self.troubled):
                     self.ceiling = math.inf
-                self.busy += 1
+                self.busy, begun = self.busy + 1, True
                 self.touched = True
                 # Where others prolong it too, their `expiry` has been set already.
                 if self.busy == 1 and owner.expiry != (self.token, self.expires_at):
                     owner.expiry = (self.token, self.expires_at)
-                if new_ttl_ms is not None and self.expires_at is not None:
-                    self.expires_at = min(self.expires_at, clock() + new_ttl_ms / 1000)
+                if self.expires_at is not None and cut_to < self.expires_at:
+                    self.expires_at = cut_to
             yield
         except LockNotOwnedError:
             owner.expiry = (self.token, self.expires_at)  # the new ttl may have been set, and have ended since
@@ -318,4 +319,4 @@ class Lease:
                     self.busy -= 1
                     token, expires_at = owner.expiry
                     if self.loss is None and token == self.token and expires_at is not None:
-                        self.expires_at = min(expires_at, self.ceiling)
+                        self.expires_at = expires_at if expires_at < self.ceiling else self.ceiling  # noqa: FURB136

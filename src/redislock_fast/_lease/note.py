@@ -69,12 +69,15 @@ class Note:
     def make(self) -> Lease | None:
         """The lease of what is held, for its owner; None where nothing is held."""
         held = self.held
-        fresh = None if held is None else Lease(self.lock, *held)
+        fresh = None if held is None else self._new_lease(held)
         with mutex.lock:
             if self.lease is None and fresh is not None:
                 fresh.over = self.over
-                self._install(fresh)
-            return self.lease
+                self.lease, fresh = fresh, None
+            lease = self.lease
+        if fresh is not None:  # the renewer was faster
+            fresh.counted = None
+        return lease
 
     def look(self) -> Lease | None:
         """The lease of what is held, for the renewer; None where nothing is held, or its release has begun."""
@@ -82,20 +85,23 @@ class Note:
         held = self.held
         if held is None:
             return None
-        fresh = Lease(self.lock, *held)
+        fresh = self._new_lease(held)
         with mutex.lock:
             if self.lease is None:
-                self._install(fresh)
+                self.lease = fresh
                 if self.over or self.held is not held:
                     self.lease = None
-                    fresh.counted = None
-            return self.lease
+            lease = self.lease
+        if lease is not fresh:
+            fresh.counted = None
+        return lease
 
-    def _install(self, lease: Lease) -> None:
-        """Have what is held go by this lease. Observers count the lock as held already."""
+    def _new_lease(self, held: Held) -> Lease:
+        """The lease of what is held. Observers count the lock as held already."""
+        lease = Lease(self.lock, *held)
         if lease.options.observers:
             lease.counted = self.counted
-        self.lease = lease
+        return lease
 
     def count(self, observers: Iterable[Any], name: str | bytes) -> None:
         """Have observers count the lock as held."""

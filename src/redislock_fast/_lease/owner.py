@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.prolonging import Prolonging, Prolongings, mutex
+from redislock_fast._lease.prolonging import Prolonging, Prolongings
 from redislock_fast._protocol import commands
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._util import patching
@@ -97,6 +98,7 @@ class Owner:
     cached: CachedKey | None = None
     forgotten_by: dict[Any, Any] | None = None
     is_shared = False  # whether callers may use it at the same time: then no acquire is noted in `note`
+    book_mutex: AbstractContextManager[Any] = nullcontext()  # for `prolongings` and `booked`: of a shared owner alone
 
     @property
     def lease(self) -> Lease | None:
@@ -150,7 +152,7 @@ class Owner:
 
         Other callers that share the owner may do so at the same time. `prolonged` notes the end of the request.
         """
-        with mutex.lock:
+        with self.book_mutex:
             book = self.prolongings
             if book is None or book.token != token or not book.under_way:
                 book = self.prolongings = Prolongings(token, self.expires_at(token))
@@ -162,7 +164,7 @@ class Owner:
 
     def prolonged(self, one: Prolonging, operation: Extend | Reacquire, added_ms: int = 0) -> None:
         """Note that the request has ended: it was executed, was not executed, or has an unknown outcome."""
-        with mutex.lock:
+        with self.book_mutex:
             book = self.prolongings
             if book is None or one not in book.under_way:  # the owner has another token now
                 return
@@ -285,6 +287,9 @@ class SharedOwner(Owner, SimpleNamespace):
     """The one owner of all threads or tasks that share the lock object."""
 
     is_shared = True
+
+    def __init__(self) -> None:
+        super().__init__(book_mutex=threading.RLock())  # a signal handler of the thread that has it may enter it again
 
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 

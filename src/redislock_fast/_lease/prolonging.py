@@ -9,8 +9,11 @@ The times and the order in which the server executes the requests are not known.
 - A request that adds and is sent again because its reply did not come may cut the lease to the end that it computed
   first. So may a request without scripts, which sets the end that it has computed.
 
-Thread safety: all callers that share an owner begin and end requests, under one mutex for all owners, which a
-finalizer or a signal handler of the same thread may enter again. A forked child has another one.
+Thread safety: all callers that share an owner begin and end requests, under the owner's mutex.
+
+`mutex` is for the few fields of leases that their owners and the renewer change. No call is made under it: so no signal
+handler, finalizer or other thread runs Python code while a thread has it (CPython looks for them in calls and loops
+alone), and none can wait for it. A forked child has another one.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class Prolonging:
 
 
 class Prolongings:
-    """The requests under way that prolong one lease. To be used under the mutex.
+    """The requests under way that prolong one lease. To be used under the mutex of the owner.
 
     Args:
         token: the lease's token.

@@ -128,11 +128,12 @@ class Record(weakref.ref[Lease]):
 
 def record_of(lease: Lease, dropped: Callable[[Any], None]) -> Record:
     """The renewer's reference to a lease. It is made now, unless another thread has just made it."""
+    fresh = None if lease.record is not None else Record(lease, dropped)
     with mutex.lock:
         if lease.record is None:
-            lease.record = Record(lease, dropped)
+            lease.record = fresh
         record: Record = lease.record
-        return record
+    return record
 
 
 def warn_of_drop(key: bytes) -> None:
@@ -150,10 +151,10 @@ class Schedule:
     Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
     removing take one dict operation, and leases are renewed in batches.
 
-    Thread safety: the thread that has the renewer's lock, or runs its loop, uses it. A finalizer may interrupt
-    that thread; it only adds or removes a record of its own. Any thread may call `list_note`: it first appends the note
-    and then reads `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the notes. So the
-    renewer sees the note, or is told when to look.
+    Thread safety: the renewer's thread uses it, or that of its loop. A finalizer may interrupt that thread; it only
+    adds or removes a record of its own. Any thread may call `list_note`: it first appends the note and then reads
+    `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the notes. So the renewer sees
+    the note, or is told when to look.
 
     Attributes:
         looks_at: when the renewer will next take the leases that are due, in the clock's seconds; `math.inf`: never.

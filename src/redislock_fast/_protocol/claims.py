@@ -65,6 +65,12 @@ class Claims:
                 claim.under_way += 1
                 operation.claim = claim
 
+    def adapt(self) -> None:
+        """After a patch of `threading`: take mutexes of the kind that is in force now."""
+        self.mutex = threading.RLock()
+        for claim in self.open.values():
+            claim.mutex = threading.RLock()
+
 
 class Claim:
     """Whether acquires with one key and one token have taken the key although no caller owns the lock.

@@ -45,8 +45,11 @@ class Cleanup:
         """Whether the client is gone, so that nothing can be sent any more."""
 
     @abstractmethod
-    def _start_cleanup(self) -> None:
-        """Make sure that the cleanup runs in the background."""
+    def _start_cleanup(self) -> bool:
+        """Make sure that the cleanup runs in the background. Returns False where no thread can be started for it."""
+
+    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Post the cleanup where there is a connection: nothing will run in the background."""
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
@@ -63,6 +66,14 @@ class Cleanup:
             unanswered: the connections on which a request left without an answer.
             failed: whether the caller gets an error.
         """
+        try:
+            self._tidy(operation, unanswered, failed)
+        except BaseException as interrupt:  # another one: mostly, the first one is the reason for the cleanup
+            if not isinstance(interrupt.__context__, Forked):
+                self._tidy(operation, unanswered, failed)
+            raise
+
+    def _tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         claim, operation.claim = operation.claim, None
         if claim is not None:
             claim.end(operation.result)
@@ -76,10 +87,19 @@ class Cleanup:
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has confirmed it."""
+        try:
+            self._begin_cleanup(entries)
+        except BaseException as interrupt:  # as above
+            if not isinstance(interrupt.__context__, Forked):
+                self._begin_cleanup(entries)
+            raise
+
+    def _begin_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
         if not entries or isinstance(sys.exc_info()[1], Forked):  # a call that a fork ends here goes on in the parent
             return
         self._pending_cleanup += entries
-        self._start_cleanup()
+        if not self._start_cleanup():
+            self.post_cleanup(entries)
 
     @property
     def idle(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from redislock_fast import LossReason
 from redislock_fast.server import Server
 from tests.integration.batch.conftest import MakeLocker
 from tests.support.clusters import Cluster
-from tests.support.helpers import wait_until
+from tests.support.helpers import no_threads, wait_until
 from tests.support.holding import until_passed
 from tests.support.worlds import World
 
@@ -209,18 +208,11 @@ def test_impossible_options_are_refused_before_anything_is_sent(
 
 
 def test_a_batch_for_which_no_renewing_thread_starts_is_not_held(
-    world: World, make_locker: MakeLocker, valkey: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    world: World, make_locker: MakeLocker, valkey: Server, client: redis.Redis
 ) -> None:
     if not world.in_threads:
         pytest.skip("asyncio renews in the loop")
-    locker, start = make_locker(valkey.port), threading.Thread.start
-
-    def fail_for_renewal(thread: threading.Thread) -> None:
-        if thread.name == "redislock_fast-renewal":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail_for_renewal)
-    with pytest.raises(RuntimeError, match="can't start"):
+    locker = make_locker(valkey.port)
+    with no_threads(), pytest.raises(RuntimeError, match="can't start"):
         locker.acquire_many(NAMES, 60, auto_renew=True)
     wait_until(lambda: client.keys("?") == [], "nothing is held")

@@ -25,7 +25,7 @@ from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import in_loop
-from tests.support.helpers import in_fork, run_script, signals_handled_by, start, wait_until
+from tests.support.helpers import in_fork, no_threads, run_script, signals_handled_by, start, wait_until
 from tests.support.transports import end_idle_renewers
 
 _TTL_S = 1.2
@@ -76,20 +76,13 @@ def test_a_thread_that_ends_while_a_lock_comes_leaves_none_behind(
     assert all(work.result(30) for work in [start(lambda number=number: hold(number)) for number in range(4)])  # type: ignore[misc]
 
 
-def test_a_loss_is_told_where_no_thread_can_be_started(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_told_where_no_thread_can_be_started(client: redis.Redis) -> None:
     told: list[LossReason] = []
     lock = Lock(client, "name", timeout=_TTL_S, auto_renew=True, on_lost=lambda _, reason: told.append(reason))
     assert lock.acquire(blocking=False)
-    real_start = threading.Thread.start
-
-    def fail_for_losses(thread: threading.Thread) -> None:
-        if thread.name == "redislock_fast-lost":
-            raise RuntimeError("can't start new thread")
-        real_start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail_for_losses)
-    client.delete("name")
-    wait_until(lambda: told, "the loss is told")
+    with no_threads():
+        client.delete("name")
+        wait_until(lambda: told, "the loss is told")
     assert [LossReason.DELETED] == told
 
 

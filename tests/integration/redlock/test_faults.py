@@ -194,21 +194,6 @@ def test_dead_majority_is_a_connection_error_until_it_is_back(fleet: Fleet, make
     lock.release()
 
 
-@IN_THREADS
-def test_no_thread_to_connect_with_is_a_connection_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = make(limit=SHORT_S)
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(redis.ConnectionError, match="can't start new thread"):
-            lock.acquire(blocking=False)
-    assert lock.acquire(blocking_timeout=PATIENCE_S) is True
-    lock.release()
-
-
 def test_waiter_outlives_a_majority_that_comes_back_in_time(world: World, fleet: Fleet, make: Make) -> None:
     lock = make(limit=SHORT_S, sleep=0.01, thread_local=False)
     with freezing(*fleet[:3]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from redislock_fast import LockLostError, LossReason, Redlock
 from redislock_fast.server import Server
 from tests.integration.holding.conftest import Held
 from tests.integration.holding.test_holding import renewers
-from tests.support.helpers import in_thread, wait_until
+from tests.support.helpers import in_thread, no_threads, wait_until
 from tests.support.holding import (
     KEPT_S,
     LONG_S,
@@ -289,21 +288,10 @@ def test_lock_is_not_waited_for_by_its_owner(fleet: Fleet) -> None:
         assert lock.owned()
 
 
-def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet) -> None:
     lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
-    with Redlock(lock.servers, "other", timeout=FAR_S):
-        pass  # which connects, by threads
-    real_start = threading.Thread.start
-
-    def fail_for_renewals(thread: threading.Thread) -> None:
-        if thread.name == "redislock_fast-renewal":
-            raise RuntimeError("can't start new thread")
-        real_start(thread)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail_for_renewals)
-        with pytest.raises(RuntimeError, match="start new thread"):
-            lock.acquire()
+    with no_threads(), pytest.raises(RuntimeError, match="start new thread"):
+        lock.acquire()
     assert (lock.local.token, lock.local.lease) == (None, None)
     wait_until_free(fleet)
     with lock:

@@ -23,8 +23,8 @@ class Waiting(Cleanup):
     def _is_owner_gone(self) -> bool:
         return False
 
-    def _start_cleanup(self) -> None:
-        pass
+    def _start_cleanup(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(

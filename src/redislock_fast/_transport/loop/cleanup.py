@@ -92,12 +92,13 @@ class LoopCleanup(ServerTransport[AsyncConnection]):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _start_cleanup(self) -> None:
+    def _start_cleanup(self) -> bool:
         if self._cleaner is None or self._cleaner.done():
             # The task keeps no server transport alive, except for its first attempt.
             self._end.kept[self] = self._owner()
             self._cleaner = cleaner = self._start(_clean_up_in_background(weakref.ref(self)))
             cleaner.add_done_callback(partial(_clean_up_again, weakref.ref(self)))
+        return True
 
     async def _clean_up_before(self, operation: Operation, attempts: Attempts) -> None:
         """Clean up what an earlier operation left with a key and token that this one is about to set."""

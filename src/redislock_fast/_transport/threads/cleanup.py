@@ -4,7 +4,8 @@ It also reads the late replies to acquires with a caller's own token: they say w
 
 Thread safety: entries are removed from `_pending_cleanup` under `_cleaning_up`, which a signal handler or
 finalizer of the same thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods
-of set alone.
+of set alone. `has_cleaner` is set before a thread is started, and cleared by a thread that ends; two threads at once,
+after a race or an interrupt, do no harm.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, NoReply, R
 from redislock_fast._protocol.claims import Claim, Claims, Heard
 from redislock_fast._protocol.operation import Exchange, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._util import patching
+from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]
@@ -42,14 +44,18 @@ class ThreadCleanup(ServerTransport[Connection]):
 
     Args:
         owner: the connection pool of the server.
+
+    Attributes:
+        has_cleaner: whether a thread cleans up, or is being started for that.
     """
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.inside: set[int] = set()  # idents of the threads that drive an operation
         self._cleaning_up = threading.RLock()
-        self._cleaner: threading.Thread | None = None
+        self.has_cleaner = False
         self._unheard: set[Connection] = set()
+        _cleaned_at_exit.add(self)
 
     @abstractmethod
     def run(self, operation: Exchange, limit_s: float | None, unanswered: list[Connection]) -> None:
@@ -82,19 +88,22 @@ class ThreadCleanup(ServerTransport[Connection]):
     def may_rest(self) -> bool:
         """Whether the cleanup thread may end. Once this has returned True, a later cleanup starts another thread."""
         if self.idle:
-            self._cleaner = None  # before the second check: what was left before this has relied on this thread
+            self.has_cleaner = False  # before the second check: what was left before this has relied on this thread
         return self.idle
 
-    def clean_up_some(self) -> bool:
-        """Clean up the oldest entries. Returns False when the server could not be asked."""
-        with self._cleaning_up:
-            all_heard = self._hear_late()
+    def clean_up_some(self, limit_s: float = CLEANUP_LIMIT_S) -> bool:
+        """Clean up the oldest entries, within `limit_s` seconds. Returns False when the server could not be asked."""
+        deadline = clock() + limit_s
+        if not self._cleaning_up.acquire(timeout=limit_s):
+            return False
+        try:
+            all_heard = self._hear_late(deadline)
             if not self._pending_cleanup:
                 return all_heard
             cleaning_up = self._next_cleanup()
             unanswered: list[int] = []
             try:
-                self.run(cleaning_up, CLEANUP_LIMIT_S, [])
+                self.run(cleaning_up, max(deadline - clock(), 0.0), [])
             except Redirected:
                 pass  # no retry mends that: the locks end with their ttl
             except Exception:  # any: connecting runs users' code, too, for example for credentials
@@ -104,20 +113,37 @@ class ThreadCleanup(ServerTransport[Connection]):
             del self._pending_cleanup[: len(cleaning_up)]
             self._pending_cleanup += postponed
             return all_heard and not postponed
+        finally:
+            self._cleaning_up.release()
 
-    def _start_cleanup(self) -> None:
-        cleaner = self._cleaner
-        if cleaner is None or not cleaner.is_alive():
-            # Two threads at once, after a race, do no harm. The thread keeps no server transport alive.
-            cleaner = threading.Thread(
-                target=_clean_up_in_background, args=(weakref.ref(self),), name="redislock_fast-cleanup", daemon=True
-            )
-            self._cleaner = cleaner
-            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-                cleaner.start()
-                _cleaners.add(cleaner)
+    def finish_cleanup(self, deadline: float) -> None:
+        """Clean up until nothing is left, in this thread too, or until this time of the clock."""
+        while not self.idle and (left_s := deadline - clock()) > 0:
+            if not self.clean_up_some(min(left_s, CLEANUP_LIMIT_S)):
+                time.sleep(min(left_s, CLEANUP_FIRST_S))
 
-    def _hear_late(self) -> bool:
+    def _start_cleanup(self) -> bool:
+        if self.has_cleaner:
+            return True
+        self.has_cleaner = True
+        try:
+            start_thread("cleanup", _clean_up_in_background, weakref.ref(self))  # it keeps no server transport alive
+        except BaseException as error:  # none can be started; or an interrupt, perhaps just after it was started
+            self.has_cleaner = False
+            if not isinstance(error, RuntimeError):
+                raise
+            return False
+        return True
+
+    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Post the cleanup on the connection, if there is one. Nobody waits for the replies."""
+        connection = self.connection
+        if connection is not None:
+            with contextlib.suppress(ConnectionBroken):
+                for request in cleanup_requests(connection.capabilities, entries):
+                    self.post(connection, request)
+
+    def _hear_late(self, deadline: float) -> bool:
         """Read the connections with replies that no caller waits for. Returns False if some replies are missing.
 
         Replies come in order, so all of them have been read once the reply to a later request is there.
@@ -129,7 +155,7 @@ class ThreadCleanup(ServerTransport[Connection]):
             while self._unheard:
                 connection = self._unheard.pop()
                 try:
-                    connection.pipe.call((b"PING",), CLEANUP_LIMIT_S)
+                    connection.pipe.call((b"PING",), max(deadline - clock(), 0.0))
                 except NoReply:
                     silent.append(connection)
                 except ConnectionBroken:
@@ -160,6 +186,7 @@ class ThreadCleanup(ServerTransport[Connection]):
 
     def _forget_cleanup(self) -> None:
         """In a forked child: leave to the parent what is to be cleaned up."""
+        self.has_cleaner = False
         self._cleaning_up = threading.RLock()
         self._pending_cleanup.clear()
         self._endings.clear()
@@ -169,23 +196,32 @@ class ThreadCleanup(ServerTransport[Connection]):
     def _adapt_cleanup(self) -> None:
         """After a patch: take locks of the kind that is in force now, and leave the former thread."""
         self._cleaning_up = threading.RLock()
-        self._cleaner = None
-        self.claims.mutex = threading.RLock()
+        self.has_cleaner = False
+        self.claims.adapt()
 
 
-_cleaners: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_cleaned_at_exit: weakref.WeakSet[ThreadCleanup] = weakref.WeakSet()
 
 
 @atexit.register
 def _finish_cleanup() -> None:
-    """Wait for the cleanup: a program may be interrupted at the very moment at which it is granted a lock."""
+    """Finish the cleanup: a program may be interrupted at the very moment at which it is granted a lock."""
     deadline = clock() + _EXIT_LIMIT_S
-    for cleaner in list(_cleaners):
-        cleaner.join(max(deadline - clock(), 0.0))
+    for server in list(_cleaned_at_exit):
+        server.finish_cleanup(deadline)
 
 
 @patching.own_thread
 def _clean_up_in_background(server_ref: weakref.ref[ThreadCleanup]) -> None:
+    try:
+        _clean_up_again_and_again(server_ref)
+    finally:
+        server = server_ref()
+        if server is not None:
+            server.has_cleaner = False
+
+
+def _clean_up_again_and_again(server_ref: weakref.ref[ThreadCleanup]) -> None:
     in_force = patching.in_force
     delay_s = CLEANUP_FIRST_S
     while delay_s < CLEANUP_LAST_S and patching.in_force is in_force:

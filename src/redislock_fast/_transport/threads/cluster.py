@@ -9,7 +9,6 @@ Thread safety: as in `_transport/threads/server.py`; a cluster and its nodes sha
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from redislock_fast._transport.routing import (
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import patching
+from redislock_fast._transport.threads.starting import Task
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
@@ -143,7 +143,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         owner: redis-py's cluster client, which holds the topology.
     """
 
-    _reading: threading.Thread | None = None  # not alive in a forked child
+    _reading: Task | None = None
 
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished.
@@ -223,6 +223,14 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
             if not was_inside:
                 self.inside.discard(thread)
 
+    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Post the cleanup on the connections of the nodes that have the slots now, as far as there are any."""
+        for entry in entries:
+            with contextlib.suppress(RedisError):  # the client is gone, or knows of no node
+                node = self._node_of(entry[0])
+                if node is not None:
+                    node.post_cleanup([entry])
+
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by node."""
         return indexes_by_node(self._live_owner(), keys)
@@ -251,16 +259,17 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
     def _read_topology(self, client: Any, limit_s: float | None) -> None:
         """Wait for a thread in which redis-py reads the topology. It goes on when the caller stops waiting.
 
-        redis-py asks one node after the other, and waits for each by the client's `socket_timeout`.
+        redis-py asks one node after the other, and waits for each by the client's `socket_timeout`. Where no thread can
+        be started, the caller reads, and waits as long.
         """
         reading = self._reading
-        if reading is None or not reading.is_alive():  # two threads at once, after a race, do no harm
-            reading = threading.Thread(target=_read, args=(client,), name="redislock_fast-topology", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-                reading.start()
-                self._reading = reading
-        if reading.is_alive():
-            reading.join(limit_s)
+        if reading is None or reading.is_over:  # two threads at once, after a race, do no harm
+            try:
+                self._reading = reading = Task("topology", patching.own_thread(_read), client)
+            except RuntimeError:
+                _read(client)
+                return
+        reading.wait(limit_s)
 
     def _node_of(self, key: bytes) -> _Node | None:
         client = self._live_owner()
@@ -272,7 +281,6 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))
 
 
-@patching.own_thread
 def _read(client: Any) -> None:
     with contextlib.suppress(RedisError, RedisClusterException, OSError):  # then the known topology is used
         client.nodes_manager.initialize()

@@ -5,7 +5,7 @@ after the other until the outcome is certain. It begins with the servers for whi
 long for none before it has looked at the others. So a slow or silent server costs nothing unless its vote is needed.
 
 A thread of its own connects to a server without a connection. A caller waits for that at most until its round ends.
-After a failure, connecting is not tried again at once.
+Where no thread can be started, the caller connects. After a failure, connecting is not tried again at once.
 
 A release returns when a majority has answered. The next caller reads the missing replies, or else a thread does; see
 `_LateReplies`.
@@ -14,7 +14,6 @@ A release returns when a majority has answered. The next caller reads the missin
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -29,11 +28,13 @@ from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import patching
+from redislock_fast._transport.threads.starting import Task
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadQuorum"]
 
 _CONNECT_LIMIT_S = 5.0
+_CONNECT_ALONE_S = 0.5  # in the calling thread, for each server, where no other thread can be started
 _STALE_AFTER_S = 0.01
 _FIRST_SLICE_S = 0.001
 _SLICE_GROWTH = 4
@@ -184,43 +185,37 @@ def _wait(vote: Vote, slice_s: float, ends_at: float) -> bool:
 def _connected(server: ThreadServerTransport, wait_until: float) -> Connection | None:
     """The server transport's connection. A missing one is made in the background; this waits for it until then."""
     server.leave_if_broken()
-    connection = server.connection
-    if connection is None:
+    if server.connection is None:
         opening = _opening(server)
-        if opening is not None:
-            left_s = wait_until - clock()
-            if left_s > 0:
-                opening.join(left_s)
-            connection = server.connection
-    return connection
+        left_s = wait_until - clock()
+        if opening is not None and left_s > 0:
+            opening.wait(left_s)
+    return server.connection
 
 
-def _opening(server: ThreadServerTransport) -> threading.Thread | None:
-    """The thread that connects; None while a failure is too recent."""
+def _opening(server: ThreadServerTransport) -> Task | None:
+    """The thread that connects; None while a failure is too recent, and where the caller had to connect by itself."""
     health = server.health
-    opening: threading.Thread | None = health.opening
-    if opening is not None and opening.is_alive():
+    opening: Task | None = health.opening
+    if opening is not None and not opening.is_over:
         return opening
     if health.backs_off(clock()):
         return None
     # Two threads at once, after a race, do no harm: the server transport connects once.
-    opening = threading.Thread(target=_open, args=(weakref.ref(server),), name="redislock_fast-connect", daemon=True)
     health.trouble = None
-    health.opening = opening
     try:
-        opening.start()
-    except RuntimeError as error:  # no thread can be started while the interpreter ends
-        health.failed(ConnectionError(str(error)), clock())
+        health.opening = opening = Task("connect", patching.own_thread(_open), weakref.ref(server), _CONNECT_LIMIT_S)
+    except RuntimeError:
+        _open(weakref.ref(server), _CONNECT_ALONE_S)
         return None
     return opening
 
 
-@patching.own_thread
-def _open(server_ref: weakref.ref[ThreadServerTransport]) -> None:
+def _open(server_ref: weakref.ref[ThreadServerTransport], limit_s: float) -> None:
     server = server_ref()
     if server is not None:
         try:
-            server.connect(clock() + _CONNECT_LIMIT_S)
+            server.connect(clock() + limit_s)
         except Exception as error:
             server.health.failed(error, clock())
         else:
@@ -233,8 +228,8 @@ class _LateReplies(patching.Adaptable):
     A release whose connection broke is done again in the background. The thread stays for `_LINGER_S`, so that the next
     release need not start another.
 
-    Thread safety: any thread assigns `_until` and `_thread`, each as a whole. A caller assigns `_until` and then
-    reads `_thread`; the thread that ends does so the other way round.
+    Thread safety: any thread assigns `_until` and `_reading`, each as a whole. A caller assigns `_until` and then
+    reads `_reading`; the thread that ends does so the other way round.
 
     Args:
         servers: the server transports. They are not kept alive.
@@ -243,27 +238,26 @@ class _LateReplies(patching.Adaptable):
     def __init__(self, servers: Sequence[ThreadServerTransport]) -> None:
         self._refs = [weakref.ref(server) for server in servers]
         self._until = 0.0
-        self._thread: threading.Thread | None = None
+        self._reading: Task | None = None
         patching.adapt_later(self)
 
     def resume(self) -> None:
-        if self._thread is not None:
+        if self._reading is not None:
             self._start()
 
     def expect(self, servers: Sequence[ThreadServerTransport]) -> None:
         """Read what has come, and have a thread read the replies that are still owed."""
         if any(server.health.owed for server in servers):
             self._until = clock() + _LINGER_S
-            thread = self._thread
-            # After a fork the thread is dead. Starting one takes longer than a whole release.
-            if (thread is None or not thread.is_alive()) and [server for server in servers if _owes(server)]:
+            reading = self._reading
+            # Starting a thread takes longer than a whole release.
+            if (reading is None or reading.is_over) and [server for server in servers if _owes(server)]:
                 self._start()
 
     def _start(self) -> None:
-        # Two threads at once, after a race, do no harm.
-        self._thread = thread = threading.Thread(target=self._run, name="redislock_fast-late-replies", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
-            thread.start()
+        # Two threads at once, after a race, do no harm. Where none can be started, the next caller reads.
+        with contextlib.suppress(RuntimeError):
+            self._reading = Task("late-replies", self._run)
 
     @patching.own_thread
     def _run(self) -> None:
@@ -274,7 +268,7 @@ class _LateReplies(patching.Adaptable):
             if patching.in_force is not in_force:
                 return
             owing = [ref for ref in self._refs if _owes(ref())]
-        self._thread = None
+        self._reading = None
         if clock() < self._until:
             self._start()
 

@@ -1,7 +1,15 @@
 """Renewal for threads: one thread for each server, while locks are held there whose options need it.
 
-Thread safety: any thread uses the schedule and `_thread`, under `_turn`, which a finalizer of the same thread may
-enter again.
+Thread safety: the renewer's thread alone uses the schedule, except `list_note`, and assigns `looks_at`. Any thread
+appends a record to `_changed`, or lists a note, then reads `looks_at`, and where that is too late, appends its own time
+to `_asked` and wakes the renewer's thread. That one first sets `looks_at` to `math.inf`, and then looks at the records
+and notes. So it sees what was changed, or is asked. `_woken` is a lock of the system, which each thread may release:
+the renewer's thread sleeps on it. Of the threads that could start one, the one that takes out the entry of `_may_start`
+does; a thread that ends puts it back, and then looks once more. Of two threads that were started because of an
+interrupt, one takes the entry of `_may_work`.
+
+There is no mutex: a signal handler may interrupt a thread at any line, and wait for a lock that another thread cannot
+release without this renewer; and an interrupt must not leave it taken.
 
 Each `on_lost` callback runs in a thread of its own: it may block, so no renewal and no other callback may wait for it.
 In a pool, blocked callbacks would use up the threads, and a thread would keep the locks that a callback has acquired.
@@ -17,6 +25,7 @@ import math
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -40,12 +49,16 @@ from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork, patching
+from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
 __all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_CHANGED = 1024
+"""After so many changes, the thread looks at them: they take memory."""
 
 _LINGER_S = 1.0  # how long the thread lives on with nothing to do: longer than a thread takes to start
 
@@ -71,77 +84,100 @@ class Renewer(patching.Adaptable):
 
     def forget(self) -> None:
         """In a forked child: drop all leases, which the parent renews."""
-        self._turn = threading.Condition()
         self._schedule = Schedule()
-        self._thread: threading.Thread | None = None
+        self._changed: deque[Record] = deque()
+        self._asked: deque[float] = deque()
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._woken = threading.Lock()
+        self._woken.acquire()
+        self._may_start = [None]
+        self._may_work = [None]
+        self._schedule.looks_at = math.inf
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError), self._turn:  # eventlet gives a condition that it finds another lock
-            self._turn.notify_all()
+        """Wake the thread, if it sleeps."""
+        try:  # noqa: SIM105  # `suppress` is Python code, which an interrupt may end before the release
+            self._woken.release()
+        except RuntimeError:  # it is awake already
+            pass
 
     def adapt(self) -> None:
-        self._turn = threading.Condition()
+        self._make_locks()
 
     def resume(self) -> None:
-        if self._thread is not None:
-            self._thread = None
-            self._change(self._look_by, 0.0)
+        if self._changed or self._schedule.has_listed or self._schedule.next_at() is not None:
+            self._look_by(0.0)
 
     def keep(self, lease: Lease) -> None:
-        """Renew a lease and watch it from now on, or from its new time on."""
-        record_of(lease, self._dropped)
-        self._change(self._add, lease)
+        """Renew a lease and watch it from now on, or from its new time on.
+
+        Raises:
+            RuntimeError: no thread can be started for that.
+        """
+        self._changed.append(record_of(lease, self._dropped))
+        self._look_by(due_at(lease, clock()))
 
     def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
-        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
+        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`.
+
+        Raises:
+            RuntimeError: as for `keep`.
+        """
         note.renewer, note.listed_ms = self, ttl_ms
         look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
         if look_by is not None:
-            self._change(self._look_by, look_by)
-
-    def _change(self, change: Callable[..., None], *args: Any) -> None:
-        """Change the schedule, and see to it that a thread works by it."""
-        thread: threading.Thread | None = None
-        try:
-            with self._turn:
-                change(*args)
-                if self._thread is None:
-                    thread = self._thread = threading.Thread(
-                        target=self._work, name="redislock_fast-renewal", daemon=True
-                    )
-            if thread is not None:  # not under `_turn`: a finalizer in the new thread may wait for that
-                thread.start()
-        except BaseException:
-            if thread is not None:
-                self._thread = None  # the next call tries again
-                self._schedule.looks_at = math.inf
-            raise
-
-    def _look_by(self, look_by: float) -> None:
-        if look_by < self._schedule.looks_at:
-            self._schedule.looks_at = look_by
-            self._turn.notify()
-
-    def _add(self, lease: Lease) -> None:
-        record = lease.record
-        if record.is_over:
-            return
-        if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
-            self._look_by(record.ticks / 1000)
+            self._look_by(look_by)
 
     def let_go(self, lease: Lease) -> None:
         """Stop the renewal of a lease, for ever."""
         record = record_of(lease, self._dropped)
         record.is_over = True
-        with self._turn:
-            self._schedule.remove(record)
+        self._forget_soon(record)
 
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
-        with self._turn:
-            self._schedule.remove(record)  # it may be the last reference to other objects
+        self._forget_soon(record)
         self.drop(record.key, record.entry)
+
+    def _forget_soon(self, record: Record) -> None:
+        """Have the thread take a record out of the schedule when it looks next, or now if there are many."""
+        self._changed.append(record)
+        if len(self._changed) >= _MOST_CHANGED:
+            self._ask(0.0)
+
+    def _look_by(self, look_by: float) -> None:
+        """Have a thread look by then at what was changed before this call."""
+        if look_by < self._schedule.looks_at:
+            self._start()
+            self._ask(look_by)
+
+    def _ask(self, look_by: float) -> None:
+        try:
+            self._asked.append(look_by)
+            self.wake()
+        except BaseException:  # an interrupt
+            self.wake()
+            raise
+
+    def _takes_start(self) -> bool:
+        try:
+            self._may_start.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _start(self) -> None:
+        """Start a thread if there is none."""
+        if not self._takes_start():
+            return
+        try:
+            start_thread("renewal", self._work)
+        except BaseException:  # none can be started; or an interrupt, perhaps just after it was started
+            self._may_start[:] = [None]
+            raise
 
     def drop(self, key: bytes, entry: Any) -> None:
         """Clean up a lock whose object was dropped without a release, and warn."""
@@ -157,39 +193,75 @@ class Renewer(patching.Adaptable):
     @patching.own_thread
     def _work(self) -> None:
         in_force = patching.in_force
+        is_left = True
+        while is_left:
+            try:
+                self._may_work.pop()
+            except IndexError:
+                return
+            try:
+                self._schedule.looks_at = clock() + _LINGER_S
+                self._sleep(in_force)
+                self._look_again_and_again(in_force)
+            finally:
+                self._schedule.looks_at = math.inf
+                self._may_work[:] = self._may_start[:] = [None]
+            if patching.in_force is not in_force:  # `resume` starts another thread
+                return
+            # What a thread has changed that has seen this one working:
+            is_left = (len(self._changed) > 0 or self._schedule.has_listed) and self._takes_start()
+
+    def _look_again_and_again(self, in_force: Any) -> None:
         schedule = self._schedule
         was_idle = False
-        with self._turn:
-            self._wait(None, in_force)
         while patching.in_force is in_force:
-            schedule.looks_at = math.inf  # before it looks at the notes: a thread that lists one now tells when to look
-            is_idle = not schedule.has_listed
-            noted = list(schedule.noted())  # not under `_turn`, which a finalizer may want under `mutex`
-            for lease in noted:
+            schedule.looks_at = math.inf  # before it looks: a thread that changes something now asks for another look
+            self._asked.clear()
+            is_idle = not (schedule.has_listed or self._changed)
+            for lease in schedule.noted():
                 record_of(lease, self._dropped)
-            with self._turn:
-                for lease in noted:
-                    self._add(lease)
-                lease = noted = None  # type: ignore[assignment]  # else they would live until another lease is due
-                due = schedule.take(clock())
-                if not due:
-                    next_at = schedule.next_at()
-                    is_idle = is_idle and next_at is None and not schedule.has_listed
-                    if is_idle and was_idle:
-                        self._thread = None
-                        return
-                    was_idle = is_idle
-                    self._wait(next_at, in_force)
-                    continue
-            self._renew(due)
+                self._add(lease)
+            self._take_changes()
+            lease = None  # type: ignore[assignment]  # else it would live until another lease is due
+            due = schedule.take(clock())
+            if due:
+                self._renew(due)
+            else:
+                next_at = schedule.next_at()
+                is_idle = is_idle and next_at is None
+                if is_idle and was_idle:
+                    return
+                was_idle = is_idle
+                schedule.looks_at = clock() + _LINGER_S if next_at is None else next_at
+                self._sleep(in_force)
             del due  # as above
 
-    def _wait(self, next_at: float | None, in_force: Any) -> None:
-        """Wait until a lease is due at `next_at`, or an earlier look is asked for. None: linger."""
+    def _take_changes(self) -> None:
+        for _ in range(len(self._changed)):
+            record = self._changed[0]
+            lease = None if record.is_over else record()
+            if lease is None:
+                self._schedule.remove(record)
+            else:
+                self._add(lease)
+            self._changed.popleft()  # after all else: an interrupt before it forgets no record
+
+    def _add(self, lease: Lease) -> None:
+        """Schedule a lease, instead of at its earlier time."""
+        record = lease.record
+        if not record.is_over:
+            self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000)
+
+    def _sleep(self, in_force: Any) -> None:
+        """Sleep until it is time to look, until an earlier time for which another thread asks, or until a patch."""
         schedule = self._schedule
-        schedule.looks_at = min(clock() + _LINGER_S if next_at is None else next_at, schedule.looks_at)
-        while (left_s := schedule.looks_at - clock()) > 0 and patching.in_force is in_force:
-            self._turn.wait(min(left_s, threading.TIMEOUT_MAX))
+        while patching.in_force is in_force:
+            while self._asked:
+                schedule.looks_at = min(schedule.looks_at, self._asked.popleft())
+            left_s = schedule.looks_at - clock()
+            if left_s <= 0:
+                return
+            self._woken.acquire(timeout=min(left_s, threading.TIMEOUT_MAX))
 
     def _renew(self, due: list[Lease]) -> None:
         transport = self._transport()
@@ -201,9 +273,8 @@ class Renewer(patching.Adaptable):
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
-        with self._turn:
-            for lease in due:
-                self._add(lease)
+        for lease in due:
+            self._add(lease)
         self._clean_up(late)
         tell_in_background(losses)
 
@@ -228,16 +299,19 @@ def _tell_each(losses: list[LeaseLoss]) -> None:
 def _is_started(work: Callable[..., None], *args: Any) -> bool:
     """Start a thread for a callback; False where none can be started. As a daemon, it does not delay the exit."""
     try:
-        threading.Thread(target=work, args=args, name="redislock_fast-lost", daemon=True).start()
+        start_thread("lost", work, *args)
     except RuntimeError:
         return False
     return True
 
 
 def tell_wanted(lease: Lease) -> None:
-    """Call `on_wanted` for a lock that another caller waits for, in a thread of its own."""
-    if not _is_started(_call_on_wanted, lease):
-        _call_on_wanted(lease)
+    """Call `on_wanted` for a lock that another caller waits for, in a thread of its own.
+
+    Where no thread can be started, it is not called: this is the thread that reads for all callers, which must not
+    wait for what users' code waits for.
+    """
+    _is_started(_call_on_wanted, lease)
 
 
 def _call_on_wanted(lease: Lease) -> None:

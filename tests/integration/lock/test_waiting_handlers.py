@@ -1,0 +1,176 @@
+"""A signal handler that waits for a lock, at any place of a call: it gets the lock, and the call and all others go on.
+
+The lock is held by another thread of the process, which needs the same connection, renewer and registries to release
+it. Threads alone; the handlers run in the main thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from redislock_fast import Lock
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.interrupts import handled_at
+from tests.support.waiting import FAR_S, LATE, until_queued
+
+_REGISTRIES = (
+    "_procedures/waiters.py",
+    "_procedures/key_queue.py",
+    "_protocol/keys.py",
+    "_protocol/claims.py",
+    "_transport/base.py",
+)
+_LEASES = (
+    "_procedures/renewal.py",
+    "_lease/lease.py",
+    "_lease/note.py",
+    "_lease/owner.py",
+    "_lease/prolonging.py",
+    "_transport/threads/renewer.py",
+    "_transport/threads/starting.py",
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(100),
+    pytest.mark.skipif(sys.getprofile() is not None, reason="somebody else traces"),
+]
+
+
+class _Holder:
+    """A thread that holds a lock on options, and releases it when a handler wants it.
+
+    Args:
+        client: of the process, for all its threads.
+        admin: another client.
+    """
+
+    def __init__(self, client: redis.Redis, admin: redis.Redis) -> None:
+        self._client = client
+        self._admin = admin
+        self._wants, self._had = threading.Event(), threading.Event()
+        self._is_over = False
+        self._work = start(self._hold)
+        self.until_held()
+
+    def _lock(self) -> Lock:
+        return Lock(self._client, "second", timeout=FAR_S, sleep=0.01, thread_local=False, auto_renew=True)
+
+    def _hold(self) -> None:
+        while not self._is_over:
+            with self._lock() as lock:
+                lock.extend(FAR_S, replace_ttl=True)
+                assert self._wants.wait(PATIENCE_S)
+                self._wants.clear()
+            self._had.wait(PATIENCE_S)
+            self._had.clear()
+
+    def until_held(self) -> None:
+        """Return once the thread holds the lock."""
+        wait_until(lambda: self._admin.exists("second"), "the thread holds the lock")
+
+    def handle(self) -> None:
+        """Wait for the lock, as a signal handler of another thread."""
+        self._wants.set()
+        with self._lock():
+            pass
+        self._had.set()
+
+    def end(self) -> None:
+        """Have the thread end."""
+        self._is_over = True
+        self._wants.set()
+        self._had.set()
+        self._work.result(PATIENCE_S)
+
+
+@pytest.fixture
+def client(valkey: Server, connect: Connect) -> redis.Redis:
+    """The client of all threads, without any time limit."""
+    client = connect(valkey.port, socket_timeout=None)
+    with Lock(client, "name", timeout=FAR_S):  # connects
+        pass
+    return client
+
+
+@pytest.fixture
+def holder(client: redis.Redis, valkey_client: redis.Redis) -> Iterator[_Holder]:
+    """The thread that holds what the handlers wait for."""
+    holder = _Holder(client, valkey_client)
+    yield holder
+    holder.end()
+
+
+@pytest.fixture
+def reader(valkey_client: redis.Redis, client: redis.Redis) -> Iterator[None]:
+    """A thread that waits for a lock all the time, and so reads for all."""
+    other = Lock(valkey_client, "third", thread_local=False, **LATE)
+    assert other.acquire()
+    waiting = start(Lock(client, "third", thread_local=False, **LATE).acquire)
+    until_queued(valkey_client, "third", 1)
+    yield
+    other.release()
+    assert waiting.result(PATIENCE_S) is True
+
+
+def _handled_at_each_place(work: Callable[[], object], files: tuple[str, ...], holder: _Holder) -> int:
+    """Have a handler wait at each place of the work in turn. Returns how many places there are."""
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        holder.until_held()
+        place = handled_at(number, work, holder.handle, *files)
+    return number
+
+
+@pytest.mark.usefixtures("reader")
+def test_handler_may_wait_at_any_place_of_a_wait(
+    client: redis.Redis, valkey_client: redis.Redis, holder: _Holder
+) -> None:
+    def wait() -> None:
+        other = Lock(valkey_client, "name", thread_local=False, **LATE)
+        assert other.acquire()
+
+        def release() -> None:
+            until_queued(valkey_client, "name", 1)
+            other.release()
+
+        releasing = start(release)
+        with Lock(client, "name", **LATE):
+            pass
+        releasing.result(PATIENCE_S)
+
+    assert _handled_at_each_place(wait, _REGISTRIES, holder) > 30
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"auto_renew": True},
+        {"auto_renew": True, "thread_local": False},
+        {"auto_renew": True, "linger": 0.05},
+        {"token": "mine"},
+    ],
+    ids=str,
+)
+def test_handler_may_wait_at_any_place_of_an_acquire_extend_and_release(
+    settings: dict[str, Any], client: redis.Redis, holder: _Holder
+) -> None:
+    token = settings.pop("token", None)
+
+    def use() -> None:
+        lock = Lock(client, "name", timeout=FAR_S, **settings)
+        assert lock.acquire(token=token)
+        lock.extend(FAR_S, replace_ttl=True)
+        lock.release()
+
+    assert _handled_at_each_place(use, (*_REGISTRIES, *_LEASES), holder) > 10
