@@ -64,8 +64,8 @@ class _Ending(Renewer):
         super().__init__(self, burst)
         self._late = [lease]
 
-    def _look_again_and_again(self) -> None:
-        super()._look_again_and_again()
+    def _look_again_and_again(self, in_force: Any) -> None:
+        super()._look_again_and_again(in_force)
         if self._late:
             self.keep(self._late.pop())
 

@@ -29,8 +29,8 @@ from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
-from redislock_fast._util import patching
 from redislock_fast._transport.threads.starting import start_thread
+from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]

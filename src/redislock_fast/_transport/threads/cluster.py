@@ -9,6 +9,7 @@ Thread safety: as in `_transport/threads/server.py`; a cluster and its nodes sha
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,8 +36,8 @@ from redislock_fast._transport.routing import (
 )
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util import patching
 from redislock_fast._transport.threads.starting import Task
+from redislock_fast._util import patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 

@@ -14,6 +14,7 @@ A release returns when a majority has answered. The next caller reads the missin
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util import patching
 from redislock_fast._transport.threads.starting import Task
+from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadQuorum"]

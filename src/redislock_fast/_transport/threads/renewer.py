@@ -48,8 +48,8 @@ from redislock_fast._procedures.renewal import (
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util import fork, patching
 from redislock_fast._transport.threads.starting import start_thread
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
