@@ -81,7 +81,7 @@ def core() -> list[Extension]:
             extra_link_args=link_args,
             define_macros=macros,
         )
-        for name in ("threads", "loop", "resp")
+        for name in ("forks", "threads", "loop", "resp")
     ]
     directives = {"language_level": 3, "freethreading_compatible": True, "linetrace": COVERAGE}
     cythonized: list[Extension] = cythonize(

@@ -38,6 +38,7 @@ from tests.support.async_helpers import (
 )
 from tests.support.certificates import certificate
 from tests.support.clusters import Cluster, Place
+from tests.support.forks import in_fork  # noqa: F401  # as above
 from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, capabilities_of
 from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, Peer

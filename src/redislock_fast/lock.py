@@ -178,7 +178,7 @@ class Lock(CachedBase, redis.lock.Lock):
         """
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
@@ -229,7 +229,7 @@ class Lock(CachedBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         owner = self._owners
         cached = owner.cached if self._linger_ms is not None and self._options is None else None

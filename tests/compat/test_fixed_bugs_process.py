@@ -14,7 +14,8 @@ from redis.exceptions import LockError
 
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import LockClass, in_fork, once
+from tests.support.forks import InFork
+from tests.support.helpers import LockClass, once
 
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError)
 
@@ -57,7 +58,9 @@ def test_release_from_a_frozen_server_can_be_repeated(
 # Forks
 
 
-def test_forked_child_cannot_release_its_parents_lock(lock_class: LockClass, client: redis.Redis) -> None:
+def test_forked_child_cannot_release_its_parents_lock(
+    in_fork: InFork, lock_class: LockClass, client: redis.Redis
+) -> None:
     lock = lock_class(client, "name", timeout=30)
     lock.acquire()
 
@@ -78,7 +81,9 @@ def test_forked_child_cannot_release_its_parents_lock(lock_class: LockClass, cli
     assert not client.exists("name")
 
 
-def test_forked_child_cannot_release_a_lock_shared_by_threads(lock_class: LockClass, client: redis.Redis) -> None:
+def test_forked_child_cannot_release_a_lock_shared_by_threads(
+    in_fork: InFork, lock_class: LockClass, client: redis.Redis
+) -> None:
     lock = lock_class(client, "name", timeout=30, thread_local=False)
     lock.acquire()
 

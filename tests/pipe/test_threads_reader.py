@@ -21,6 +21,7 @@ import pytest
 from redislock_fast._pipe.base import UNSENT_SILENCE_S, ConnectionBroken, Forked, NoReply, Pipe, Reply
 from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
+from tests.support.forks import FORKS
 from tests.support.helpers import start
 from tests.support.pipes import FOREVER, Owner, Peer
 
@@ -224,19 +225,20 @@ def test_a_silent_server_on_which_too_much_waits_is_left(pair: tuple[Pipe, Peer]
 # ---- a fork in the middle of a call ----
 
 
+@FORKS
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_call_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
-    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, reads: bool
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, fork: Callable[[], int], reads: bool
 ) -> None:
     pipe, peer = pair
     told, tell = os.pipe()
     child = -1
 
-    def fork(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         nonlocal child
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is under test
-            child = os.fork()
+            child = fork()
 
     def answer_behind_the_child() -> bytes:
         outcome = os.read(told, 1000)
@@ -249,7 +251,7 @@ def test_a_call_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
         select.select([peer.sock], [], [], 20)
     answering = start(answer_behind_the_child)
     timer = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
-    before = signal.signal(signal.SIGUSR1, fork)
+    before = signal.signal(signal.SIGUSR1, handle)
     reply: object = None
     try:
         timer.start()
@@ -269,17 +271,20 @@ def test_a_call_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
     os.close(tell)
 
 
-def test_a_call_in_which_a_push_is_taken_by_what_forks_goes_on_in_the_parent_alone(pair: tuple[Pipe, Peer]) -> None:
+@FORKS
+def test_a_call_in_which_a_push_is_taken_by_what_forks_goes_on_in_the_parent_alone(
+    pair: tuple[Pipe, Peer], fork: Callable[[], int]
+) -> None:
     pipe, peer = pair
     told, tell = os.pipe()
     child = -1
 
-    def fork(push: list[Reply]) -> None:
+    def take(push: list[Reply]) -> None:
         nonlocal child
         if child == -1:
-            child = os.fork()
+            child = fork()
 
-    pipe.on_push = fork
+    pipe.on_push = take
     peer.answer(PUSH)
     threading.Event().wait(0.01)  # a caller that comes later looks first at what has come
     try:

@@ -11,6 +11,7 @@ from tests.planted import (
     command_line,
     commands,
     core,
+    forks,
     holding,
     lingering,
     loops,
@@ -38,5 +39,6 @@ FAULTS: tuple[Fault, ...] = (
     *patching.FAULTS,
     *pipes.FAULTS,
     *core.FAULTS,
+    *forks.FAULTS,
     *command_line.FAULTS,
 )

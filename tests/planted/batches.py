@@ -128,9 +128,9 @@ FAULTS = (
     Fault(
         "forked child releases the batch of its parent",
         "_procedures/batch/plan.py",
-        "if self._generation != fork.generation:",
+        "if self._generation != fork.generation():",
         "if False:",
-        "tests/integration/batch/test_batch.py::test_a_forked_child_holds_nothing[threads]",
+        "tests/integration/batch/test_batch.py::test_a_forked_child_holds_nothing[announced-threads]",
     ),
     Fault(
         "name that comes twice is not refused",

@@ -213,7 +213,7 @@ FAULTS = (
         "_util/tokens.py",
         "        self._stock.clear()\n",
         "",
-        "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[ours-valkey]",
+        "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[announced-ours-valkey]",
     ),
     Fault(
         "connection has the channel of the one before it, whose waiters are gone",

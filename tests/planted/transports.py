@@ -137,7 +137,7 @@ FAULTS = (
         "_transport/threads/cleanup.py",
         "        self._pending_cleanup.clear()\n",
         "",
-        "tests/integration/transport/test_threads.py::test_forget_drops_the_parents_unfinished_business",
+        "tests/integration/transport/test_threads.py::test_forget_drops_the_parents_unfinished_business[announced]",
     ),
     Fault(
         "forked child uses the connection of its parent",
@@ -146,7 +146,7 @@ FAULTS = (
         "connection = self.connection",
         (
             "tests/integration/transport/test_threads.py::"
-            "test_forget_in_a_forked_child_leaves_the_parents_connection[python]"
+            "test_forget_in_a_forked_child_leaves_the_parents_connection[announced-python]"
         ),
     ),
     Fault(
@@ -258,7 +258,7 @@ FAULTS = (
     Fault(
         "fork in a signal handler goes on with the operation of the parent",
         "_transport/threads/driver.py",
-        "if fork.generation != generation:  # by a signal handler, between two steps",
+        "if fork.generation() != generation:  # by a signal handler, between two steps",
         "if False:",
         "tests/unit/transport/test_drivers.py::test_steps_in_which_a_signal_handler_forks_end_in_the_child",
     ),

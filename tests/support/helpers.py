@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -153,30 +150,6 @@ def start(work: Callable[[], Result]) -> Future[Result]:
 def in_thread(work: Callable[[], Result]) -> Result:
     """Do the work in another thread; returns or raises what it does."""
     return start(work).result(PATIENCE_S)
-
-
-def in_fork(work: Callable[[], str]) -> str:
-    """Do the work in a forked child. Returns its result, or its traceback."""
-    read_end, write_end = os.pipe()
-    with warnings.catch_warnings():
-        # Newer interpreters warn of forking with several threads, which is under test here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            answer = work()
-        except BaseException:
-            answer = traceback.format_exc()
-        os.write(write_end, answer.encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        answers, _, _ = select.select([pipe], [], [], PATIENCE_S)
-        if not answers:
-            os.kill(pid, signal.SIGABRT)  # pytest's fault handler prints where it hangs
-        answer = pipe.read().decode() if answers else "the child hangs"
-    os.waitpid(pid, 0)
-    return answer
 
 
 def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -120,6 +120,7 @@ class Recorder(patching.Adaptable):
 
     def values(self, metric: Metric) -> list[tuple[str, int]]:
         """The values of a gauge, by `name`."""
+        fork.generation()  # has the parent's forgotten in a child
         report_waiting()
         with self._mutex:
             return [(label, len(serials)) for label, serials in list(self._gauges[metric].items())]

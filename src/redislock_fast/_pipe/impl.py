@@ -11,6 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 from redislock_fast._pipe import resp_py
+from redislock_fast._util import fork
 
 __all__ = ["compiled", "encode", "implementation"]
 
@@ -18,13 +19,13 @@ _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")
 
-_MODULES = ("threads", "loop", "resp")
+_MODULES = ("forks", "threads", "loop", "resp")
 
 compiled: ModuleType | None = None
 encode = resp_py.encode
 if _wanted != "python":
     try:
-        _threads, _, _resp = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
+        _forks, _threads, _, _resp = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
     except Exception as error:  # a module built against other versions of the others raises another error
         if _wanted == "compiled":
             raise ImportError(
@@ -34,5 +35,6 @@ if _wanted != "python":
             ) from error
     else:
         compiled, encode = _threads, _resp.encode
+        fork.count_by(_forks.generation)
 
 implementation = "python" if compiled is None else "compiled"

@@ -33,6 +33,7 @@ import asyncio
 import hiredis
 
 from redislock_fast._pipe.clock cimport monotonic
+from redislock_fast._pipe.forks cimport forks
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
     Buffer,
@@ -56,6 +57,7 @@ from redislock_fast._pipe.base import (
     UNSENT_LIMIT_BYTES,
     UNSENT_SILENCE_S,
     ConnectionBroken,
+    Forked,
     NoReply,
     is_answer_to,
     new_reader,
@@ -244,6 +246,7 @@ cdef class LoopPipe:
     cdef readonly object closed    # a future, done when the transport is gone
     cdef readonly bint broken
     cdef readonly bint closed_by_peer
+    cdef long process              # fixed; the count of forks in the process that made it
     cdef object loop
     cdef object done               # a future that is done
     cdef object owner
@@ -283,6 +286,7 @@ cdef class LoopPipe:
     def __cinit__(self, transport, owner, received=b""):
         self.transport = transport
         self.owner = owner
+        self.process = forks
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         self.done = self.loop.create_future()
@@ -345,7 +349,7 @@ cdef class LoopPipe:
             self._write()
 
     def close(self):
-        if not self.broken:
+        if not self.broken and self.process == forks:
             self.paused = False  # the transport takes it all now, and sends what it can
             self._write()
             self._fail("the connection was closed")
@@ -373,6 +377,8 @@ cdef class LoopPipe:
     cdef int _enlist(self, tuple args, object requests, Py_ssize_t size, Slot slot, double timeout_s) except -1:
         """Queue one request (args), or many."""
         cdef double now = monotonic()
+        if self.process != forks:
+            raise Forked
         if self.broken:
             raise ConnectionBroken(False, "the connection is closed")
         if self.queued.used > unsent_limit_bytes and now - self.heard > unsent_silence_s:

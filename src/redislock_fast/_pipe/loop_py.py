@@ -27,6 +27,7 @@ from redislock_fast._pipe.base import (
     Args,
     Bulk,
     ConnectionBroken,
+    Forked,
     NoReply,
     OnPush,
     OnReply,
@@ -161,6 +162,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
     """
 
     def __init__(self, transport: asyncio.Transport, owner: object, received: bytes = b"") -> None:
+        self._generation = fork.generation()
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self.transport = transport
@@ -223,13 +225,15 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
             self._flush()
 
     def close(self) -> None:
-        if not self.broken:
+        if not self.broken and self._generation == fork.generation():
             self._paused = False  # the transport takes it all now, and sends what it can
             self._flush()
             self._fail("the connection was closed")
             self.transport.close()
 
     def _send(self, data: bytes, slot: asyncio.Future[Any] | Slot, timeout_s: float) -> None:
+        if self._generation != fork.generation():
+            raise Forked
         if self.broken:
             raise ConnectionBroken(False, "the connection is closed")
         now = self._loop.time()

@@ -39,7 +39,7 @@ time limit, by a signal, or since other threads end with the interpreter before 
 every SIGNAL_CHECK_MS) takes its slot out of Pipe.ready itself (`_has_ended`).
 
 A forked child has one thread, and may have copied the mutex in its locked state. It never takes the mutex: it checks
-Pipe.forked first.
+Pipe._is_forked first.
 """
 
 from cpython.object cimport PyObject

@@ -42,6 +42,7 @@ from collections import deque
 import hiredis
 
 from redislock_fast._pipe.clock cimport monotonic
+from redislock_fast._pipe.forks cimport forks
 from redislock_fast._pipe.resp cimport (
     NOT_PLAIN,
     Buffer,
@@ -184,7 +185,7 @@ cdef class Pipe:
     cdef bint callers_send         # mutex; see threads.pxd
     cdef bint dead                 # mutex; read without it as a hint
     cdef readonly bint closed_by_peer  # set by the reader before dead
-    cdef bint forked               # set once, in a forked child
+    cdef long process              # fixed; the count of forks in the process that made it; -1 once it has forgotten
     cdef object __weakref__
     cdef Buffer queued             # mutex, its size read without as a hint; requests that no thread has begun to send
     cdef Buffer leaving            # sender, else reader; requests that are being sent
@@ -220,11 +221,13 @@ cdef class Pipe:
             or c_setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &check, sizeof(check)) < 0
         ):
             raise OSError(errno, strerror(errno).decode())
+        self.process = forks
         forget_in_child(self)
 
     def forget(self):
         """In a forked child: refuse every call. The connection, and each call under way, is the parent's."""
-        self.forked = self.dead = True
+        self.process = -1
+        self.dead = True
 
     def __dealloc__(self):
         cdef Slot* slot = self.head
@@ -238,7 +241,7 @@ cdef class Pipe:
 
     @property
     def broken(self):
-        return self.dead
+        return self.dead or self._is_forked()
 
     @property
     def silence_s(self):
@@ -275,7 +278,7 @@ cdef class Pipe:
 
     def close(self):
         cdef bint idle
-        if self.forked:
+        if self._is_forked():
             return
         with nogil, self.mutex:
             idle = not self.reading and not self.dead
@@ -466,9 +469,13 @@ cdef class Pipe:
             else:  # OUTCOME_CLOSED
                 self._fail(True)
 
+    cdef inline bint _is_forked(self) noexcept nogil:
+        """Whether this is a forked child: all here is the parent's."""
+        return self.process != forks
+
     cdef int _check_forked(self) except -1:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""
-        if self.forked:
+        if self._is_forked():
             raise Forked
         return 0
 
@@ -544,7 +551,7 @@ cdef class Pipe:
     cdef bint _leave(self, Wait* wait) noexcept nogil:
         """End a caller's wait. Returns whether its slot is abandoned, and no longer its own."""
         cdef SlotState state
-        if self.forked:  # the slot's wake and neighbours are the parent's to deal with
+        if self._is_forked():  # the slot's wake and neighbours are the parent's to deal with
             return True
         with self.mutex:
             state = wait.slot.state
@@ -772,7 +779,7 @@ cdef class Pipe:
             self._fail(False)
             raise
         finally:
-            if not self.forked:
+            if not self._is_forked():
                 self._wake_ready()
         return 0
 
@@ -1037,7 +1044,7 @@ cdef class Pipe:
 
     cdef void _stop_listening(self, Slot* slot) noexcept nogil:
         """Listener: leave the list at the end of its wait."""
-        if self.forked:
+        if self._is_forked():
             return
         with self.mutex:
             if slot.before == NULL:
@@ -1123,7 +1130,7 @@ cdef class Mailbox:
 
     def tell(self, object message):
         self.messages.append(message)
-        if not self.pipe.forked:
+        if not self.pipe._is_forked():
             self.pipe._tell(&self.slot)
 
     def wait(self, double timeout_s, bint soon=False):
@@ -1138,7 +1145,7 @@ cdef class Mailbox:
             try:
                 PyErr_CheckSignals()  # else Python would raise as soon as the caller had the message
             except BaseException:
-                if not self.pipe.forked:
+                if not self.pipe._is_forked():
                     self.pipe._tell(&self.slot)  # it stays
                 raise
             self.pipe._check_forked()

@@ -42,7 +42,7 @@ from redislock_fast._pipe.base import (
 )
 from redislock_fast._pipe.queues_py import Mailbox, Outbox, Slot, State, oldest_waiting, receive, sleep_s, wait_ready
 from redislock_fast._pipe.resp_py import encode, joined, next_reply
-from redislock_fast._util.fork import forget_in_child
+from redislock_fast._util import fork
 
 __all__ = ["Mailbox", "Pipe"]
 
@@ -79,21 +79,21 @@ class Pipe:
         self._dead = False  # mutex; read without it as a hint
         self.closed_by_peer = False  # set by the reader before `_dead`
         self._interrupted = False  # set once, by an interrupted thread before it wakes the reader
-        self._forked = False  # set once, in a forked child
+        self._has_forgotten = False  # set once, in a forked child
         self._outbox = Outbox()  # see its fields
         self._answerable = 0  # reader; bytes that had left when it last received
         self._heard_s = time.monotonic()  # reader; any thread reads it as a hint
-        forget_in_child(self)
+        fork.forget_in_child(self)
 
     def forget(self) -> None:
         """In a forked child: refuse every call. Another thread of the parent may have held the locks at the fork."""
-        self._forked = self._dead = True
+        self._has_forgotten = self._dead = True
         self._mutex = threading.RLock()
         self._touching = threading.RLock()
 
     @property
     def broken(self) -> bool:
-        return self._dead
+        return self._forked or self._dead
 
     @property
     def silence_s(self) -> float:
@@ -163,6 +163,8 @@ class Pipe:
             raise
 
     def close(self) -> None:
+        if self._forked:
+            return
         try:
             with self._mutex:
                 idle = not self._reading and not self._dead
@@ -307,6 +309,12 @@ class Pipe:
             self._lead(slot, deadline)
         elif slot.state is not State.DONE:
             raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a forked child: all here is the parent's."""
+        fork.generation()  # has all forget in a child
+        return self._has_forgotten
 
     def _check_forked(self) -> None:
         """Raise `Forked` in a forked child. Called wherever a signal handler may have run: its call is the parent's."""

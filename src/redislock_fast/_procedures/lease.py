@@ -227,7 +227,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         owner: Owner = self._owners.held()
         return owner
@@ -246,7 +246,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """The owner in which the caller's acquire is noted."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         owner: Owner = self._owners.mine()
         return owner
@@ -255,7 +255,7 @@ class LeaseBase(LockSettings, LeaseHolder):
         """The owner in whose place the caller may hold, without an acquire of its own."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         owner: Owner = self._owners.taken()
         return owner

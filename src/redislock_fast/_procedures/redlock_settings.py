@@ -159,7 +159,7 @@ class RedlockSettings:
     # ---- what the caller holds ----
 
     def _own_nothing(self) -> None:
-        self._generation = fork.generation
+        self._generation = fork.generation()
         self._local = patching.in_force
         self.local = self._new_owner() if self.thread_local else SharedOwner()
 
@@ -179,7 +179,7 @@ class RedlockSettings:
         """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         self._follow_pools()
         owner: Owner = self.local.held()
@@ -189,7 +189,7 @@ class RedlockSettings:
         """The owner in which the caller's acquire is noted."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self._own_nothing()
         self._follow_pools()
         owner: Owner = self.local.mine()

@@ -317,7 +317,7 @@ class LockSettings:
     """The key in the cache of its server, for a lock with `linger` that was acquired."""
 
     def _own_nothing(self) -> None:
-        self._generation = fork.generation
+        self._generation = fork.generation()
         if self._cached is not None:  # of the parent
             self._cached = None
         self._local = patching.in_force

@@ -85,6 +85,7 @@ class Recorder(patching.Adaptable):
 
     def end(self) -> None:
         """End the profile."""
+        fork.generation()  # has the parent's forgotten in a child
         with self._mutex:
             self._lasted_s = clock() - self._begun
             self.ended = True
@@ -156,6 +157,7 @@ class Recorder(patching.Adaptable):
 
     def as_dict(self) -> dict[str, Any]:
         """What was recorded, as `Profile.as_dict` says."""
+        fork.generation()  # has the parent's forgotten in a child
         with self._mutex:
             seconds = self._lasted_s if self.ended else clock() - self._begun
             locks = [{"name": name, **record.as_dict()} for name, record in self._records.all().items()]

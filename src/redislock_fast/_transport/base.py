@@ -26,6 +26,7 @@ from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
+from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
@@ -387,6 +388,7 @@ class Registry(Generic[Transport]):
 
     def add(self, owner: Any, make: Callable[[Any], Transport]) -> Transport:
         """The owner's transport. It is made now unless another thread has just made it."""
+        fork.generation()  # has the parent's transports forgotten in a child
         transport = make(owner)
         # Before: an entry that outlived its owner could be taken for that of another one with the same id.
         weakref.finalize(owner, self._transports.pop, id(owner), None).atexit = False

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args
+from redislock_fast._util import fork
 
 __all__ = ["notice_closing", "notice_credentials"]
 
@@ -49,6 +50,7 @@ class _Extended:
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Tell the transports. Returns the result of the pool's own method."""
+        fork.generation()  # has them forget in a child
         for server_ref in self.servers.copy():
             server = server_ref()
             if server is not None:

@@ -10,7 +10,7 @@ all connections of one process to one server, one after the other. It is no secr
 log or an exception.
 
 Thread safety: any thread uses `TokenSource._stock`, by `list.pop` and `list.extend` alone, atomic with and without the
-GIL. `TokenSource.identifier` changes in a forked child, right after the fork, and while a connection is made.
+GIL. `TokenSource.identifier` changes in a forked child, before it draws a token, and while a connection is made.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ import redislock_fast.asyncio
 from redislock_fast.asyncio import Locker
 from redislock_fast.server import Server
 from tests.support.async_helpers import AsyncClients, async_few, eventually, in_loop, run_in_loop
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS
 from tests.support.proxy import Proxy
 
 _MANY = [f"name:{number}" for number in range(1100)]
@@ -345,7 +346,7 @@ def test_a_wait_that_ends_with_its_loop_raises_nothing_into_the_void(loop_kind: 
         gc.collect()
 
 
-def test_a_forked_child_holds_nothing(valkey: Server) -> None:
+def test_a_forked_child_holds_nothing(in_fork: InFork, valkey: Server) -> None:
     client = redis.asyncio.Redis(port=valkey.port)
 
     async def take() -> redislock_fast.asyncio.Batch:

@@ -19,7 +19,8 @@ import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.batch.conftest import MakeLocker
-from tests.support.helpers import in_fork, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import wait_until
 from tests.support.proxy import Proxy
 from tests.support.worlds import IN_THREADS, World
 
@@ -321,7 +322,7 @@ def test_what_is_lost_while_waiting_is_taken_again_or_missed(world: World, locke
 
 
 @IN_THREADS
-def test_a_forked_child_holds_nothing(valkey: Server, connect: Connect) -> None:
+def test_a_forked_child_holds_nothing(in_fork: InFork, valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
     batch = redislock_fast.Locker(client).acquire_many(["a", "b"], 10)
 

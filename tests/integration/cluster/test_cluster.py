@@ -22,7 +22,8 @@ from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place, connect, remap_ports
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, in_fork
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS
 from tests.support.waiting import FAR_S, Callers, connections
 
 
@@ -192,7 +193,7 @@ def test_what_a_dropped_task_has_begun_is_undone(place: Place) -> None:
     asyncio.run(drop())
 
 
-def test_a_child_leaves_the_connections_of_its_parents_loop_alone(place: Place) -> None:
+def test_a_child_leaves_the_connections_of_its_parents_loop_alone(in_fork: InFork, place: Place) -> None:
     home = place.cluster.admins[place.home]
 
     async def use(lock: AsyncLock) -> None:

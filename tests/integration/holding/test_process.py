@@ -13,7 +13,8 @@ import redis
 from redislock_fast import Lock, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.integration.holding.conftest import Held
-from tests.support.helpers import PATIENCE_S, in_fork, run_script, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, run_script, start, wait_until
 from tests.support.holding import (
     BRIEF_S,
     KEPT_S,
@@ -136,7 +137,9 @@ def test_forked_child_keeps_nothing_of_its_parents_alive(valkey: Server, kind: s
 
 
 @pytest.mark.slow
-def test_fork_takes_nothing_from_the_parent(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+def test_fork_takes_nothing_from_the_parent(
+    in_fork: InFork, hold: Held, valkey_client: redis.Redis, losses: Losses
+) -> None:
     holder = hold(on_lost=losses, **RENEWED)
 
     def child() -> str:

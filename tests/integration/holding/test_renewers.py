@@ -25,7 +25,8 @@ from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import in_loop
-from tests.support.helpers import in_fork, no_threads, run_script, signals_handled_by, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import no_threads, run_script, signals_handled_by, start, wait_until
 from tests.support.transports import end_idle_renewers
 
 _TTL_S = 1.2
@@ -218,7 +219,9 @@ def test_a_signal_handler_may_hold_renewed_locks(client: redis.Redis) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_forked_at_any_moment_neither_renews_nor_releases_nor_warns(client: redis.Redis) -> None:
+def test_a_child_forked_at_any_moment_neither_renews_nor_releases_nor_warns(
+    in_fork: InFork, client: redis.Redis
+) -> None:
     lock = _renewed(client, "held")
     finished = threading.Event()
 

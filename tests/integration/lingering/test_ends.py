@@ -22,7 +22,8 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.lingering.test_lingering import LINGERS, SOON_S
 from tests.support.async_helpers import run_in_loop
-from tests.support.helpers import PATIENCE_S, in_fork, in_thread, pause, run_script, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, in_thread, pause, run_script, wait_until
 from tests.support.holding import Holders
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, queue_of
@@ -148,7 +149,7 @@ def test_a_loop_that_ends_gives_its_keys_back(valkey: Server, connect: Connect, 
 # ---- forked children ----
 
 
-def test_a_forked_child_has_nothing_and_asks_the_parent(valkey: Server, connect: Connect) -> None:
+def test_a_forked_child_has_nothing_and_asks_the_parent(in_fork: InFork, valkey: Server, connect: Connect) -> None:
     admin = connect(valkey.port, host="127.0.0.1")
     client = connect(valkey.port, host="127.0.0.1")
     lock = redislock_fast.Lock(client, "name", **LINGERS)

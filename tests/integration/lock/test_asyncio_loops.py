@@ -28,7 +28,8 @@ from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
-from tests.support.helpers import PATIENCE_S, in_fork, run_script, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, run_script, start, wait_until
 from tests.support.proxy import Proxy
 
 Scenario = Callable[[], Coroutine[Any, Any, Any]]
@@ -314,7 +315,9 @@ def test_client_collected_in_another_thread(valkey: Server, connect: Connect, lo
 # Forks
 
 
-def test_forked_child_uses_a_loop_and_a_connection_of_its_own(valkey: Server, connect: Connect, loop_kind: str) -> None:
+def test_forked_child_uses_a_loop_and_a_connection_of_its_own(
+    in_fork: InFork, valkey: Server, connect: Connect, loop_kind: str
+) -> None:
     client = connect(valkey.port)
     locks = client_of(valkey)
 
@@ -355,7 +358,7 @@ def test_forked_child_uses_a_loop_and_a_connection_of_its_own(valkey: Server, co
     wait_until(lambda: not connections(client), "it is closed")
 
 
-def test_child_of_an_ended_loop_starts_anew(valkey: Server, connect: Connect, loop_kind: str) -> None:
+def test_child_of_an_ended_loop_starts_anew(in_fork: InFork, valkey: Server, connect: Connect, loop_kind: str) -> None:
     locks = client_of(valkey)
     run_in_loop(loop_kind, use(Lock(locks, "name", timeout=10)))
 
@@ -367,7 +370,9 @@ def test_child_of_an_ended_loop_starts_anew(valkey: Server, connect: Connect, lo
     run_in_loop(loop_kind, use(Lock(locks, "name", timeout=10)))
 
 
-def test_child_that_closes_its_parents_loop_leaves_the_connection_alone(valkey: Server, connect: Connect) -> None:
+def test_child_that_closes_its_parents_loop_leaves_the_connection_alone(
+    in_fork: InFork, valkey: Server, connect: Connect
+) -> None:
     locks, client = client_of(valkey), connect(valkey.port)
     loop = new_loop("asyncio")  # uvloop may hang in the child: libuv wants to be told of a fork
     loop.run_until_complete(use(Lock(locks, "name", timeout=10)))

@@ -21,11 +21,11 @@ import redislock_fast
 import redislock_fast.lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.support.forks import FORKS, InFork
 from tests.support.helpers import (
     MODULES,
     RELEASE_COMMANDS,
     LockClass,
-    in_fork,
     run_script,
     signals_handled_by,
     start,
@@ -163,7 +163,9 @@ def test_signal_handler_may_use_locks_of_the_same_client(
 # Forks
 
 
-def test_forked_child_uses_locks_of_its_own_on_the_same_client(lock_class: LockClass, client: redis.Redis) -> None:
+def test_forked_child_uses_locks_of_its_own_on_the_same_client(
+    in_fork: InFork, lock_class: LockClass, client: redis.Redis
+) -> None:
     held = lock_class(client, "held", timeout=30)
     held.acquire()
 
@@ -180,7 +182,9 @@ def test_forked_child_uses_locks_of_its_own_on_the_same_client(lock_class: LockC
     assert [] == client.keys()
 
 
-def test_forked_child_can_acquire_with_its_parents_instance(lock_class: LockClass, client: redis.Redis) -> None:
+def test_forked_child_can_acquire_with_its_parents_instance(
+    in_fork: InFork, lock_class: LockClass, client: redis.Redis
+) -> None:
     lock = lock_class(client, "name", timeout=30)
     with lock:
         pass
@@ -194,7 +198,7 @@ def test_forked_child_can_acquire_with_its_parents_instance(lock_class: LockClas
         assert lock.owned()
 
 
-def test_forked_children_draw_other_tokens(lock_class: LockClass, client: redis.Redis) -> None:
+def test_forked_children_draw_other_tokens(in_fork: InFork, lock_class: LockClass, client: redis.Redis) -> None:
     lock = lock_class(client, "name", timeout=30)
 
     def draw() -> str:
@@ -210,7 +214,7 @@ def test_forked_children_draw_other_tokens(lock_class: LockClass, client: redis.
     assert 150 == len(drawn) == len(set(drawn))
 
 
-def test_fork_while_other_threads_use_the_client(client: redis.Redis) -> None:
+def test_fork_while_other_threads_use_the_client(in_fork: InFork, client: redis.Redis) -> None:
     # Ours alone: redis-py's pool may be locked by another thread at the fork, and then for ever in the child.
     finished = threading.Event()
 
@@ -234,9 +238,10 @@ def test_fork_while_other_threads_use_the_client(client: redis.Redis) -> None:
     assert all(worker.result(10) for worker in workers)
 
 
+@FORKS
 @pytest.mark.parametrize(("waits", "token"), [(True, None), (False, None), (False, "mine")])
 def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
-    frozen: tuple[Server, Proxy], connect: Connect, waits: bool, token: str | None
+    frozen: tuple[Server, Proxy], connect: Connect, fork: Callable[[], int], waits: bool, token: str | None
 ) -> None:
     server, proxy = frozen
     client = connect(proxy.port, socket_timeout=60)
@@ -246,11 +251,11 @@ def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
     told, tell = os.pipe()
     child = -1
 
-    def fork(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         nonlocal child
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is under test
-            child = os.fork()
+            child = fork()
 
     def fork_then_let_the_parent_acquire() -> bytes:
         if waits:
@@ -268,7 +273,7 @@ def test_acquire_in_which_a_signal_handler_forks_goes_on_in_the_parent_alone(
         holder.release()
         server.signal(signal.SIGSTOP)
     lock = redislock_fast.Lock(client, "name", timeout=60)
-    before = signal.signal(signal.SIGUSR1, fork)
+    before = signal.signal(signal.SIGUSR1, handle)
     parent = start(fork_then_let_the_parent_acquire)
     outcome: object = None
     try:

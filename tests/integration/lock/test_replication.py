@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.lock.test_asyncio_cancel import cancelled_at
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
-from tests.support.helpers import PATIENCE_S, in_fork, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.interrupts import interrupt_when
 from tests.support.waiting import FAR_S, LATE, Callers, connections, queue_up
 
@@ -399,16 +401,17 @@ async def test_dropped_at_any_point_leaves_no_lock(group: Group, async_connect: 
     await eventually(lambda: connections(group.admin, "dropped") == 1, "the connections beside are closed")
 
 
-def test_forked_child_has_connections_of_its_own(group: Group, connect: Connect) -> None:
-    client = connect(group.primary.port, client_name="forked")
+def test_forked_child_has_connections_of_its_own(in_fork: InFork, group: Group, connect: Connect) -> None:
+    name = f"forked-{token_hex(4)}"  # the connections of an earlier test may be there still
+    client = connect(group.primary.port, client_name=name)
 
-    def replicated(name: str) -> str:
-        return str(redislock_fast.Lock(client, name, **LONG).acquire())
+    def replicated(key: str) -> str:
+        return str(redislock_fast.Lock(client, key, **LONG).acquire())
 
     assert replicated("before") == "True"
     assert in_fork(lambda: replicated("child")) == "True"
     assert replicated("after") == "True"
-    wait_until(lambda: connections(group.admin, "forked") == 2, "the parent's are as they were")
+    wait_until(lambda: connections(group.admin, name) == 2, "the parent's are as they were")
 
 
 def test_loop_that_ends_closes_its_connections(group: Group, each_loop_kind: str) -> None:

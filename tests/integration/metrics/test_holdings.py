@@ -13,7 +13,7 @@ from redislock_fast import Handle, Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, Servers
 from tests.integration.metrics.conftest import Exposed
-from tests.support.helpers import in_fork
+from tests.support.forks import InFork
 from tests.support.holding import Holders
 from tests.support.waiting import FAR_S, Contender
 from tests.support.worlds import World
@@ -133,7 +133,7 @@ def test_a_dropped_lock_without_a_watch_stays_on_the_server(
     assert exposed.acquired() == 1
 
 
-def test_a_forked_child_holds_nothing(exposed: Exposed, valkey: Server, connect: Connect) -> None:
+def test_a_forked_child_holds_nothing(in_fork: InFork, exposed: Exposed, valkey: Server, connect: Connect) -> None:
     lock = Lock(connect(valkey.port), "name", timeout=FAR_S)
     assert lock.acquire()
 

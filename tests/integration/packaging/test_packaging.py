@@ -133,7 +133,7 @@ def test_extensions_are_stripped() -> None:
     if not _has_extension():
         pytest.skip("no compiled core here")
     extensions = list(PACKAGE.glob(f"_pipe/*{EXTENSION_SUFFIXES[0]}"))
-    assert 3 == len(extensions)
+    assert 4 == len(extensions)
     assert sum(extension.stat().st_size for extension in extensions) < 1_000_000
     if sys.platform == "linux":
         symbols = (b".symtab", b".debug_")  # names of sections

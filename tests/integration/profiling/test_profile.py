@@ -23,7 +23,8 @@ from redislock_fast import Lock
 from redislock_fast.profiling import Profile
 from redislock_fast.server import Server
 from tests.conftest import Connect, Servers
-from tests.support.helpers import in_fork, in_thread, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import in_thread, start, wait_until
 from tests.support.waiting import LATE, until_queued
 from tests.support.worlds import World
 
@@ -406,7 +407,7 @@ def test_a_profile_begins_once() -> None:
         report.__enter__()
 
 
-def test_a_forked_child_begins_anew(client: redis.Redis) -> None:
+def test_a_forked_child_begins_anew(in_fork: InFork, client: redis.Redis) -> None:
     with redislock_fast.profile() as report:
         lock = Lock(client, "parent", **LATE)
         lock.acquire()

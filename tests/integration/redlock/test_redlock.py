@@ -18,7 +18,8 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import Redlock
 from redislock_fast.server import Server
-from tests.support.helpers import in_fork, pause, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import pause, start, wait_until
 from tests.support.redlock import Make, clients_of, delete, take, values, wait_until_free, wait_until_held
 from tests.support.times import drift_s
 from tests.support.worlds import IN_THREADS, World
@@ -265,7 +266,7 @@ def test_token_may_be_shared(world: World, make: Make) -> None:
 
 
 @IN_THREADS
-def test_forked_child_holds_nothing(fleet: Fleet, make: Make) -> None:
+def test_forked_child_holds_nothing(in_fork: InFork, fleet: Fleet, make: Make) -> None:
     lock = make()
     lock.acquire()
     wait_until_held(fleet)

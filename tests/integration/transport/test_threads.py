@@ -27,7 +27,8 @@ from redis.retry import Retry
 from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
-from tests.support.helpers import PATIENCE_S, few, in_fork, once, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
 from tests.support.proxy import Proxy
 from tests.support.transports import (
     can_connect,
@@ -243,7 +244,7 @@ def test_silence_for_the_socket_timeout_leaves_the_connection(
 
 
 def test_forget_in_a_forked_child_leaves_the_parents_connection(
-    pipe: type, name: str, valkey: Server, connect: Connect
+    in_fork: InFork, pipe: type, name: str, valkey: Server, connect: Connect
 ) -> None:
     client = connect(valkey.port, client_name=name)
     lock = Lock(client, "name", timeout=10)
@@ -251,8 +252,9 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
     before = connections(valkey, name)
 
     def in_child() -> str:
+        other = Lock(client, "other", timeout=10)
         unconnected = connection_of(client) is None
-        taken = Lock(client, "other", timeout=10).acquire(blocking=False)
+        taken = other.acquire(blocking=False)
         return f"{unconnected} {taken} {len(connections(valkey, name))}"
 
     assert in_fork(in_child) == "True True 2"
@@ -262,24 +264,36 @@ def test_forget_in_a_forked_child_leaves_the_parents_connection(
     lock.release()
 
 
-def test_forget_drops_the_parents_unfinished_business(valkey_proxy: Proxy, connect: Connect) -> None:
+def test_forget_drops_the_parents_unfinished_business(in_fork: InFork, valkey_proxy: Proxy, connect: Connect) -> None:
     client = connect(valkey_proxy.port, retry=once())
     valkey_proxy.refuse()
     clean_up(client, [(b"name", b"token")])
-    assert in_fork(lambda: str(cleanups_left(client))) == "0"
+
+    def in_child() -> str:
+        Lock(client, "name")
+        return str(cleanups_left(client))
+
+    assert in_fork(in_child) == "0"
     assert cleanups_left(client) == 1
     valkey_proxy.accept()
     assert Lock(client, "name").locked() is False
     wait_until(lambda: cleanups_left(client) == 0, "the server has confirmed it")
 
 
-def test_a_child_forked_while_another_thread_connects_can_connect(valkey_proxy: Proxy, connect: Connect) -> None:
+def test_a_child_forked_while_another_thread_connects_can_connect(
+    in_fork: InFork, valkey_proxy: Proxy, connect: Connect
+) -> None:
     client = connect(valkey_proxy.port)
     valkey_proxy.hold()
     waits = start(Lock(client, "name").locked)
     wait_until(lambda: valkey_proxy.requests, "the thread connects")
     assert not can_connect(client)
-    can_lock = in_fork(lambda: str(can_connect(client)))
+
+    def in_child() -> str:
+        Lock(client, "name")
+        return str(can_connect(client))
+
+    can_lock = in_fork(in_child)
     valkey_proxy.resume()
     assert can_lock == "True"
     assert waits.result(PATIENCE_S) is False

@@ -23,7 +23,8 @@ import redis
 import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
-from tests.support.helpers import PATIENCE_S, in_fork, on_signal, signal_main, signals_handled_by, start, wait_until
+from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S, on_signal, signal_main, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
 from tests.support.times import clock
@@ -417,7 +418,12 @@ def test_signal_handler_releases_what_its_thread_waits_for(
 
 @pytest.mark.usefixtures("unhurried")
 def test_forked_child_waits_for_itself(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+    in_fork: InFork,
+    callers: Callers,
+    server: Server,
+    client: redis.Redis,
+    holder: redislock_fast.Lock,
+    connect: Connect,
 ) -> None:
     locks = connect(server.port)
     waiters = callers.contenders(3, callers.client(server.port), **LATE)
@@ -443,7 +449,7 @@ def test_forked_child_waits_for_itself(
 
 
 def test_forked_child_is_handed_the_lock(
-    server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
+    in_fork: InFork, server: Server, client: redis.Redis, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
     locks = connect(server.port)
     with redislock_fast.Lock(locks, "warm-up"):

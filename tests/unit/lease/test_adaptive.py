@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from redislock_fast import AdaptiveTTL
 from redislock_fast._lease.adaptive import _KEPT_NAMES, _MAX_NAMES, _WINDOW
 from redislock_fast._util.times import positive_ms
-from tests.support.helpers import in_fork
+from tests.support.forks import run_in_fork
 
 NAME = "reports:nightly"
 
@@ -249,7 +249,7 @@ def test_threads_with_the_same_names_keep_the_bounds_and_the_window() -> None:
 def test_a_forked_child_begins_with_what_its_parent_knew() -> None:
     ttl = AdaptiveTTL(1)
     ttl.observe(NAME, 100)
-    assert "300000" == in_fork(lambda: str(ttl.ttl_ms(NAME)))
+    assert "300000" == run_in_fork(lambda: str(ttl.ttl_ms(NAME)))
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,17 @@ class BatchLease:
     """
 
     def __init__(self, plan: Plan, new_token: Callable[..., bytes]) -> None:
+        self._generation = fork.generation()  # before a token is drawn
         self.plan = plan
         self.new_token = new_token
         self.token = new_token()
         self.groups: list[Group] = []
         self.waiting: Waiting | None = None
         self.watch: Any = None
-        self._generation = fork.generation
 
     def live_groups(self) -> list[Group]:
         """The groups; none in a forked child, which holds nothing of its parent's locks."""
-        if self._generation != fork.generation:
+        if self._generation != fork.generation():
             self.groups, self.waiting, self.watch = [], None, None
         if self.watch is not None:
             self.watch.note_renewals(self.groups)

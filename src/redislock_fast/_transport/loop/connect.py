@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ class AsyncConnection:
         self.capabilities = capabilities
         self.ending = ending
         self._end = end
-        self._generation = fork.generation
+        self._generation = fork.generation()
         self.timeout_s = timeout_s
         self.registry: WaiterRegistry | None = None
         self.callers: set[Callable[[object], None]] = set()
@@ -66,8 +67,8 @@ class AsyncConnection:
         """Break the pipe. Each caller that still waits gets an error."""
         self.pipe.close()
 
-    def __del__(self, fork: Any = fork) -> None:  # bound here: at the end of the interpreter, the global name is None
-        if self._generation == fork.generation:  # in a forked child the loop is the parent's
+    def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:  # bound here: at the end, global names are None
+        if not is_finalizing() and self._generation == fork.generation():  # in a forked child the loop is the parent's
             self._end.retire(self.pipe)
 
 

@@ -64,6 +64,7 @@ class AsyncTransport(Encoding):
 
     def of_running_loop(self) -> LoopServerTransport:
         """The running loop's server transport, which is made here if there is none."""
+        fork.generation()  # has all forget in a child
         loop = running_loop()
         server = self._servers.get(loop)
         if server is None:

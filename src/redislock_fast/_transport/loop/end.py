@@ -57,6 +57,7 @@ class LoopEnd:
     """
 
     def __init__(self) -> None:
+        self._generation = fork.generation()
         self._loop = asyncio.get_running_loop()
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pipes: set[Pipe] = set()
@@ -104,7 +105,9 @@ class LoopEnd:
         return passed
 
     async def finish(self) -> None:
-        """Wait for cleanups and replies, within the limit, and close all connections."""
+        """Wait for cleanups and replies, within the limit, and close all connections. Not in a forked child."""
+        if self._generation != fork.generation():
+            return
         give_up = self._loop.time() + _LIMIT_S
         closing = await _other_generators()
         if closing:
@@ -176,11 +179,11 @@ class _Remains:
     def __init__(self, pipe: Pipe, transport: asyncio.Transport) -> None:
         self._pipe = pipe
         self._sock = transport.get_extra_info("socket")
-        self._generation = fork.generation
+        self._generation = fork.generation()
 
     def __del__(self) -> None:
         """Send the end of the stream; if a reply is missing, wait for the server's end, which blocks `loop.close()`."""
-        if self._sock is None or self._generation != fork.generation:  # in a forked child it is the parent's
+        if self._sock is None or self._generation != fork.generation():  # in a forked child it is the parent's
             return
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
             sock.shutdown(socket.SHUT_WR)

@@ -15,6 +15,7 @@ from typing import Any
 from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._transport.lingering import Lingering
+from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopLingering"]
@@ -96,6 +97,7 @@ class LoopLingering(Lingering):
         """Give up what has lingered for long enough, and look again later if anything lingers."""
         if turn is not self._turn:  # an interrupt has made another timer
             return
+        fork.generation()  # has the keys forgotten in a child that runs its parent's loop
         try:
             later = self._watch_later()  # first: an interrupt may strike the loop, which may run again
         except BaseException:

@@ -35,6 +35,7 @@ from redislock_fast._procedures.renewal import (
 )
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast._util import fork
 from redislock_fast._util.errors import LockLostError, LossReason
 from redislock_fast._util.times import clock
 
@@ -59,6 +60,7 @@ class LoopRenewer:
     def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: RenewalBatch) -> None:
         self._transport = transport
         self._loop = loop
+        self._generation = fork.generation()
         self._renewal_batch = burst
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
@@ -115,6 +117,8 @@ class LoopRenewer:
         self._timer = self._loop.call_later(max(look_by - clock(), 0.0), self._wake)
 
     def _wake(self) -> None:
+        if self._generation != fork.generation():  # a forked child runs its parent's loop
+            return
         self._timer = None
         self._schedule.looks_at = math.inf
         for lease in self._schedule.noted():
@@ -199,6 +203,11 @@ class _LoopRenewers:
         self._transport = weakref.ref(transport)
         self._renewal_batch = burst
         self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
+        fork.forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: drop all leases, which the parent renews."""
+        self._renewers = {}
 
     def of_running_loop(self) -> LoopRenewer:
         loop = asyncio.get_running_loop()

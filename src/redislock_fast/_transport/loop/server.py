@@ -395,3 +395,4 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         for server in (self, *self._all_dedicated):
             if server.connection is not None:
                 server.connection.pipe.abandon()
+            server._forget_keys()  # noqa: SLF001  # of its own class

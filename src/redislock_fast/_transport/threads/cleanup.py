@@ -30,7 +30,7 @@ from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, C
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.starting import start_thread
-from redislock_fast._util import patching
+from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]
@@ -206,6 +206,7 @@ _cleaned_at_exit: weakref.WeakSet[ThreadCleanup] = weakref.WeakSet()
 @atexit.register
 def _finish_cleanup() -> None:
     """Finish the cleanup: a program may be interrupted at the very moment at which it is granted a lock."""
+    fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
     for server in list(_cleaned_at_exit):
         server.finish_cleanup(deadline)

@@ -82,14 +82,14 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
     """
     if patching.in_force is not threading.local:
         patching.adapt()
-    generation = fork.generation
+    generation = fork.generation()
     step: Any = None
     try:
         step = next(steps)
         while True:
             answer: Any = None
             try:
-                if fork.generation != generation:  # by a signal handler, between two steps
+                if fork.generation() != generation:  # by a signal handler, between two steps
                     raise Forked
                 if type(step) is Listen:
                     answer = transport.hear(step.waiter.mailbox, step.timeout_s)

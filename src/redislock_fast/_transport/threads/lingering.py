@@ -225,6 +225,7 @@ fork.on_fork(_watched.clear)
 
 @atexit.register
 def _give_back_at_exit() -> None:
+    fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
     for transport in list(_watched):
         transport.give_back_keys(max(deadline - clock(), 0.0))

@@ -1,0 +1,3 @@
+"""Types of the count of forks."""
+
+def generation() -> int: ...

@@ -1,0 +1,42 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The compiled `_util.fork.generation`: the number of forks between this process and the one that imported the package.
+
+The system counts them, by `pthread_atfork`, also where C code forks without Python's knowledge. Its handler runs in the
+child in the midst of `fork`, where other threads of the parent may have had any lock. So it adds 1, and no more.
+
+Thread safety: `forks` changes only there, in a process with one thread. Any thread reads and sets `known`.
+"""
+
+from redislock_fast._util.fork import forget_parent
+
+cdef extern from "<pthread.h>":
+    int pthread_atfork(void (*prepare)(), void (*in_parent)(), void (*in_child)() noexcept nogil) noexcept
+
+cdef extern from *:
+    """
+    #define redislock_load(place) __atomic_load_n(place, __ATOMIC_ACQUIRE)
+    #define redislock_store(place, value) __atomic_store_n(place, value, __ATOMIC_RELEASE)
+    """
+    long load "redislock_load"(long* place) noexcept nogil
+    void store "redislock_store"(long* place, long value) noexcept nogil
+
+cdef long known = 0  # the forks after which all was forgotten
+
+
+cdef void count() noexcept nogil:
+    global forks
+    forks += 1
+
+
+def generation():
+    """See `_util.fork.generation`."""
+    cdef long seen = load(&known)
+    if seen != forks:
+        seen = forks
+        forget_parent(seen)
+        store(&known, seen)
+    return seen
+
+
+if pthread_atfork(NULL, NULL, count) != 0:
+    raise MemoryError
