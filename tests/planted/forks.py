@@ -60,4 +60,12 @@ FAULTS = (
         "",
         f"{_FORKS}test_a_child_that_ends_gives_back_nothing_of_its_parents[unannounced-True]",
     ),
+    Fault(
+        "child of multiprocessing leaves what lingers there",
+        "_transport/threads/lingering.py",
+        "        at_child_exit(_give_back_at_exit)\n",
+        "",
+        "tests/integration/lingering/test_children.py"
+        "::test_what_lingers_in_a_child_is_given_back_at_its_end[fork-unused]",
+    ),
 )

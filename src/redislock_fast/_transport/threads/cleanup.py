@@ -31,6 +31,7 @@ from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
+from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadCleanup"]
@@ -133,6 +134,7 @@ class ThreadCleanup(ServerTransport[Connection]):
             if not isinstance(error, RuntimeError):
                 raise
             return False
+        at_child_exit(_finish_cleanup)
         return True
 
     def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:

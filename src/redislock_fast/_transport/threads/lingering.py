@@ -33,6 +33,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork, patching
+from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
 
 __all__ = ["ThreadLingering"]
@@ -125,6 +126,7 @@ class ThreadLingering(Lingering):
     def _start_watching(self) -> None:
         watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
         _watched.add(self)
+        at_child_exit(_give_back_at_exit)
         try:
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
