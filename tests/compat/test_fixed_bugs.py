@@ -24,8 +24,10 @@ from tests.support.helpers import (
     MODULES,
     PATIENCE_S,
     RELEASE_COMMANDS,
+    RELEASE_KEEPS_TOKEN,
     FakeTime,
     LockClass,
+    fixed_in_redis_py,
     in_thread,
     once,
     run_script,
@@ -123,6 +125,7 @@ def test_lost_reply_of_extend_adds_once(
 
 
 @IN_THREADS  # redis-py's asyncio Lock can, too: see test_asyncio_leases
+@fixed_in_redis_py(RELEASE_KEEPS_TOKEN, *FAILURES)
 def test_release_that_fails_on_the_network_can_be_repeated(
     lock_class: LockClass, proxy: Proxy, connect: Connect, client: redis.Redis
 ) -> None:
