@@ -13,6 +13,7 @@ from bench import latency, redlock, scripts, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 from bench.guard import command as guard
+from bench.measuring.busy import warn_if_busy
 from bench.renewal import command as renewal
 
 
@@ -51,4 +52,5 @@ def main() -> int:
     for name, command in COMMANDS.items():
         command.add_arguments(commands.add_parser(name, help=command.HELP))
     options = parser.parse_args()
+    warn_if_busy()
     return COMMANDS[options.command].run(options)

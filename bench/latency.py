@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.25,
         help=f"for each row and round, at least {_LEAST_ROUND_TRIPS} round trips (default: %(default)s)",
     )
+    arguments.add_wide(parser)
     arguments.add_json(parser)
 
 
@@ -116,7 +117,7 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
             rounds.race(entrants, options.rounds, seconds)
         of_rtt = [cell.summary(cells) for cell in cells]
         about = f"{server.name}, {rtt_ms:g} ms away; {options.rounds} rounds of {seconds:g} s"
-        print_rows(f"{about}; {OURS} is {redislock_fast.implementation}", LATENCY_COLUMNS, of_rtt, {})
+        print_rows(f"{about}; {OURS} is {redislock_fast.implementation}", LATENCY_COLUMNS, of_rtt, {}, options.wide)
         rows += of_rtt
     return {
         "command": "latency",

@@ -164,6 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=arguments.positive(float), default=0.3, help="for each contestant (default: %(default)s)"
     )
+    arguments.add_wide(parser)
     arguments.add_json(parser)
 
 
@@ -196,7 +197,7 @@ def _run_on(fleet: _Fleet, options: argparse.Namespace) -> dict[str, Any]:
     rounds.race(entrants, options.rounds, options.seconds)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     about = f"{options.count} x {servers.CHOICES[options.server]}; {OURS} is {redislock_fast.implementation}"
-    print_rows(f"{about}; {options.rounds} rounds of {options.seconds} s", REDLOCK_COLUMNS, rows, {})
+    print_rows(f"{about}; {options.rounds} rounds of {options.seconds} s", REDLOCK_COLUMNS, rows, {}, options.wide)
     by_name = {entrant.contestant: entrant.rates for entrant in entrants}
     if _POTTERY in by_name:
         ratios = [own / other for own, other in zip(by_name[OURS], by_name[_POTTERY], strict=True)]

@@ -188,6 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for each contestant and round (default: {_defaults('seconds')})",
     )
     parser.add_argument("--only", type=arguments.some_of(names), metavar="NAME,...", help=", ".join(names))
+    arguments.add_wide(parser)
     arguments.add_json(parser)
 
 
@@ -227,7 +228,7 @@ def _run_on(server: servers.RunningServer, scene: Scene, options: argparse.Names
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     about = f"{server.name}{away}; {options.rounds} rounds of {options.seconds} s"
     title = f"{about}; {OURS} is {redislock_fast.implementation}"
-    print_rows(title, mode.columns, rows, absent)
+    print_rows(title, mode.columns, rows, absent, options.wide)
     memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in present}
     for kind in ("sync", "asyncio"):
         sizes = [f"{name} {of_kind[kind]:,.0f}" for name, of_kind in memory.items() if kind in of_kind]

@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between two attempts of a poller (default: %(default)s, as in the libraries)",
     )
     parser.add_argument("--only", type=arguments.some_of(NAMES), metavar="NAME,...", help=", ".join(NAMES))
+    arguments.add_wide(parser)
     arguments.add_json(parser)
     parser.add_argument(
         "--html", type=arguments.new_file, metavar="FILE", help="a page with plots of all this (not with --idle)"
@@ -130,13 +131,15 @@ class _Bench:
         self._terms = Options(_IDLE_LEASE_S if options.idle else options.timeout, options.sleep)
         self._preset = options.preset
         self._command_line = _command_line(options.server)
+        self._is_wide = options.wide
         self._absent: dict[str, str] = {}
 
     def contention(self) -> dict[str, Any]:
         """Measure contention, and print the tables."""
         rows = self._rows(open_window, self._contention_rows)
-        print_rows(self._title(), tables.SPEED, rows, {})
-        print_rows("fairness and costs", tables.SHARES, rows, self._absent)
+        print_rows(self._title(), tables.SPEED, rows, {} if self._is_wide else self._absent, self._is_wide)
+        if self._is_wide:
+            print_rows("costs and extremes", tables.COSTS, rows, self._absent)
         if self._preset == "goals":
             cells = [
                 (
@@ -150,6 +153,7 @@ class _Bench:
             ]
             report.table("goals", ("figure", "", "is", "bound", *BARE), cells, words=2)
         violations = sum(row["violations"] for row in rows)
+        print(f"two holders at a time: {violations or 'never'}")
         if violations:
             report.say(f"CHECK FAILED: two holders at a time, {violations} times")
         return {**self._facts(), "violations": violations, "results": rows}

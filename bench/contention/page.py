@@ -103,7 +103,7 @@ def page(result: Mapping[str, Any]) -> str:
         _timelines(rows),
         f"<h2>All figures</h2><p>{_ABOUT_FIGURES}</p>",
         _table(tables.SPEED, rows),
-        _table(tables.SHARES, rows),
+        _table(tables.COSTS, rows),
     ]
     style = _STYLE + _colours(rows)
     head = f'<meta charset="utf-8"><title>Locks under contention</title><style>{style}</style>'

@@ -35,6 +35,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=new_file, metavar="FILE", help="save every figure here")
 
 
+def add_wide(parser: argparse.ArgumentParser) -> None:
+    """Declare `--wide`."""
+    parser.add_argument("--wide", action="store_true", help="all figures, not only those that fit into 80 columns")
+
+
 def new_file(text: str) -> Path:
     """Parse the path of a file to write, in a folder that is there: else a long measurement would be lost."""
     path = Path(text)

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-_WIDTH_WITHOUT_TERMINAL = 150
+_WIDER_THAN_ANY_TABLE = 1000
 
 
 class Step(Protocol):
@@ -67,7 +68,7 @@ def say(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> None:
-    """Print a table.
+    """Print a table, as wide as it needs to be: no figure is cut, whatever the terminal's width.
 
     Args:
         title: above the table.
@@ -75,13 +76,15 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wor
         rows: the cells, one sequence per row.
         words: how many columns, from the left, hold words; the others hold figures.
     """
-    drawn = Table(title=title, title_justify="left")
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, heading in enumerate(columns):
         drawn.add_column(heading, justify="left" if index < words else "right", no_wrap=True)
     for row in rows:
         drawn.add_row(*row)
-    is_terminal = sys.stdout.isatty()
-    Console(width=None if is_terminal else _WIDTH_WITHOUT_TERMINAL).print(drawn)
+    print(title)
+    console = Console(width=_WIDER_THAN_ANY_TABLE)
+    console.width = drawn.__rich_measure__(console, console.options).maximum
+    console.print(drawn)
 
 
 def environment() -> dict[str, Any]:

@@ -17,11 +17,13 @@ class Column:
         heading: above the column.
         cell: the text for a row that has all figures of the column.
         figures: the keys of the row that the text needs.
+        is_wide: whether the column is left out without `--wide`, so that the table fits into 80 columns.
     """
 
     heading: str
     cell: Callable[..., str]
     figures: tuple[str, ...]
+    is_wide: bool = False
 
     def of(self, row: Mapping[str, Any]) -> str:
         """The text for a row."""
@@ -32,22 +34,22 @@ class Column:
 _CONTESTANT = Column("contestant", str, ("title",))
 _WORKLOAD = Column("workload", str, ("workload",))
 _RATE = Column("pairs/s", "{:,.0f}".format, ("median",))
-_SPREAD = Column("min - max", "{:,.0f} - {:,.0f}".format, ("min", "max"))
+_SPREAD = Column("min - max", "{:,.0f} - {:,.0f}".format, ("min", "max"), is_wide=True)
 _TO_REDIS_PY = Column(":\nredis-py", "{:.2f}".format, ("ratio_to_redis_py",))
 _CPU = (
-    Column("client\nus/pair", "{:.1f}".format, ("client_cpu_us",)),
-    Column("server\nus/pair", "{:.1f}".format, ("server_cpu_us",)),
+    Column("client\nus/pair", "{:.1f}".format, ("client_cpu_us",), is_wide=True),
+    Column("server\nus/pair", "{:.1f}".format, ("server_cpu_us",), is_wide=True),
 )
 _COSTS = (
     Column("p50 ms\nan op", "{:.2f}".format, ("latency_p50_ms",)),
     Column("p99 ms\nan op", "{:.2f}".format, ("latency_p99_ms",)),
     *_CPU,
-    Column("conn.", str, ("connections",)),
+    Column("conn.", str, ("connections",), is_wide=True),
 )
 
 
-def _to_limit(limit: str) -> Column:
-    return Column(f":\n{limit}", "{:.2f}".format, ("ratio_to_limit",))
+def _to_limit(limit: str, is_wide: bool = False) -> Column:
+    return Column(f":\n{limit}", "{:.2f}".format, ("ratio_to_limit",), is_wide=is_wide)
 
 
 SINGLE_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
@@ -62,7 +64,7 @@ CROWD_COLUMNS = (
     Column("longest pair\n: median", "{:.1f}".format, ("longest_to_median",)),
     *_COSTS,
 )
-BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server"), *_COSTS)
+BATCH_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server", is_wide=True), *_COSTS)
 TERM_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 REDLOCK_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("bare"))
 LATENCY_COLUMNS = (
@@ -71,17 +73,21 @@ LATENCY_COLUMNS = (
     _RATE,
     _TO_REDIS_PY,
     Column("acquire\np50 ms", "{:.2f}".format, ("acquire_p50_ms",)),
-    Column(":\nredis-py", "{:.2f}".format, ("acquire_p50_to_redis_py",)),
+    Column(":\nredis-py", "{:.2f}".format, ("acquire_p50_to_redis_py",), is_wide=True),
     Column("acquire\np99 ms", "{:.2f}".format, ("acquire_p99_ms",)),
     Column(":\nredis-py", "{:.2f}".format, ("acquire_p99_to_redis_py",)),
-    Column("taken in\ntime", "{} of {}".format, ("taken_in_time", "tries_in_time")),
-    Column("conn.", str, ("connections",)),
+    Column("taken in\ntime", "{} of {}".format, ("taken_in_time", "tries_in_time"), is_wide=True),
+    Column("conn.", str, ("connections",), is_wide=True),
 )
-MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit"), *_COSTS)
+MAIN_COLUMNS = (_CONTESTANT, _WORKLOAD, _RATE, _TO_REDIS_PY, _to_limit("limit", is_wide=True), *_COSTS)
 
 
 def print_rows(
-    title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], absent: Mapping[str, str]
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Mapping[str, Any]],
+    absent: Mapping[str, str],
+    is_wide: bool = True,
 ) -> None:
     """Print a table, and below it the contestants that are not in it.
 
@@ -90,7 +96,9 @@ def print_rows(
         columns: contestant and workload, then figures.
         rows: as `bench.measuring.rounds.summary` makes them.
         absent: the reason for each contestant that is not in the table.
+        is_wide: whether to show all columns, not only those that fit into 80 columns of text.
     """
+    columns = [column for column in columns if is_wide or not column.is_wide]
     cells = [[column.of(row) for column in columns] for row in rows]
     report.table(title, [column.heading for column in columns], cells, words=2)
     for name, reason in absent.items():

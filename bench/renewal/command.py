@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stalls", type=number, default=6, help="of each length (default: %(default)s)")
     parser.add_argument("--stall-ttl", type=seconds, default=1, help="the ttl then (default: %(default)s)")
     parser.add_argument("--only", type=arguments.some_of(_TABLES), default=list(_TABLES), metavar="TABLE,...")
+    arguments.add_wide(parser)
     arguments.add_json(parser)
 
 
@@ -101,7 +102,7 @@ def _terms(server: servers.RunningServer, scene: Scene, options: argparse.Namesp
     rounds.race(entrants, options.rounds, terms.ROUND_S)
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     title = f"{server.name}; one lock in one thread; {options.rounds} rounds of {terms.ROUND_S} s"
-    print_rows(title, terms.COLUMNS, rows, absent)
+    print_rows(title, terms.COLUMNS, rows, absent, options.wide)
     return rows
 
 
