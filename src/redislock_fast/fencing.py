@@ -47,7 +47,9 @@ class StaleFenceError(LockError):
     """
 
     def __init__(self, fence: int, highest: int) -> None:
-        super().__init__(f"fence {fence} is stale: {highest} has written")
+        message = f"fence {fence} is stale: {highest} has written"
+        super().__init__(message)
+        self.args = (message,)  # as in `LockLostError`
         self.fence = fence
         self.highest = highest
 

@@ -27,9 +27,9 @@ from tests.support.helpers import (
     RELEASE_KEEPS_TOKEN,
     FakeTime,
     LockClass,
-    fixed_in_redis_py,
     in_thread,
     once,
+    redis_py_passes,
     run_script,
     wait_until,
 )
@@ -125,7 +125,7 @@ def test_lost_reply_of_extend_adds_once(
 
 
 @IN_THREADS  # redis-py's asyncio Lock can, too: see test_asyncio_leases
-@fixed_in_redis_py(RELEASE_KEEPS_TOKEN, *FAILURES)
+@redis_py_passes(RELEASE_KEEPS_TOKEN, *FAILURES)
 def test_release_that_fails_on_the_network_can_be_repeated(
     lock_class: LockClass, proxy: Proxy, connect: Connect, client: redis.Redis
 ) -> None:

@@ -82,7 +82,7 @@ class _Real:
 
     def __init__(self, server: Server, **user: str) -> None:
         options: dict[str, Any] = {"port": server.port, **user}
-        self._client: Any = redis.Redis(**options)
+        self._client: Any = redis.Redis(**options, protocol=3)
         self._admin: Any = redis.Redis(port=server.port)
         pubsub: Any = self._admin.pubsub
         self._pubsubs: list[Any] = [pubsub() for _ in range(2)]

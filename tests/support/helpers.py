@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
+import redis.asyncio.lock
 import redis.lock
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
@@ -37,6 +39,7 @@ LockClass = type[redis.lock.Lock]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
+REDIS_PY = tuple(map(int, redis.__version__.split(".")[:2]))
 """How long a condition may take before its test fails; a passing test never waits this long."""
 
 MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
@@ -103,19 +106,22 @@ def _release_keeps_token() -> bool:
     return lock.local.token is not None
 
 
-def fixed_in_redis_py(is_fixed: bool, *failures: type[BaseException]) -> pytest.MarkDecorator:
-    """Marks a test of a bug that redis-py's main has fixed: redis-py's class passes it once the fix is installed.
+def redis_py_passes(is_so: bool, *failures: type[BaseException]) -> pytest.MarkDecorator:
+    """Marks a test of both classes that some releases of redis-py pass, and others fail.
 
     Args:
-        is_fixed: whether the installed redis-py has the fix.
-        failures: what an installed redis-py without it raises in the test.
+        is_so: whether the installed one passes it.
+        failures: what the test raises otherwise.
     """
-    marks = () if is_fixed else pytest.mark.xfail(strict=True, raises=failures)
+    marks = () if is_so else pytest.mark.xfail(strict=True, raises=failures)
     return pytest.mark.parametrize("lock_class_id", [pytest.param("redis-py", marks=marks), "ours"])
 
 
 RELEASE_KEEPS_TOKEN = _release_keeps_token()
 """redis-py 8.1.0 does not; pull request 4258, merged after it, does."""
+
+ASYNC_RELEASE_KEEPS_TOKEN = inspect.iscoroutinefunction(redis.asyncio.lock.Lock.release)
+"""redis-py does since 7.2, by pull request 3900."""
 
 
 def pause(seconds: float = 0.002) -> None:

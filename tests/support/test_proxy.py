@@ -13,7 +13,7 @@ from tests.support.proxy import Proxy, command_name, message_end
 @pytest.fixture
 def proxied(proxy: Proxy, connect: Connect) -> redis.Redis:
     """A client behind the proxy that never repeats a request."""
-    return connect(proxy.port, retry=once())
+    return connect(proxy.port, retry=once(), protocol=3)  # which the proxy knows messages by
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Skipped(LockError):
         self, message: str, lock_name: Any = None, holder: Participant | None = None, ttl_s: float | None = None
     ) -> None:
         super().__init__(message, lock_name=lock_name)
+        self.args = (message,)  # as in `LockLostError`
         self.holder = holder
         self.ttl_s = ttl_s
 

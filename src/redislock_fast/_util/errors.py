@@ -39,6 +39,7 @@ class LockLostError(LockNotOwnedError):
 
     def __init__(self, message: str, lock_name: Any = None, reason: LossReason = LossReason.EXPIRED) -> None:
         super().__init__(message, lock_name=lock_name)
+        self.args = (message,)  # redis-py does so since 7.2: else `str` shows all that the class was called with
         self.reason = reason
 
 
@@ -51,4 +52,5 @@ class NotReplicatedError(LockError):
 
     def __init__(self, message: str, lock_name: Any = None, replicas: int = 0) -> None:
         super().__init__(message, lock_name=lock_name)
+        self.args = (message,)  # as above
         self.replicas = replicas
