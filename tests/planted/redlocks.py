@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "server that has not answered is not cleaned up",
         "_protocol/majority.py",
-        "if self.sent[index] and self.verdicts[index] is not False",
-        "if self.verdicts[index]",
+        "if self.sent[index] and self.votes[index] is not False",
+        "if self.votes[index]",
         (
             "tests/unit/protocol/test_majority.py::"
             "test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_key"

@@ -333,7 +333,7 @@ def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extend that counts without a quorum."""
-    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.verdicts))
+    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.votes))
 
 
 def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:

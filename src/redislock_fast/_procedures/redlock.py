@@ -71,14 +71,14 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     # ---- what the caller holds ----
 
     @property
-    def verdicts(self) -> tuple[bool | None, ...]:
+    def votes(self) -> tuple[bool | None, ...]:
         """The servers' votes in the caller's last operation on this lock.
 
         By server: True for agreed, False for refused, None for no reply or an error. Votes that come after the outcome
         was certain are added.
         """
         round_ = self._held().round
-        return (None,) * len(self._servers) if round_ is None else tuple(round_.verdicts)
+        return (None,) * len(self._servers) if round_ is None else tuple(round_.votes)
 
     @property
     def valid(self) -> bool:
@@ -307,17 +307,13 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             yield from self._raising_lost("release", lease, by_release=True)
 
     def _release_round(self, majority: MajorityLease) -> ReleaseRound:
-        verdicts = list(majority.refusals)
-        doubtful = [False] * len(verdicts)
+        votes = list(majority.refusals)
+        doubtful = [False] * len(votes)
         before = majority.releasing
         if before is not None:  # its votes count, and servers without a vote may have executed it
-            verdicts = [
-                refusal if vote is None else vote for vote, refusal in zip(before.verdicts, verdicts, strict=True)
-            ]
+            votes = [refusal if vote is None else vote for vote, refusal in zip(before.votes, votes, strict=True)]
             doubtful = list(before.sent)
-        majority.releasing = ReleaseRound(
-            self._keys, majority.token, majority.ends_at, self._limit_s, verdicts, doubtful
-        )
+        majority.releasing = ReleaseRound(self._keys, majority.token, majority.ends_at, self._limit_s, votes, doubtful)
         return majority.releasing
 
     # ---- extend, reacquire ----
@@ -402,8 +398,8 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         for error in errors:
             if isinstance(error, _PERMANENT):
                 return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
-        count = len(round_.verdicts)
-        voted = count - round_.verdicts.count(None)
+        count = len(round_.votes)
+        voted = count - round_.votes.count(None)
         took_s = clock() - (round_.began if asked_at is None else asked_at)
         message = (
             f"the lock {self._name!r}: only {voted} of {count} servers have voted within {round_.limit_s:g} s, "
@@ -436,4 +432,4 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 def _is_hopeless(round_: MajorityRound) -> bool:
     """Whether no majority can vote because of permanent errors."""
     errors = sum(isinstance(error, _PERMANENT) for error in round_.errors)
-    return errors > len(round_.verdicts) // 2
+    return errors > len(round_.votes) // 2

@@ -153,7 +153,7 @@ class RedlockSettings:
 
     @property
     def servers(self) -> tuple[Any, ...]:
-        """The clients, in the order of `verdicts`."""
+        """The clients, in the order of `votes`."""
         return self._servers
 
     # ---- what the caller holds ----

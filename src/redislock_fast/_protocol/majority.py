@@ -7,7 +7,7 @@ passed and an allowance for clocks that drift.
 Each server executes an operation of `commands.py`, whose result is the server's vote. A server that answers with an
 error, cannot be reached or does not answer has no vote.
 
-Thread safety: `verdicts`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks its
+Thread safety: `votes`, `errors`, `sent` and `lost` are assigned item by item, an item by the caller that asks its
 server or by the reader of that server's connection. A vote never changes; one that comes late is still noted. Once
 True, `decided` stays so.
 """
@@ -50,10 +50,10 @@ class MajorityRound:
     Args:
         operations: by server.
         limit_s: how long to wait for replies, in seconds from before the first request.
-        verdicts: by server: the vote of one that is not to be asked, because its vote is known; None for the others.
+        votes: by server: the vote of one that is not to be asked, because its vote is known; None for the others.
 
     Attributes:
-        verdicts: by server: True for agreed, False for refused, None where there is no verdict, or none yet.
+        votes: by server: True for agreed, False for refused, None where there is no vote, or none so far.
         errors: by server: why there is no verdict; None where that is not known.
         sent: by server: whether a request has left.
         lost: by server: whether its connection broke, and nothing has left since.
@@ -71,7 +71,7 @@ class MajorityRound:
         self,
         operations: Sequence[Acquire | Reacquire | Release | ReadHolder],
         limit_s: float,
-        verdicts: list[bool | None] | None = None,
+        votes: list[bool | None] | None = None,
     ) -> None:
         count = len(operations)
         for operation in operations:
@@ -79,21 +79,21 @@ class MajorityRound:
             operation.with_text = True
         self.operations = operations
         self.limit_s = limit_s
-        self.verdicts: list[bool | None] = [None] * count
+        self.votes: list[bool | None] = [None] * count
         self.errors: list[Exception | None] = [None] * count
         self.sent = [False] * count
         self.lost = [False] * count
         self.began = 0.0
         self._quorum = count // 2 + 1
-        if verdicts:
-            self.verdicts = verdicts
+        if votes:
+            self.votes = votes
             self._count()
 
     # ---- one server ----
 
     def awaits(self, index: int) -> bool:
         """Whether the server may still vote in time."""
-        return self.verdicts[index] is None and self.errors[index] is None
+        return self.votes[index] is None and self.errors[index] is None
 
     def request(self, index: int, capabilities: Capabilities) -> Args:
         """The next request to a server."""
@@ -112,7 +112,7 @@ class MajorityRound:
         Raises:
             Malformed: the request cannot have this reply; the connection must be given up.
         """
-        if self.verdicts[index] is not None:  # by another connection, when this one seemed broken
+        if self.votes[index] is not None:  # by another connection, when this one seemed broken
             return True
         operation = self.operations[index]
         try:
@@ -121,16 +121,14 @@ class MajorityRound:
             self.errors[index] = error.with_traceback(None)
             return True
         if finished:
-            self.verdicts[index] = operation.result
+            self.votes[index] = operation.result
             self._count()
         return finished or self.given_up
 
     def _count(self) -> None:
         """Update `decided`, after each vote: of several threads that vote at once, the last one sees all votes."""
-        verdicts = self.verdicts
-        if not self.decided and (
-            verdicts.count(True) >= self._quorum or verdicts.count(False) > len(verdicts) - self._quorum
-        ):
+        votes = self.votes
+        if not self.decided and (votes.count(True) >= self._quorum or votes.count(False) > len(votes) - self._quorum):
             self.decided = True
 
     # ---- all of them ----
@@ -138,17 +136,17 @@ class MajorityRound:
     @property
     def agreed(self) -> bool:
         """Whether a majority has agreed."""
-        return self.verdicts.count(True) >= self._quorum
+        return self.votes.count(True) >= self._quorum
 
     @property
     def refused(self) -> bool:
         """Whether so many servers have refused that no majority can agree."""
-        return self.verdicts.count(False) > len(self.verdicts) - self._quorum
+        return self.votes.count(False) > len(self.votes) - self._quorum
 
     @property
     def answered(self) -> bool:
         """Whether a majority has voted."""
-        return len(self.verdicts) - self.verdicts.count(None) >= self._quorum
+        return len(self.votes) - self.votes.count(None) >= self._quorum
 
     # ---- cleanup ----
 
@@ -211,7 +209,7 @@ class AcquireRound(LeaseRound):
         return {
             index: (operation.key, operation.token)
             for index, operation in enumerate(self.operations)
-            if self.sent[index] and self.verdicts[index] is not False
+            if self.sent[index] and self.votes[index] is not False
         }
 
 
@@ -225,13 +223,11 @@ class ReacquireRound(LeaseRound):
         token: the lock's.
         ttl_ms: the new lease.
         limit_s: as for `MajorityRound`.
-        verdicts: as for `MajorityRound`.
+        votes: as for `MajorityRound`.
     """
 
-    def __init__(
-        self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, verdicts: list[bool | None]
-    ) -> None:
-        super().__init__([Reacquire(key, token, ttl_ms) for key in keys], limit_s, verdicts)
+    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int, limit_s: float, votes: list[bool | None]) -> None:
+        super().__init__([Reacquire(key, token, ttl_ms) for key in keys], limit_s, votes)
         self.ttl_ms = ttl_ms
 
 
@@ -243,7 +239,7 @@ class ReleaseRound(MajorityRound):
         token: the lock's.
         ends_at: when the first server may end the lease, in the clock's seconds.
         limit_s: as for `MajorityRound`.
-        verdicts: as for `MajorityRound`.
+        votes: as for `MajorityRound`.
         doubtful: by server: whether an earlier release may have been executed.
     """
 
@@ -255,11 +251,11 @@ class ReleaseRound(MajorityRound):
         token: bytes,
         ends_at: float,
         limit_s: float,
-        verdicts: list[bool | None],
+        votes: list[bool | None],
         doubtful: list[bool],
     ) -> None:
         releases = [Release(key, token, ends_at, unsettled) for key, unsettled in zip(keys, doubtful, strict=True)]
-        super().__init__(releases, limit_s, verdicts)
+        super().__init__(releases, limit_s, votes)
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         if all(self.sent) and not any(self.lost):
@@ -267,7 +263,7 @@ class ReleaseRound(MajorityRound):
         return {
             index: (operation.key, operation.token)
             for index, operation in enumerate(self.operations)
-            if self.verdicts[index] is None and (self.lost[index] or not self.sent[index])
+            if self.votes[index] is None and (self.lost[index] or not self.sent[index])
         }
 
 

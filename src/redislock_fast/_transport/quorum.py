@@ -86,7 +86,7 @@ class Vote:
     @property
     def has_voted(self) -> bool:
         """Whether the server has voted."""
-        return self.round.verdicts[self.index] is not None
+        return self.round.votes[self.index] is not None
 
     def skip(self, error: Exception) -> None:
         """Note why the server does not vote."""
@@ -187,7 +187,7 @@ class Voting(Generic[VoteType]):
         self.votes = [
             kind(servers[index], round_, index)
             for round_ in rounds
-            for index, vote in enumerate(round_.verdicts)
+            for index, vote in enumerate(round_.votes)
             if vote is None
         ]
 
@@ -242,7 +242,7 @@ class Voting(Generic[VoteType]):
                     for request in cleanup_requests(connection.capabilities, [entry]):
                         server.post(connection, request)
                     posted = True
-            if not posted or round_.verdicts[index] is None:
+            if not posted or round_.votes[index] is None:
                 server.clean_up([entry])
 
 

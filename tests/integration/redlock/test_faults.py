@@ -155,11 +155,11 @@ def test_late_votes_are_noted(fleet: Fleet, make: Make) -> None:
     _use(other)
     with freezing(fleet[0]):
         assert lock.acquire()
-        assert lock.verdicts[0] is None
+        assert lock.votes[0] is None
 
     def noted() -> bool:
         _use(other)  # somebody has to read
-        return lock.verdicts[0] is True
+        return lock.votes[0] is True
 
     wait_until(noted, "the vote comes")
     lock.release()
@@ -174,7 +174,7 @@ def test_frozen_majority_is_a_timeout_and_leaves_nothing(fleet: Fleet, make: Mak
     with freezing(*fleet[:3]):
         with pytest.raises(redis.TimeoutError, match="servers have voted"):
             lock.acquire(blocking=False)
-        assert (lock.valid, lock.verdicts[:3]) == (False, (None, None, None))
+        assert (lock.valid, lock.votes[:3]) == (False, (None, None, None))
     wait_until_free(fleet)
     _use(make())
 
@@ -198,7 +198,7 @@ def test_waiter_outlives_a_majority_that_comes_back_in_time(world: World, fleet:
     lock = make(limit=SHORT_S, sleep=0.01, thread_local=False)
     with freezing(*fleet[:3]):
         answer = world.start(lambda: lock.acquire(blocking_timeout=PATIENCE_S))
-        wait_until(lambda: lock.verdicts[3:] == (True, True), "it tries")
+        wait_until(lambda: lock.votes[3:] == (True, True), "it tries")
         assert not answer.done()
     assert answer.result(PATIENCE_S) is True
     lock.release()
@@ -240,7 +240,7 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -
             lock.release()
     wait_until_free(fleet)
     lock.release()
-    assert lock.verdicts.count(True) >= 3
+    assert lock.votes.count(True) >= 3
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_release_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, m
         wait_until_held(fleet)
         proxy.stall()
         lock.release()
-        assert lock.verdicts[4] is None
+        assert lock.votes[4] is None
         proxy.cut()
         wait_until_free(fleet)
 

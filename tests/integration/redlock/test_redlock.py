@@ -62,7 +62,7 @@ def test_waiter_gets_it_after_the_release(world: World, make: Make) -> None:
     holder, waiter = make(), make(sleep=0.01, thread_local=False)
     holder.acquire()
     answer = world.start(waiter.acquire)
-    wait_until(lambda: False in waiter.verdicts, "the waiter has tried")
+    wait_until(lambda: False in waiter.votes, "the waiter has tried")
     assert not answer.done()
     holder.release()
     assert answer.result(10) is True
@@ -73,7 +73,7 @@ def test_a_majority_is_enough(fleet: Fleet, make: Make) -> None:
     take(fleet[3:])
     lock = make()
     assert lock.acquire(blocking=False) is True
-    assert lock.verdicts[:3] == (True, True, True)
+    assert lock.votes[:3] == (True, True, True)
     lock.release()
     wait_until_free(fleet[:3])
     assert values(fleet[3:]) == [b"another's"] * 2
@@ -83,7 +83,7 @@ def test_a_minority_is_given_back(fleet: Fleet, make: Make) -> None:
     take(fleet[:3])
     lock = make()
     assert lock.acquire(blocking=False) is False
-    assert lock.verdicts[:3] == (False, False, False)
+    assert lock.votes[:3] == (False, False, False)
     assert lock.remaining() == 0.0
     wait_until_free(fleet[3:])
     assert values(fleet[:3]) == [b"another's"] * 3
@@ -91,13 +91,13 @@ def test_a_minority_is_given_back(fleet: Fleet, make: Make) -> None:
 
 def test_votes_tell_which_servers_agreed(fleet: Fleet, make: Make) -> None:
     lock = make()
-    assert lock.verdicts == (None,) * 5
+    assert lock.votes == (None,) * 5
     take(fleet[1:2])
     lock.acquire()
     lock.reacquire()
     lock.reacquire()
-    assert lock.verdicts[1] is not True
-    assert lock.verdicts.count(True) >= 3
+    assert lock.votes[1] is not True
+    assert lock.votes.count(True) >= 3
 
 
 def test_with_acquires_and_releases(fleet: Fleet, make: Make) -> None:
@@ -288,7 +288,7 @@ def test_token_is_shown_nowhere(fleet: Fleet, make: Make) -> None:
     lock = make()
     lock.acquire()
     token = next(filter(None, values(fleet))).decode()
-    assert token not in repr(lock) + repr(vars(lock)) + repr(lock.verdicts)
+    assert token not in repr(lock) + repr(vars(lock)) + repr(lock.votes)
     delete(fleet)
     with pytest.raises(LockNotOwnedError) as caught:
         lock.release()

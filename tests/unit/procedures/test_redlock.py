@@ -47,7 +47,7 @@ class Agreeing:
         assert isinstance(step, Ask)
         assert isinstance(step.rounds[0], AcquireRound)
         self.asked.append(step.rounds[0])
-        step.rounds[0].verdicts[:] = [True] * len(PORTS)
+        step.rounds[0].votes[:] = [True] * len(PORTS)
         with pytest.raises(StopIteration):
             steps.send(None)
         raise KeyboardInterrupt
@@ -105,7 +105,7 @@ def test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid(is_lat
     step = next(steps)
     assert isinstance(step.rounds[0], ReacquireRound)
     step.rounds[0].began = clock()
-    step.rounds[0].verdicts[:] = [True] * len(PORTS)
+    step.rounds[0].votes[:] = [True] * len(PORTS)
     if not is_late:
         with pytest.raises(StopIteration):
             steps.send(None)
@@ -131,7 +131,7 @@ def test_renewal_that_a_majority_does_not_answer_is_tried_again(votes: list[bool
     steps = renewing([lease], losses)
     step = next(steps)
     assert isinstance(step, Ask)
-    step.rounds[0].verdicts[:] = votes
+    step.rounds[0].votes[:] = votes
     with pytest.raises(StopIteration):
         steps.send(None)
     assert (losses, lease.troubled, lease.loss, lease.expires_at) == ([], True, None, before)
@@ -144,11 +144,11 @@ def test_renewal_that_a_majority_refuses_is_a_loss() -> None:
     steps = renewing([lease], losses)
     step = next(steps)
     assert isinstance(step, Ask)
-    step.rounds[0].verdicts[:] = [False, False, None]
+    step.rounds[0].votes[:] = [False, False, None]
     step = steps.send(None)
     assert isinstance(step, Ask)
     assert isinstance(step.rounds[0], TakenRound)
-    step.rounds[0].verdicts[:] = [True, True, None]
+    step.rounds[0].votes[:] = [True, True, None]
     with pytest.raises(StopIteration):
         steps.send(None)
     assert losses == [LeaseLoss(lease, LossReason.TAKEN)]

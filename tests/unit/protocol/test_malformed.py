@@ -137,7 +137,7 @@ def test_vote_of_a_malformed_reply_is_none() -> None:
     round_.request(0, capabilities_of("Valkey 9"))
     with pytest.raises(Malformed):
         round_.take(0, 7, capabilities_of("Valkey 9"))
-    assert ([None], [None], False) == (round_.verdicts, round_.errors, round_.decided)
+    assert ([None], [None], False) == (round_.votes, round_.errors, round_.decided)
 
 
 @pytest.fixture
