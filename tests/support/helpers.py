@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import inspect
 import os
 import signal
@@ -188,6 +189,13 @@ def start(work: Callable[[], Result]) -> Future[Result]:
 def in_thread(work: Callable[[], Result]) -> Result:
     """Do the work in another thread; returns or raises what it does."""
     return start(work).result(PATIENCE_S)
+
+
+def redislock_main() -> int:
+    """Call the command `redislock` with the words in `sys.argv`. Returns its exit code, unless it exits itself."""
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="redislock")
+    code: int = command.load()()
+    return code
 
 
 def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

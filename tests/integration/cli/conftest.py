@@ -1,16 +1,17 @@
-"""The command line, in this process: as `python -m redislock_fast`, without the start of an interpreter."""
+"""The command line, in this process: as `redislock`, without the start of an interpreter."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import runpy
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pytest
+
+from tests.support.helpers import redislock_main
 
 CANARY = "S3CR3T-canary"
 """A password that may stand in no output."""
@@ -48,7 +49,7 @@ def redislock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         monkeypatch.setattr(sys, "argv", ["redislock", *map(str, words)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
-            runpy.run_module("redislock_fast", run_name="__main__", alter_sys=True)
+            sys.exit(redislock_main())
         out, err = capfd.readouterr()
         assert CANARY not in out + err
         assert not _TOKEN.search(out + err)

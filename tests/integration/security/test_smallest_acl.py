@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from redislock_fast import NotReplicatedError
 from redislock_fast.fencing import AsyncGuard, Guard
 from redislock_fast.server import Server
 from tests.conftest import AclUser, Connect, Servers
-from tests.support.helpers import CLASSES, PATIENCE_S, ROOT, wait_until
+from tests.support.helpers import CLASSES, PATIENCE_S, ROOT, redislock_main, wait_until
 from tests.support.proxy import Proxy
 from tests.support.worlds import IN_THREADS, World, waited
 
@@ -213,7 +212,7 @@ def exit_code(uses: Uses, *words: str) -> Any:
         patching.setenv("REDISLOCK_URL", url_of(uses))
         patching.setattr(sys, "argv", ["redislock", *words])
         with pytest.raises(SystemExit) as end:
-            runpy.run_module("redislock_fast", run_name="__main__", alter_sys=True)
+            sys.exit(redislock_main())
     return end.value.code
 
 
