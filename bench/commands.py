@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Protocol
 
-from bench import latency, redlock, scripts, throughput
+from bench import latency, production, redlock, scripts, throughput
 from bench.alternatives import command as alternatives
 from bench.contention import command as contention
 from bench.guard import command as guard
@@ -32,6 +32,7 @@ class Command(Protocol):
 COMMANDS: Mapping[str, Command] = {
     "throughput": throughput,
     "latency": latency,
+    "production": production,
     "contention": contention,
     "alternatives": alternatives,
     "renewal": renewal,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contestants import AbsentError
+from bench.guard import counted, instructions
 from bench.guard.tree import BENCH_TREE, Child, NotMeasuredError, open_child
 from bench.guard.workloads import WORKLOADS
 from bench.measuring import arguments, report, servers
@@ -49,16 +50,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"of each figure (default: {defaults})")
     parser.add_argument(
         "--only",
-        type=arguments.some_of(tuple(WORKLOADS)),
-        default=list(WORKLOADS),
+        type=arguments.some_of(tuple(dict.fromkeys((*WORKLOADS, *counted.WORKLOADS)))),
         metavar="NAME,...",
         help=", ".join(f"{name}: {workload.about}" for name, workload in WORKLOADS.items()),
+    )
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="count the instructions of a pair instead, by valgrind; --only: "
+        + ", ".join(f"{name}: {about}" for name, (about, _) in counted.WORKLOADS.items()),
     )
     arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print the table."""
+    workloads = counted.WORKLOADS if options.instructions else WORKLOADS
+    options.only = [name for name in options.only or workloads if name in workloads]
+    if options.instructions:
+        return _count_instructions(options)
     servers.allow_open_files()
     try:
         with ExitStack() as closing:
@@ -77,14 +87,35 @@ def run(options: argparse.Namespace) -> int:
         report.say(f"cannot run: {error}")
         return 2
     print(f"before: {options.before} ({before}); after: {BENCH_TREE} ({after})")
-    cells = [[column.of(row) for column in _COLUMNS] for row in rows]
-    report.table(name, [column.heading for column in _COLUMNS], cells, words=1)
-    for figure, reason in not_measured.items():
-        print(f"{figure}: {reason}")
+    _print(name, _COLUMNS, rows, not_measured)
     if options.json:
         facts = {"command": "guard", "server": name, **report.environment(), "before": before, "after": after}
         report.save_json(options.json, {**facts, "not_measured": not_measured, "results": rows})
     return 0
+
+
+def _count_instructions(options: argparse.Namespace) -> int:
+    """Count, and print the table."""
+    try:
+        with Server() as server:
+            name = servers.stated_name(server.url)
+            rows, not_measured = instructions.rows_of(options.before, server.url, options.only)
+    except (FileNotFoundError, AbsentError) as error:
+        report.say(f"cannot run: {error}")
+        return 2
+    print(f"before: {options.before}; after: {BENCH_TREE}")
+    _print(name, instructions.COLUMNS, rows, not_measured)
+    if options.json:
+        facts = {"command": "guard", "server": name, **report.environment()}
+        report.save_json(options.json, {**facts, "not_measured": not_measured, "instructions": rows})
+    return 0
+
+
+def _print(name: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], not_measured: dict[str, str]) -> None:
+    cells = [[column.of(row) for column in columns] for row in rows]
+    report.table(name, [column.heading for column in columns], cells, words=1)
+    for figure, reason in not_measured.items():
+        print(f"{figure}: {reason}")
 
 
 def _tree(text: str) -> Path:

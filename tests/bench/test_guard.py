@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [row["figure"] for row in result["results"]] == names
     assert all(row["ratios"] == [row["ratio"]] and row["ratio"] > 0 for row in result["results"])
     assert "batch of 1,000" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="no valgrind here")
+def test_instructions_of_equal_trees_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "figures.json"
+    assert run(TREE, "--instructions", "--only", "linger", "--json", saved) == 0
+    assert "1 thread, linger" in capsys.readouterr().out
+    (row,) = json.loads(saved.read_text())["instructions"]
+    assert row["before"] > 1_000
+    assert row["ratio"] == pytest.approx(1, abs=0.02)
 
 
 def test_what_a_tree_lacks_is_named(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

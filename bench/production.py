@@ -1,0 +1,295 @@
+"""`python -m bench production`: locks as teams run them, beside plain ones on one server.
+
+Each setting is one thing that production turns on: a time limit, renewal, reentry, metrics, a cluster, TLS. Each caller
+has a lock of its own, and all share a client. All settings of a number of callers are measured in turn, round after
+round; a figure is the median of the ratios within a round. redis-py's locks take part where a user would have them
+instead: on one server, in the cluster, over TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+
+import redislock_fast
+import redislock_fast.asyncio
+from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError, CheckFailedError
+from bench.measuring import arguments, report, servers
+from bench.measuring.rounds import Entrant, Sample, race
+from bench.topology import open_cluster
+from bench.workloads.threads import take_turns
+from redislock_fast.server import Server, find_binary, free_port
+
+HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS"
+
+_PRIMARIES = 3
+_PREFIX = "bench:production"
+_CALLERS = {"1 thread": 1, "16 threads": 16, "1 task": 1, "100 tasks": 100}
+_PLAIN = "plain"
+_Goals = tuple[float | None, float | None, float | None, float | None]
+_NO_GOALS: _Goals = (None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of the table.
+
+    Attributes:
+        name: in the table.
+        beside: the setting to which its ratio is taken.
+        place: where its locks are, a key of what `open_places` yields.
+        options: of our locks; None: its locks are redis-py's.
+        metrics: our module that is installed while its locks are made.
+        goals: the least ratios, by `_CALLERS`; None for none.
+    """
+
+    name: str
+    beside: str = _PLAIN
+    place: str = "server"
+    options: Mapping[str, Any] | None = field(default_factory=dict)
+    metrics: str | None = None
+    goals: _Goals = _NO_GOALS
+
+    @property
+    def about(self) -> str:
+        """What the ratio is of."""
+        return f"{self.name} : {self.beside}"
+
+    def locks(self, client: Any, count: int, for_asyncio: bool) -> list[Any]:
+        """The locks of so many callers."""
+        names = [f"{_PREFIX}:{index}" for index in range(count)]
+        if self.options is None:
+            return [client.lock(name, timeout=LEASE_S) for name in names]
+        lock_class: Any = redislock_fast.asyncio.Lock if for_asyncio else redislock_fast.Lock
+        if self.metrics is None:
+            return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
+        module: Any = importlib.import_module(f"redislock_fast.{self.metrics}")
+        module.install(*_METRICS[self.metrics]())
+        try:
+            return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
+        finally:
+            module.uninstall()
+
+
+def _meter_provider() -> tuple[Any]:
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - optional
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
+
+    return (MeterProvider([InMemoryMetricReader()]),)
+
+
+def _registry() -> tuple[Any]:
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415 - optional
+
+    return (CollectorRegistry(),)
+
+
+_METRICS: Mapping[str, Callable[[], tuple[Any]]] = {"otel": _meter_provider, "prometheus": _registry}
+_CLUSTER, _TLS = f"cluster of {_PRIMARIES}", "TLS"
+_IN_CLUSTER, _OVER_TLS, _WITHOUT_TLS = f"{REDIS_PY} in it", f"{REDIS_PY} over TLS", "the same server without"
+
+SETTINGS = (
+    Setting(_PLAIN, REDIS_PY),
+    Setting("blocking_timeout=5", options={"blocking_timeout": 5}, goals=(0.95, 0.95, None, 0.95)),
+    Setting("auto_renew", options={"auto_renew": True}, goals=(0.9, 0.9, None, 0.9)),
+    Setting("reentrant", options={"reentrant": True}, goals=(0.95, 0.95, None, 0.95)),
+    Setting("OpenTelemetry", metrics="otel", goals=(0.9, 0.9, 0.85, 0.85)),
+    Setting("Prometheus", metrics="prometheus", goals=(0.9, 0.9, 0.85, 0.85)),
+    Setting(_CLUSTER, place="cluster", goals=(0.9, 0.8, 0.85, 0.75)),
+    Setting(_CLUSTER, _IN_CLUSTER, "cluster"),
+    Setting(_TLS, _WITHOUT_TLS, "tls", goals=(None, 0.6, None, 0.85)),
+    Setting(_TLS, _OVER_TLS, "tls", goals=(2.2, 6.0, None, None)),
+)
+_PEERS = (
+    Setting(REDIS_PY, options=None),
+    Setting(_IN_CLUSTER, place="cluster", options=None),
+    Setting(_OVER_TLS, place="tls", options=None),
+    Setting(_WITHOUT_TLS, place="beside tls"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--rounds", type=arguments.positive(int), default=10, help="default: %(default)s")
+    parser.add_argument(
+        "--seconds",
+        type=arguments.positive(float),
+        default=0.2,
+        help="for each setting and round (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--callers",
+        type=arguments.some_of(tuple(_CALLERS)),
+        default=list(_CALLERS),
+        metavar="CALLERS,...",
+        help=", ".join(_CALLERS),
+    )
+    arguments.add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print the table."""
+    servers.allow_open_files()
+    try:
+        with open_places() as places:
+            rates, absent = _measure(places, options)
+    except CheckFailedError as error:
+        report.say(f"CHECK FAILED: {error}")
+        return 1
+    except (AbsentError, FileNotFoundError) as error:
+        return servers.refuse("embedded", error)
+    title = f"{options.rounds} rounds of {options.seconds:g} s; {OURS} is {redislock_fast.implementation}"
+    rows = [_row(setting, rates, options.callers) for setting in SETTINGS]
+    report.table(title, ["pairs/s : pairs/s", *options.callers], rows, words=1)
+    print("After a figure, its goal: it is met (>=) or missed (<).")
+    for name, reason in absent.items():
+        print(f"{name}: {reason}")
+    if options.json:
+        by_callers = {callers: {name: found for (name, _), found in of.items()} for callers, of in rates.items()}
+        report.save_json(options.json, {"command": "production", **report.environment(), "pairs_per_s": by_callers})
+    return 0
+
+
+_Rates = dict[str, dict[tuple[str, str], list[float]]]
+"""The pairs per second of each round, by callers, and by the name and place of a setting."""
+
+
+def _measure(places: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> tuple[_Rates, dict[str, str]]:
+    rates: _Rates = {}
+    absent: dict[str, str] = {}
+    for callers in options.callers:
+        with ExitStack() as closing:
+            entrants: dict[tuple[str, str], Entrant] = {}
+            for setting in (*SETTINGS, *_PEERS):
+                try:
+                    crew = _crew(callers, setting, places, closing)
+                except (AbsentError, ModuleNotFoundError) as reason:
+                    absent[setting.name] = str(reason)
+                else:
+                    where = setting.name, setting.place
+                    entrants[where] = Entrant(setting.name, setting.name, callers, crew, lambda: None)
+            race(list(entrants.values()), options.rounds, options.seconds)
+            rates[callers] = {where: entrant.rates for where, entrant in entrants.items()}
+    return rates, absent
+
+
+def _crew(
+    callers: str, setting: Setting, places: Mapping[str, Mapping[str, Any]], closing: ExitStack
+) -> Callable[[float], Sample]:
+    """What measures a setting with these callers."""
+    if setting.place not in places:
+        raise AbsentError("no redis-server, or no program openssl, here")
+    count, where = _CALLERS[callers], places[setting.place]
+    if setting.name == _IN_CLUSTER and callers == "100 tasks":
+        raise AbsentError("with 100 tasks, redis-py's cluster client fails while it connects")
+    if "task" in callers:
+        return _Tasks(setting, where, count, closing).measure
+    kind: Any = redis.RedisCluster if setting.place == "cluster" else redis.Redis
+    client = closing.enter_context(kind(**where, max_connections=2 * count))
+    locks = setting.locks(client, count, for_asyncio=False)
+    return lambda seconds: Sample(take_turns(locks, seconds).pairs_per_s)
+
+
+class _Tasks:
+    """Tasks with a lock each, in an event loop that stays."""
+
+    def __init__(self, setting: Setting, where: Mapping[str, Any], count: int, closing: ExitStack) -> None:
+        self._loop = asyncio.new_event_loop()
+        closing.callback(self._close)
+        kind: Any = redis.asyncio.RedisCluster if setting.place == "cluster" else redis.asyncio.Redis
+        self._client = kind(**where, max_connections=2 * count)
+        self._locks = setting.locks(self._client, count, for_asyncio=True)
+
+    def measure(self, seconds: float) -> Sample:
+        """Acquire and release all locks for some seconds."""
+        return Sample(self._loop.run_until_complete(self._pairs_per_s(seconds)))
+
+    async def _pairs_per_s(self, seconds: float) -> float:
+        async def work(lock: Any) -> int:
+            pairs = 0
+            while time.perf_counter() < deadline or not pairs:
+                if not await lock.acquire():
+                    raise CheckFailedError("a free lock was not acquired")
+                await lock.release()
+                pairs += 1
+            return pairs
+
+        began = time.perf_counter()
+        deadline = began + seconds
+        pairs = sum(await asyncio.gather(*map(work, self._locks)))
+        return pairs / (time.perf_counter() - began)
+
+    def _close(self) -> None:
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:
+    """The cells of a setting: its ratios, and the goals."""
+    goals = dict(zip(_CALLERS, setting.goals, strict=True))
+    base = next((peer for peer in (*SETTINGS, *_PEERS) if peer.name == setting.beside), setting)
+    cells = [setting.about]
+    for of in callers:
+        own, other = (rates[of].get((one.name, one.place)) for one in (setting, base))
+        goal = goals[of]
+        if own is None or other is None:
+            cells.append("-")
+            continue
+        ratio = statistics.median(mine / its for mine, its in zip(own, other, strict=True))
+        verdict = "" if goal is None else f" {'<' if ratio < goal else '>='} {goal:g}"
+        cells.append(f"{ratio:.2f}{verdict}")
+    return cells
+
+
+@contextmanager
+def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
+    """Start a server, a cluster, and a server with TLS where there can be one.
+
+    Yields:
+        By the name of a place, what a client of redis-py takes.
+    """
+    with ExitStack() as closing:
+        server = closing.enter_context(Server())
+        nodes = closing.enter_context(open_cluster("valkey", _PRIMARIES))
+        node = nodes[0].connection_pool.connection_kwargs["port"]
+        places: dict[str, Mapping[str, Any]] = {
+            "server": {"host": "127.0.0.1", "port": server.port},
+            "cluster": {"host": "127.0.0.1", "port": node},
+        }
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        if find_binary("redis") is not None and _make_certificate(folder):  # the embedded server knows no TLS
+            port = free_port()
+            files = {"tls-cert-file": "cert.pem", "tls-key-file": "key.pem", "tls-ca-cert-file": "cert.pem"}
+            settings = {name: str(folder / file) for name, file in files.items()}
+            settings |= {"tls-port": str(port), "tls-auth-clients": "no"}
+            with_tls = closing.enter_context(Server("redis", settings))
+            trusted = {"ssl": True, "ssl_ca_certs": str(folder / "cert.pem")}
+            places["tls"] = {"host": "127.0.0.1", "port": port, **trusted}
+            places["beside tls"] = {"host": "127.0.0.1", "port": with_tls.port}
+        yield places
+
+
+def _make_certificate(folder: Path) -> bool:
+    """Write a key and a certificate for the loopback address. Returns False without the program openssl."""
+    if shutil.which("openssl") is None:
+        return False
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return True

@@ -1,0 +1,38 @@
+"""The bench of what production turns on: each setting has its ratios, or its reason.
+
+Rules: on real servers, for a moment: the figures mean nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bench", reason="the bench is no part of the package")
+pytest.importorskip("rich", reason="what the bench prints its tables with")
+
+from bench import production
+from redislock_fast.server import find_binary
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here"),
+]
+
+
+@pytest.mark.parametrize("callers", ["1 thread", "1 task"])
+def test_every_setting_is_measured(callers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "figures.json"
+    parser = argparse.ArgumentParser()
+    production.add_arguments(parser)
+    words = ["--rounds", "1", "--seconds", "0.02", "--callers", callers, "--json", str(saved)]
+    assert production.run(parser.parse_args(words)) == 0
+    out = capsys.readouterr().out
+    with_tls = find_binary("redis") is not None
+    names = {setting.name for setting in production.SETTINGS if with_tls or setting.place != "tls"}
+    assert names <= set(json.loads(saved.read_text())["pairs_per_s"][callers])
+    assert [name for name in names if name not in out] == []
+    assert [line for line in out.splitlines() if len(line) > 80] == []
