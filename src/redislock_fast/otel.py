@@ -58,8 +58,8 @@ class _Output:
     def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
         self._instruments[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
 
-    def count(self, metric: Metric, labels: Sequence[str]) -> None:
-        self._instruments[metric].add(1, dict(zip(metric.labels, labels, strict=True)))
+    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+        self._instruments[metric].add(number, dict(zip(metric.labels, labels, strict=True)))
 
     def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
         """Leave it to `_values`."""

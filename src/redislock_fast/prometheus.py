@@ -47,8 +47,8 @@ class _Output:
     def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
         self._metrics[metric].labels(*labels).observe(value)
 
-    def count(self, metric: Metric, labels: Sequence[str]) -> None:
-        self._metrics[metric].labels(*labels).inc()
+    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+        self._metrics[metric].labels(*labels).inc(number)
 
     def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
         self._metrics[metric].labels(*labels).set(value)

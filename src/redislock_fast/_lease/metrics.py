@@ -130,6 +130,14 @@ class Observer(FailureMetrics, Protocol):
             held: whether it begins.
         """
 
+    def record_skip(self, name: str | bytes, seconds: float) -> None:
+        """A run of `once` was skipped, since another owner has its lock. It is not reported as a failure.
+
+        Args:
+            name: the lock's name, as it was given to the lock.
+            seconds: from the call until that was known.
+        """
+
     def record_wait_started(self, name: str | bytes, serial: int) -> None:
         """An acquire begins to wait: another owner has the lock.
 

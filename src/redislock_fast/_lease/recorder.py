@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from redislock_fast._lease.metrics import report_waiting
 from redislock_fast._util import fork, patching
+from redislock_fast._util.errors import LossReason
 
 if TYPE_CHECKING:
     from redislock_fast._lease.metrics import WaitMode
-    from redislock_fast._util.errors import LossReason
 
 __all__ = ["BOUNDS_S", "METRICS", "Metric", "Output", "Recorder", "prefix_of"]
 
@@ -78,8 +78,8 @@ class Output(Protocol):
     def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
         """Add a value to a histogram."""
 
-    def count(self, metric: Metric, labels: Sequence[str]) -> None:
-        """Add 1 to a counter."""
+    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+        """Add a number to a counter, which is there afterwards: also by 0."""
 
     def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
         """Set a gauge."""
@@ -139,11 +139,18 @@ class Recorder(patching.Adaptable):
 
     def _label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
+        if label not in self._names and len(self._names) >= _MOST_NAMES:
+            label = _OTHER
         if label not in self._names:
-            if len(self._names) >= _MOST_NAMES:
-                return _OTHER
+            self._begin_counts(label)
             self._names.add(label)
         return label
+
+    def _begin_counts(self, label: str) -> None:
+        """Expose at 0 what alerts take the increase of: there is none from a counter that begins at 1."""
+        for reason in LossReason:
+            self._output.count(LOST, (label, reason.name.lower()), 0)
+        self._output.count(RENEWAL_FAILURES, (label,), 0)
 
     def _begin(self, metric: Metric, name: str | bytes, serial: int) -> None:
         label = self._label(name)
@@ -180,6 +187,10 @@ class Recorder(patching.Adaptable):
         """Record an acquire that has not got the lock."""
         result = "not_acquired" if error is None else "error" if isinstance(error, Exception) else "cancelled"
         self._output.observe(ACQUIRE, (self._label(name), result), seconds)
+
+    def record_skip(self, name: str | bytes, seconds: float) -> None:
+        """Record a run of `once` that was skipped."""
+        self._output.observe(ACQUIRE, (self._label(name), "skipped"), seconds)
 
     def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:  # noqa: ARG002
         """Record for how long a lock was held."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError, RedisError
 
+from redislock_fast._lease.metrics import report
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.reporting import reporting
@@ -20,6 +21,7 @@ from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._util.times import clock, positive_ms
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.options import Options
     from redislock_fast._protocol.report import LockReport, Participant
     from redislock_fast._util.errors import LossReason
 
@@ -106,6 +108,13 @@ class OnceBase(LockBase):
     def _token_of_run(self) -> str | bytes | None:
         """The token of the run that begins now; None: a new one."""
         return self._token() if callable(self._token) else self._token
+
+    def _report_failure(self, options: Options, owner: Owner, asked_at: float, error: BaseException | None) -> None:
+        """Report a run that is skipped as that, for metrics: nothing has failed."""
+        if error is None:
+            report(options.observers, "record_skip", self.name, clock() - asked_at)
+        else:
+            super()._report_failure(options, owner, asked_at, error)
 
     def _skipping(self) -> Steps:
         """Returns the `Skipped` of an attempt that has failed. Sends what `holders` sends."""

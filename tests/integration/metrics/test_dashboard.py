@@ -25,7 +25,7 @@ _WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _SELECTOR = re.compile(r"(redislock_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _BY = re.compile(r"\bby \(([^)]*)\)")
-_FUNCTIONS = {"sum", "rate", "increase", "histogram_quantile", "label_values", "by", "and"}
+_FUNCTIONS = {"sum", "rate", "increase", "histogram_quantile", "label_values", "by", "unless"}
 
 
 def queries_of_the_dashboard() -> Iterator[str]:

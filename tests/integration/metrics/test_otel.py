@@ -20,6 +20,8 @@ from tests.support.waiting import FAR_S, LATE, until_queued
 
 Points = dict[str, list[Any]]
 
+REASONS = ("expired", "taken", "deleted", "server_gone")
+
 
 @pytest.fixture
 def recorded() -> Iterator[Callable[[], Points]]:
@@ -57,6 +59,8 @@ def test_a_contended_lock_is_recorded(
     assert (acquired.count, acquired.attributes) == (2, {"name": "name", "result": "acquired"})
     assert acquired.explicit_bounds[0] == 0.0005
     assert [point.count for point in points["redislock.hold.duration"]] == [1]
+    assert {point.attributes["reason"]: point.value for point in points["redislock.lost"]} == dict.fromkeys(REASONS, 0)
+    assert [point.value for point in points["redislock.renewal.failures"]] == [0]
 
 
 def test_both_outputs_may_be_used_at_once(recorded: Callable[[], Points], holders: Holders, valkey: Server) -> None:
@@ -97,7 +101,7 @@ points = [
     for metric in of_scope.metrics
     for point in metric.data.data_points
 ]
-print(sorted(points))
+print(sorted(set(points)))
 """
 
 
@@ -111,6 +115,8 @@ RECORDED = [
     ("redislock.acquire.duration", "name"),
     ("redislock.held", "name"),
     ("redislock.hold.duration", "name"),
+    ("redislock.lost", "name"),
+    ("redislock.renewal.failures", "name"),
 ]
 
 

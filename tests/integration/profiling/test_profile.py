@@ -399,6 +399,13 @@ def test_nested_profiles_count_for_themselves(client: redis.Redis) -> None:
     assert counts(inner) == {"inside": (1, 0, 0)}
 
 
+def test_a_run_that_is_skipped_is_no_failure(client: redis.Redis) -> None:
+    with redislock_fast.profile() as report:
+        run = redislock_fast.once(client, "nightly", timeout=60, at_least=60)(lambda: "done")
+        assert [run(), run()] == ["done", None]
+    assert counts(report) == {"nightly": (1, 0, 0)}
+
+
 def test_a_profile_begins_once() -> None:
     report = redislock_fast.profile()
     with report, pytest.raises(RuntimeError, match="has begun already"):

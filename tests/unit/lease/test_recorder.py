@@ -14,13 +14,17 @@ class Values:
 
     def __init__(self) -> None:
         self.labels: list[Sequence[str]] = []
+        self.begun: list[tuple[str, Sequence[str]]] = []
         self.gauges: dict[tuple[Metric, str], int] = {}
 
     def observe(self, _metric: Metric, labels: Sequence[str], _value: float) -> None:
         self.labels.append(labels)
 
-    def count(self, _metric: Metric, labels: Sequence[str]) -> None:
-        self.labels.append(labels)
+    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+        if number:
+            self.labels.append(labels)
+        else:
+            self.begun.append((metric.name, labels))
 
     def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
         self.gauges[metric, labels[0]] = value
@@ -43,6 +47,23 @@ def test_names_are_bounded_in_number() -> None:
     assert len(set(values.labels)) == 101
     assert values.labels[99:101] == [("name-99",), ("other",)]
     assert values.labels[-1] == ("name-3",)
+
+
+def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    for number in (*range(150), *range(150)):
+        recorder.record_release(f"name-{number}:1", 1.0, True)
+    names = [*(f"name-{number}" for number in range(100)), "other"]
+    reasons = ("expired", "taken", "deleted", "server_gone")
+    assert values.begun == [
+        begun
+        for name in names
+        for begun in (
+            *(("redislock.lost", (name, reason)) for reason in reasons),
+            ("redislock.renewal.failures", (name,)),
+        )
+    ]
 
 
 def test_a_template_of_the_users_makes_the_names() -> None:
