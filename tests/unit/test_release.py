@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,13 @@ def test_release_that_is_not_prepared_is_an_error(
     printed = _notes(tmp_path, version, tag)
     assert (1, "") == (printed.returncode, printed.stdout)
     assert [] == [word for word in words if word not in printed.stderr]
+
+
+def test_one_extra_has_all_others() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [extra for inner in extras.pop("all") for extra in re.findall(r"[\[,](\w+)", inner)]
+    assert sorted(named) == sorted(extras)
 
 
 @pytest.mark.parametrize(
