@@ -9,13 +9,18 @@ from sphinx.application import Sphinx
 from redislock_fast import __version__
 
 project = "redislock_fast"
+project_copyright = "2026, the maintainers of redislock_fast"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+smartquotes_action = "D"  # dashes alone: the text of an error is searched for with its quotes
 html_theme = "furo"
 html_title = f"redislock_fast {version}"
 html_copy_source = False
+html_favicon = "favicon.svg"
 html_extra_path = ["_extra"]  # contention.html: made by the bench, as the page on performance says
+
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what a program prints is not pasted
 
 # GitHub's anchors, so that links work there, too.
 myst_heading_anchors = 4

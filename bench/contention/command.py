@@ -111,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         report.save_json(options.json, result)
     if options.html and not options.idle:
-        options.html.write_text(page.page(result))
+        on_the_site = options.html.resolve().parent.name == "_extra"  # whose files are put beside its index
+        options.html.write_text(page.page(result, "index.html" if on_the_site else None))
     return 1 if result.get("violations") else 0
 
 

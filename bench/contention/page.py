@@ -62,12 +62,13 @@ _MEANINGS = {
     HALF_LINGERING: f"each other process with {OURS_LINGERING}, the others with {OURS}",
 }
 
+_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --grid: #e4e6ea; }
 @media (prefers-color-scheme: dark) { :root { --text: #e8eaed; --dim: #a0a6b0; --grid: #2e343c; } }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem 1rem; }
 h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-p { color: var(--dim); margin: .3rem 0; max-width: 62rem; }
+p { color: var(--dim); margin: .3rem 0; max-width: 62rem; } a { color: var(--text); } code { overflow-wrap: anywhere; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 1rem; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 1.2rem; position: sticky; top: 0; background: var(--back);
   padding: .6rem 0; }
@@ -87,12 +88,18 @@ th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 """
 
 
-def page(result: Mapping[str, Any]) -> str:
-    """Make the page of a result."""
+def page(result: Mapping[str, Any], back: str | None = None) -> str:
+    """Make the page of a result.
+
+    Args:
+        result: what was measured.
+        back: where a link at the top leads; None: there is no link.
+    """
     rows: Rows = result["results"]
     machine = f"{result['cpu_count']} CPUs, {result['platform']}, Python {result['python']}"
     violations = result["violations"]
     sections = [
+        f'<p><a href="{escape(back)}">&larr; redislock_fast</a></p>' if back else "",
         f"<h1>Locks under contention</h1><p>{escape(result['title'])}<br>{escape(machine)}<br>",
         f"Made by <code>{escape(result['command_line'])}</code></p>",
         f"<p>{_ABOUT_WORKERS}<br>Two holders at a time: {violations or 'never, by the records of all workers'}.</p>",
@@ -106,7 +113,7 @@ def page(result: Mapping[str, Any]) -> str:
         _table(tables.COSTS, rows),
     ]
     style = _STYLE + _colours(rows)
-    head = f'<meta charset="utf-8"><title>Locks under contention</title><style>{style}</style>'
+    head = f'<meta charset="utf-8">{_VIEWPORT}<title>Locks under contention</title><style>{style}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(sections)}</body></html>\n'
 
 

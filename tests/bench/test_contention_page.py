@@ -32,8 +32,9 @@ from bench.contention.workload import Workload
 from bench.contestants import AnyLock, Contestant, Options, libraries
 from redislock_fast.server import find_binary
 from tests.conftest import absent
+from tests.support.helpers import ROOT
 
-WIDTHS_PX = (800, 1600)
+WIDTHS_PX = (400, 800, 1600)
 MARGIN_PX, RIGHT_OF_PLOT_PX = 16, 24
 LEAST_CONTRAST = 3.0  # of graphics, by WCAG
 ALIKE = 0.06  # in OKLab; the nearest two of the eight colours of Okabe and Ito are 0.076 apart
@@ -142,12 +143,10 @@ def window(
     return Window(span, span, records, Counter(SET=100), 0.1, 0.05, workload.processes)
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a run of all contestants: one workload in three sizes, and another one."""
+def made(saved: Path) -> str:
+    """The page of a run of all contestants, which is saved here: one workload in three sizes, and another one."""
     if find_binary("valkey") is None:
         absent("no valkey server here")
-    saved = tmp_path_factory.mktemp("page") / "report.html"
     workloads = (*(Workload(processes) for processes in (2, 8, 64)), Workload(1, threads=16, hold_ms=0, think_ms=0))
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -158,6 +157,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         patch.setattr(libraries, "find", contestant)
         assert command.run(parser.parse_args(["--rounds", "1", "--html", str(saved)])) == 0
     return saved.read_text()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page as it is on the site."""
+    folder = tmp_path_factory.mktemp("page") / "_extra"
+    folder.mkdir()
+    return made(folder / "report.html")
 
 
 def laid_out(page: str, scheme: str, folder: Path) -> list[dict[str, Any]]:
@@ -200,6 +207,18 @@ def test_page_has_colours_no_label_on_another_and_uses_the_width(page: str, sche
 
 def test_page_says_which_command_made_it(page: str) -> None:
     assert "<code>python -m bench contention --html report.html</code>" in page
+
+
+def test_page_on_the_site_has_a_way_back_and_a_page_elsewhere_has_none(page: str, tmp_path: Path) -> None:
+    assert re.findall("<a [^>]*>", page) == ['<a href="index.html">']
+    assert "<a " not in made(tmp_path / "report.html")
+
+
+def test_page_of_the_site_has_the_head_and_the_way_back_of_a_new_one(page: str) -> None:
+    on_the_site = (ROOT / "docs" / "_extra" / "contention.html").read_text()
+    heads = [re.split(r":root \{ --back|<h1>", text) for text in (on_the_site, page)]
+    assert heads[0][0] == heads[1][0]
+    assert heads[0][1].partition("<body>")[2] == heads[1][1].partition("<body>")[2]
 
 
 def test_command_on_the_page_does_not_tell_the_url_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,16 @@ Links to other sites are not followed. `tests/integration/docs` runs the example
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import textwrap
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import redislock_fast
 
 _ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 _PAGES = sorted(path.relative_to(_ROOT).as_posix() for path in [*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -26,6 +30,8 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 _FILE = re.compile(r"`(\w[\w./-]*(?:\.(?:py|pyx|pxd|lua|md)|/))`")
 _NAME = re.compile(r"`(?=[A-Z_]*[a-z])([A-Za-z_][\w.]*)[`(]")  # not in capitals alone, as commands of servers are
+
+_PUBLIC = ("", "asyncio", "fencing", "inspection", "otel", "profiling", "prometheus", "server", "testing")
 
 # The changelog may name what is gone, and a tutorial names the files that its reader makes.
 _OF_TODAY = [page for page in _PAGES if page != "CHANGELOG.md" and not page.startswith("docs/tutorials/")]
@@ -54,6 +60,16 @@ def _anchors_of(page: Path) -> set[str]:
 def _words_of_the_code() -> set[str]:
     code = [path for ending in ("py", "pyx", "pxd", "lua") for path in (_ROOT / "src").rglob(f"*.{ending}")]
     return {word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
+def _object(path: str) -> Any:
+    """A module of the package, or what a module of it has: "" is the package."""
+    found: Any = redislock_fast
+    for name in filter(None, path.split(".")):
+        if not hasattr(found, name):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
 
 
 def _broken_links(page: Path) -> list[str]:
@@ -108,6 +124,26 @@ def test_readme_is_short_and_its_links_work_on_pypi() -> None:
     assert labels == set(targets)
     assert [link for link in [*targets.values(), *_LINK.findall(text)] if not link.startswith("https://")] == []
     assert len(text.splitlines()) <= 120
+
+
+def test_first_page_of_the_site_has_the_code_and_the_figures_of_the_readme() -> None:
+    readme, first = ((_ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/index.md"))
+    assert _PYTHON.findall(first) == _PYTHON.findall(readme)[:1]
+    rows = re.compile(r"^\| ([^|\n]+) \| ([\d.]+(?: to [\d.]+)?) \|", re.MULTILINE)
+    assert rows.findall(first) == rows.findall(readme)
+    assert len(rows.findall(first)) == 6
+    assert "(https://github.com/redislock-fast/redislock_fast)" in first
+
+
+def test_each_public_name_is_described_once() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (_ROOT / "docs" / "reference" / "api").glob("*.md")]
+    described = [
+        name for page in pages for name in re.findall(r"^\.\. auto\w+:: redislock_fast\.(\S+)", page, re.MULTILINE)
+    ]
+    objects = [_object(name) for name in described]
+    public = [_object(f"{module}.{name}".lstrip(".")) for module in _PUBLIC for name in _object(module).__all__]
+    assert [one for one in public if not any(one is other for other in objects)] == []
+    assert sorted(described) == sorted(set(described))
 
 
 def test_check_finds_broken_links(tmp_path: Path) -> None:
