@@ -80,6 +80,9 @@ def _examine(arguments: argparse.Namespace) -> int:
         _print(report, features)
     if arguments.prefix == _PREFIX and any(rule.startswith("~") for rule in rules):
         say(f"rights were tried on names like {_PREFIX}*: --prefix says how those of your locks begin")
+    if probes.guessed:
+        guessed = " ".join(sorted(probes.guessed))
+        say(f"not tried, since commands are denied: {guessed}. The user may have it by ~* or &*: then leave it out")
     return Exit.OK if report["ok"] else Exit.FAILED
 
 
@@ -88,14 +91,14 @@ def _features(probes: Probes) -> Iterator[Feature]:
     server = probes.capabilities
     sets = "SET NX GET" if server.set_get else "SET NX"
     yield _feature(probes, "acquire", [(sets, ("set", "get")), ("SET NX", ("set",))])
-    unknown = [] if probes.allows("command|info") else [("native where there is one", ("command|info",))]
-    native = [] if server.release is None else [(server.release.decode(), (server.release.decode().lower(),))]
+    asked = () if probes.allows("command|info") else ("command|info",)
+    unknown = [("native where there is one", asked)] if asked and probes.native is None else []
+    native = [] if probes.native is None else [(probes.native.decode(), (*asked, probes.native.decode().lower()))]
     yield _feature(probes, "release", [*unknown, *native, ("script", (*SCRIPTS, "get", "del"))])
-    native = [("SET IFEQ", ("set",))] if server.set_ifeq else []
+    native = [] if probes.native is None else [("SET IFEQ", (*asked, "set"))]
     yield _feature(probes, "renewal", [*unknown, *native, ("script", (*SCRIPTS, "get", "pexpire"))])
-    by_reading = ("GET, PTTL, SET IFEQ", ("get", "pttl", "set"))
-    by_script = ("script", (*SCRIPTS, "get", "pttl", "pexpire"))
-    yield _feature(probes, "extend", [by_script, by_reading] if server.set_ifeq else [by_script])
+    by_reading = [] if probes.native is None else [("GET, PTTL, SET IFEQ", (*asked, "get", "pttl", "set"))]
+    yield _feature(probes, "extend", [("script", (*SCRIPTS, "get", "pttl", "pexpire")), *by_reading])
     yield _waiting(probes)
     yield _feature(probes, "fencing", [("numbers", FENCE)])
     yield _feature(probes, "linger", [("on", ("hello", "subscribe")), ("off", ())])
@@ -113,7 +116,7 @@ def _feature(probes: Probes, name: str, modes: list[tuple[str, tuple[str, ...]]]
 
 
 def _missing(probes: Probes, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(probes.rules[name] for name in names if name in probes.rules))
+    return tuple(dict.fromkeys(rule for name in names for rule in probes.rules.get(name, ())))
 
 
 def _waiting(probes: Probes) -> Feature:

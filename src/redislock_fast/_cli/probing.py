@@ -1,7 +1,8 @@
 """The rights and capabilities of a server's user, found out by trying them on a scratch lock that nobody else uses.
 
-Commands that write are tried only where the user may also delete what they write. The scratch lock has a ttl from the
-beginning.
+Nothing is tried in a way that would leave a key without a ttl. The server says first that a command is denied, and says
+nothing of keys and channels then. What no other probe has shown of them is guessed to be denied, too, so that one round
+of granting is enough.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import hiredis
+import redis
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, native_release
+from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities
 from redislock_fast._protocol.commands import HANDED_OVER
 from redislock_fast._protocol.keys import channel_beside, fence_key, queue_keys
 from redislock_fast._protocol.operation import TokenOperation
@@ -45,8 +47,13 @@ FENCE = (*SCRIPTS, "get", "set", "hincrby fence", "hset fence", "hmget fence")
 SEEN = ("client|list", "client|setinfo", "hmget fence", "zcard queue", "zrange queue", "time", "pttl")
 TIDY = ("client|info", "client|kill", "unlink queue", "hscan queue")
 
-_ANSWERED_BY_AN_ERROR = ("evalsha", "client|kill", "client|setinfo")
-"""Probes which an error other than NOPERM answers, too: no such script, no such connection, an older server."""
+_ANSWERED_BY_AN_ERROR = ("evalsha", "client|kill", "client|setinfo", "hset queue", "hset fence", "hincrby fence")
+"""Probes which an error other than NOPERM answers, too: no such script, no such connection, an older server. The last
+ones have wrong arguments, so that they write nothing.
+"""
+
+_ON_THE_LOCK = ("del", "set", "get", "pttl", "pexpire", "append", "delifeq", "delex")
+_ON_CHANNELS = ("publish", "subscribe")
 
 
 class _Ask(TokenOperation):
@@ -93,7 +100,8 @@ class Probes:
     Attributes:
         capabilities: what the server has.
         hello: its reply to `HELLO`; empty where that is denied.
-        rules: by the name of a probe that was denied, the ACL rule that allows it.
+        rules: by the name of a probe that was denied, the ACL rules that allow it.
+        guessed: those of them for keys or channels of which no probe has shown anything.
         hands_over: whether one waiter has got the lock from another by the queue.
     """
 
@@ -103,8 +111,10 @@ class Probes:
         self._prefix = prefix
         self._queue, self._waiters = queue_keys(self._key)
         self._fence = fence_key(self._key)
-        self.rules: dict[str, str] = {}
+        self.rules: dict[str, tuple[str, ...]] = {}
+        self.guessed: set[str] = set()
         self._failed: set[str] = set()
+        self._open: set[str] = set()
         self.hands_over = False
         asked = self._ask([PROBE, HELLO])
         self.capabilities = asked.capabilities
@@ -112,9 +122,9 @@ class Probes:
         self.hello: dict[bytes, Any] = hello if isinstance(hello, dict) else {}
         self._holder, self._waiter = (self._transport.new_token(self._key) for _ in range(2))
         identifier = identifier_of(self._waiter)
-        is_sharded = self.capabilities.sharded
-        self._channel = channel_beside(self._key, identifier) if is_sharded else MARKER + identifier
-        self._publish = b"spublish" if is_sharded else b"publish"
+        self._is_sharded = self.capabilities.sharded or (not self.hello and isinstance(client, redis.RedisCluster))
+        self._channel = channel_beside(self._key, identifier) if self._is_sharded else MARKER + identifier
+        self._publish = b"spublish" if self._is_sharded else b"publish"
         for name, reply in zip(("command|info", "hello"), asked.replies, strict=True):
             self._note(name, reply)
         self._try_all()
@@ -142,12 +152,23 @@ class Probes:
         self._transport.execute(asking)
         return asking
 
+    @property
+    def native(self) -> bytes | None:
+        """The native compare-and-delete of the server, whether or not it is allowed; None: there is none."""
+        if self.allows("command|info"):
+            return self.capabilities.release
+        return next((name.upper().encode() for name in ("delifeq", "delex") if name not in self._failed), None)
+
     def _try_all(self) -> None:
         try:
             self._try(dict(self._harmless()))
             self._subscribe()
+            if self.allows("set"):  # else it would make a key without a ttl
+                self._try({"append": (b"APPEND", self._key, b"")})
+            elif "set" in self.rules:
+                self.rules["append"] = ("+append",)
+            self._guess()
             if self.allows("set", "del", "del queue", "del fence"):
-                self._try(dict(self._writing()))
                 self.hands_over = self.allows("subscribe", *SCRIPTS) and self._hand_over()
         finally:
             keys = (self._key, self._queue, self._waiters, self._fence)
@@ -158,25 +179,38 @@ class Probes:
             self._note(name, reply)
 
     def _note(self, name: str, reply: Reply) -> None:
-        if isinstance(reply, hiredis.ReplyError):
-            text = str(reply)
-            if text.startswith("NOPERM"):
-                self.rules[name] = self._rule(name, text)
-            elif name not in _ANSWERED_BY_AN_ERROR:
-                self._failed.add(name)
+        text = str(reply) if isinstance(reply, hiredis.ReplyError) else ""
+        if text.startswith("NOPERM"):
+            self.rules[name] = (self._command_rule(name) if " run " in text else self._place_rule(_place_of(name)),)
+            return
+        if text and name not in _ANSWERED_BY_AN_ERROR:
+            self._failed.add(name)
+        if not text.startswith("ERR unknown command"):
+            self._open.add(_place_of(name))
 
-    def _rule(self, name: str, text: str) -> str:
-        """The ACL rule that allows what this error of the server denies."""
-        command, _, place = name.partition(" ")
-        if " run " in text:
-            if command == "numsub":
-                return "+pubsub|shardnumsub" if self.capabilities.sharded else "+pubsub|numsub"
-            is_sharded = self.capabilities.sharded and command in ("publish", "subscribe")
-            return f"+s{command}" if is_sharded else f"+{command}"
-        if command in ("publish", "subscribe"):
-            return "&{*}:rlf:*" if self.capabilities.sharded else "&rlf:*"
+    def _command_rule(self, name: str) -> str:
+        """The ACL rule that allows the command of a probe."""
+        command = name.partition(" ")[0]
+        if command == "numsub":
+            return "+pubsub|shardnumsub" if self._is_sharded else "+pubsub|numsub"
+        return f"+s{command}" if self._is_sharded and command in _ON_CHANNELS else f"+{command}"
+
+    def _place_rule(self, place: str) -> str:
+        """The ACL rule that allows the keys or the channels of probes."""
+        if place == "channel":
+            return "&{*}:rlf:*" if self._is_sharded else "&rlf:*"
         own = self._queue.startswith(b"{" + self._key)
-        return f"~{'{' if place and own else ''}{self._prefix.decode(errors='backslashreplace')}*"
+        return f"~{'{' if place == 'queue' and own else ''}{self._prefix.decode(errors='backslashreplace')}*"
+
+    def _guess(self) -> None:
+        """Add the rules for keys and channels to those for commands, where no probe has shown that these are open."""
+        denied = {rule for rules in self.rules.values() for rule in rules}
+        for name, rules in self.rules.items():
+            place = _place_of(name)
+            rule = self._place_rule(place)
+            if place and place not in self._open and rule not in rules:
+                self.rules[name] = (*rules, rule)
+                self.guessed |= {rule} - denied
 
     def _harmless(self) -> Iterator[tuple[str, Args]]:
         """Requests that change nothing but the scratch lock, which has a ttl."""
@@ -188,8 +222,8 @@ class Probes:
         yield "pexpire", (b"PEXPIRE", key, _TTL_MS)
         yield "eval", (b"EVAL", b"return 1", 0)
         yield "evalsha", (b"EVALSHA", RELEASE.sha, 1, key, b"")
-        if self.capabilities.release is not None:
-            yield self.capabilities.release.decode().lower(), native_release(self.capabilities, key, b"")
+        yield "delifeq", (b"DELIFEQ", key, b"")
+        yield "delex", (b"DELEX", key, b"IFEQ", b"")
         yield "del queue", (b"DEL", queue)
         yield "del fence", (b"DEL", fence)
         yield "time", (b"TIME",)
@@ -204,9 +238,14 @@ class Probes:
         yield "hdel queue", (b"HDEL", waiters, b"")
         yield "hlen queue", (b"HLEN", waiters)
         yield "hscan queue", (b"HSCAN", waiters, 0)
+        yield "hset queue", (b"HSET", waiters, b"", b"", b"no value")
         yield "unlink queue", (b"UNLINK", waiters)
         yield "pexpire queue", (b"PEXPIRE", queue, 1)
+        yield "get queue", (b"GET", queue)  # this and the next one only show whether the keys are open
+        yield "pttl queue", (b"PTTL", queue)
         yield "hmget fence", (b"HMGET", fence, b"token", b"number")
+        yield "hset fence", (b"HSET", fence, b"", b"", b"no value")
+        yield "hincrby fence", (b"HINCRBY", fence, b"number", b"no number")
         yield "client|info", CLIENT_INFO
         yield "client|list", (b"CLIENT", b"LIST", b"TYPE", b"pubsub")
         yield "client|setinfo", (b"CLIENT", b"SETINFO", b"LIB-VER", __version__)
@@ -214,23 +253,17 @@ class Probes:
         yield "client|tracking", (b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
         yield "client|caching", (b"CLIENT", b"CACHING", b"YES")
         yield "publish", (self._publish, self._channel, b"")
-        numsub = b"SHARDNUMSUB" if self.capabilities.sharded else b"NUMSUB"
+        numsub = b"SHARDNUMSUB" if self._is_sharded else b"NUMSUB"
         yield "numsub", (b"PUBSUB", numsub, self._channel)
 
-    def _writing(self) -> Iterator[tuple[str, Args]]:
-        """Requests that make keys, which are deleted afterwards."""
-        yield "append", (b"APPEND", self._key, b"")
-        yield "hset queue", (b"HSET", self._waiters, b"", b"")
-        yield "hset fence", (b"HSET", self._fence, b"token", b"")
-        yield "hincrby fence", (b"HINCRBY", self._fence, b"number", 1)
-        yield "pexpire fence", (b"PEXPIRE", self._fence, _TTL_MS)  # in case that this process ends here
-
     def _subscribe(self) -> None:
-        listen = b"SSUBSCRIBE" if self.capabilities.sharded else b"SUBSCRIBE"
+        listen = b"SSUBSCRIBE" if self._is_sharded else b"SUBSCRIBE"
         subscribing = _Subscribe(self._key, listen, self._channel)
         if self.capabilities.push:
             self._transport.execute(subscribing)
             self._note("subscribe", subscribing.reply)
+        elif not self.allows("hello"):  # without it, it cannot be tried
+            self.rules["subscribe"] = (self._command_rule("subscribe"),)
         if not subscribing.is_pushed:
             self._failed.add("subscribe")
 
@@ -243,3 +276,11 @@ class Probes:
             (b"EVAL", PASS_ON.text, 3, *keys, self._holder),
         ]
         return self._ask(requests).replies[1] == HANDED_OVER
+
+
+def _place_of(name: str) -> str:
+    """The kind of keys or channels that a probe uses; empty where it uses none."""
+    command, _, place = name.partition(" ")
+    if place:
+        return "queue"
+    return "lock" if command in _ON_THE_LOCK else "channel" if command in _ON_CHANNELS else ""

@@ -63,6 +63,37 @@ def test_what_is_missing_is_told_and_is_all_that_is_needed(
 
 
 @pytest.mark.parametrize(
+    "rules",
+    [
+        "-@all",
+        "-@all resetkeys resetchannels",
+        "-@all resetkeys ~lock:* resetchannels +set +get",
+        "-command -@write",
+        "-set -append resetkeys",
+        "-del -unlink -hset -hincrby -append",
+        "-hello -subscribe -publish resetchannels",
+        "-@pubsub resetchannels",
+        "-@write -@hash -@sortedset resetkeys ~lock:*",
+    ],
+)
+def test_one_round_of_granting_is_enough(
+    redislock: Command, server: Server, client: redis.Redis, acl_user: MakeUser, rules: str
+) -> None:
+    user = acl_user(server, *rules.split())
+    url = f"redis://{user.username}:{user.password}@127.0.0.1:{server.port}"
+    before = redislock("doctor", "--url", url, "--prefix", "lock:", "--json")
+    grant = before.objects[0]["grant"].split()
+    guessed = before.err.split("denied: ")[1].split(".")[0].split() if before.err else []
+    if rules == "-@all":  # this one has all keys and channels, which cannot be found out
+        assert {"~lock:*", "~{lock:*"} <= set(guessed)
+        grant = [rule for rule in grant if rule not in guessed]
+    client.execute_command(*grant)  # type: ignore[no-untyped-call]
+    after = redislock("doctor", "--url", url, "--prefix", "lock:", "--json")
+    assert (1, 0, None, "") == (before.code, after.code, after.objects[0]["grant"], after.err)
+    wait_until(lambda: is_clean(client), "nothing is left")
+
+
+@pytest.mark.parametrize(
     ("rule", "name", "mode"),
     [
         ("-set", "acquire", "refused"),
