@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import threading
+import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
@@ -18,6 +21,9 @@ from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.guard import Guard
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.signals import Interrupted, Signals
+from redislock_fast._procedures.reporting import described, reporting
+from redislock_fast._transport.greeting import introduce_as
+from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._util.times import clock, positive_ms
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ __all__ = ["add_to"]
 
 _TTL_S = 30.0
 _RELEASE_LIMIT_S = 3.0
+_REPORT_LIMIT_S = 3.0
 
 
 def add_to(commands: Any) -> None:
@@ -39,6 +46,7 @@ def add_to(commands: Any) -> None:
         " is lost.",
     )
     parser.usage_code = Exit.OWN_FAULT
+    parser.complain = _forgotten_name
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("-n", dest="wait_s", action="store_const", const=0.0, help="do not wait for the lock")
     wait.add_argument("-w", dest="wait_s", type=seconds, metavar="SECONDS", help="wait so long at most")
@@ -78,7 +86,10 @@ def add_to(commands: Any) -> None:
         dest="refusal_code",
         action="store_const",
         const=int(Exit.OK),
-        help="exit with 0 and say nothing where the lock was not acquired",
+        help="exit with 0 where the lock was not acquired",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say how long it took to acquire the lock, and what is run"
     )
     add_connection(parser)
     parser.add_argument("name", metavar="NAME", type=name, help="the lock")
@@ -115,9 +126,19 @@ def name(text: str) -> str:
     return text
 
 
+def _forgotten_name(given: list[str], parsed: argparse.Namespace) -> str | None:
+    """The complaint about a `--` with the command alone: argparse takes the first word after it for the name."""
+    after = given[given.index("--") + 1 :] if "--" in given else []
+    if len(after) <= len(parsed.words) or parsed.words[:1] == ["--"]:
+        return None
+    return f"NAME is missing: the name of the lock stands before the --, as in: run NAME -- {shlex.join(after)}"
+
+
 def _run(arguments: argparse.Namespace) -> int:
     words = _words_of(arguments)
     client = client_of(arguments)
+    introduce_as(f"redislock:{PurePath(words[0]).name}")
+    began = clock()
     signals = Signals()
     guard = Guard(signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
     try:
@@ -126,10 +147,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return 128 + interrupt.number
     lock_name: str = arguments.name
     if lock is None:
-        if arguments.refusal_code == Exit.OK:
-            return Exit.OK
-        raise CommandError(f"the lock {lock_name!r} is another's", arguments.refusal_code)
+        raise CommandError(f"the lock {lock_name!r} {_refusal(client, lock_name)}", arguments.refusal_code)
     keep_until = clock() + arguments.at_least_s
+    if arguments.verbose:
+        say(f"acquired the lock {lock_name!r} after {clock() - began:.3f} s, running {words[0]!r}")
     try:
         child = Child(words, _environment(lock_name, lock))
     except CommandError:
@@ -188,6 +209,22 @@ def _acquired_with(
         if lock.valid:  # the signal came when it had been acquired
             _finish(lock, lock.release)
         raise
+
+
+def _refusal(client: Client, lock_name: str) -> str:
+    """Who has the lock, and since when, as far as the server tells."""
+    transport = transport_of(client)
+    try:
+        report = drive(transport, reporting(transport.key_of(lock_name), _REPORT_LIMIT_S))
+    except Exception:
+        return "is another's"  # the refusal is certain, and has its exit code
+    if report.holder is None:
+        return "was another's, and is free by now"
+    text = f"is held by {described(report.holder)}"
+    if report.holder.process is not None:
+        since = time.localtime(time.time() - report.holder.process.connected_s)
+        text += f", connected since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"
+    return text + f" (token id {report.holder.token_id or 'none: the key is no lock'})"
 
 
 def _environment(lock_name: str, lock: Lock) -> dict[str, str]:

@@ -7,7 +7,7 @@ from redislock_fast._procedures.steps import Execute, Steps
 from redislock_fast._protocol.report import Participant, ReadReport
 from redislock_fast._util.times import Limit, wait_seconds
 
-__all__ = ["log_waits", "reporting", "telling_of_wait"]
+__all__ = ["described", "log_waits", "reporting", "telling_of_wait"]
 
 
 def log_waits(after_s: float | None = 5.0) -> None:
@@ -43,13 +43,14 @@ def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None) -> Steps
         return
     try:
         report = yield from reporting(key, limit_s)
-        holder = "nobody by now" if report.holder is None else _described(report.holder)
+        holder = "nobody by now" if report.holder is None else described(report.holder)
     except Exception:  # the waiter finds out by itself
         holder = "an owner that could not be read"
     tell_of_wait(key, waited_s, holder)
 
 
-def _described(holder: Participant) -> str:
+def described(holder: Participant) -> str:
+    """A holder in words: its process, as far as that is known."""
     process = holder.process
     if process is None:
         return "an unknown process" if holder.alive is None else "a process that has lost its connection"

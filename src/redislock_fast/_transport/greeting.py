@@ -19,7 +19,10 @@ from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, 
 from redislock_fast._protocol.identity import introduction
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["begun", "first_requests", "leave_unnamed"]
+__all__ = ["begun", "first_requests", "introduce_as", "leave_unnamed"]
+
+_program: str | None = None
+"""What this process calls itself; None: by its script."""
 
 
 def first_requests(tokens: TokenSource, greets: bool) -> list[Args]:
@@ -55,8 +58,14 @@ def begun(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple[Capabil
     return read_greeting(replies)
 
 
+def introduce_as(program: str) -> None:
+    """Have all connections that are made from now on tell the server this name in the place of the script's."""
+    global _program  # noqa: PLW0603  # the only place that changes it
+    _program = program
+
+
 def _introduction(tokens: TokenSource) -> bytes:
     host = socket.gethostname().partition(".")[0]
     path = PurePath((getattr(sys, "argv", None) or [""])[0])
-    program = path.parent.name if path.name == "__main__.py" else path.name  # python -m package
-    return introduction(tokens.identifier, host, os.getpid(), program)
+    script = path.parent.name if path.name == "__main__.py" else path.name  # python -m package
+    return introduction(tokens.identifier, host, os.getpid(), script if _program is None else _program)

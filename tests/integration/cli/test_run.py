@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 import redis
 
-from redislock_fast import Lock
+from redislock_fast import Lock, holders
 from redislock_fast.server import Server, free_port
 from tests.conftest import MakeUser
+from tests.integration.cli.conftest import Command
 from tests.support.running import ECHO, Runs
 from tests.support.waiting import FAR_S
 
@@ -40,13 +43,48 @@ def test_exit_code_says_that_there_is_no_server(runs: Runs) -> None:
     assert (code, output, errors[:20], "canary" in errors) == (69, "", "redislock: no server", False)
 
 
-def test_exit_code_says_that_the_lock_is_anothers(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+def test_refusal_names_the_holder(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
     with Lock(valkey_client, "name", timeout=FAR_S):
         refused = runs(valkey.port, "-n", "name", "echo", "runs")
         late = runs(valkey.port, "-w", "2", "-E", "9", "name", "echo", "runs")
         skipped = runs(valkey.port, "-n", "--skip-ok", "name", "echo", "runs")
-        refusal = "redislock: the lock 'name' is another's\n"
-        assert [run.end() for run in (refused, late, skipped)] == [(75, "", refusal), (9, "", refusal), (0, "", "")]
+        ends = [run.end() for run in (refused, late, skipped)]
+        holder = holders(valkey_client, "name").holder
+    assert holder is not None
+    assert holder.process is not None
+    refusals = {errors for _, _, errors in ends}
+    assert [(75, ""), (9, ""), (0, "")] == [(code, output) for code, output, _ in ends]
+    process = re.escape(f"process {os.getpid()} ({holder.process.program}) on {holder.process.host}")
+    since = r"connected since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    line = rf"redislock: the lock 'name' is held by {process}, {since} \(token id {holder.token_id}\)\n"
+    assert [True] * len(refusals) == [re.fullmatch(line, refusal) is not None for refusal in refusals]
+
+
+def test_refusal_by_an_unknown_holder_has_its_token_id(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+    valkey_client.set("name", "taken", px=600_000)
+    code, output, errors = runs(valkey.port, "-n", "name", "echo", "runs").end()
+    holder = holders(valkey_client, "name").holder
+    assert holder is not None
+    text = f"redislock: the lock 'name' is held by an unknown process (token id {holder.token_id})\n"
+    assert (75, "", text) == (code, output, errors)
+
+
+def test_verbose_run_says_how_long_the_acquire_took(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+    code, output, errors = runs(valkey.port, "-v", "name", "--", "echo", "a secret").end()
+    assert (0, "a secret\n") == (code, output)
+    assert re.fullmatch(r"redislock: acquired the lock 'name' after \d+\.\d{3} s, running 'echo'\n", errors)
+
+
+def test_command_is_known_to_the_server_by_its_name(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis, redislock: Command
+) -> None:
+    run = runs(valkey.port, "name", "--", "/bin/sh", "-c", ECHO[-1])
+    assert run.line() == "begun\n"
+    shown = redislock("show", "name", "--url", valkey.url, "--json").objects[0]["holder"]["process"]
+    text = redislock("show", "name", "--url", valkey.url).out
+    assert run.end() == (0, "", "")
+    assert (run.pid, "redislock:sh") == (shown["pid"], shown["program"])
+    assert "redislock:sh" in text
 
 
 def test_command_runs_once_the_lock_was_handed_over(runs: Runs, valkey: Server) -> None:

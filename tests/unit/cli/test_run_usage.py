@@ -22,6 +22,9 @@ from redislock_fast._cli.main import main
         (["n\udcff", "true"], "argument NAME: invalid name value: 'n\\udcff'"),
         (["-E", "256", "name", "true"], "argument -E: 256 is not between 0 and 255"),
         (["--on-lost", "redis://:canary@host", "name"], "redis://...@host"),
+        (["--", "echo", "hi there"], "the name of the lock stands before the --, as in: run NAME -- echo 'hi there'"),
+        (["-n", "--", "echo"], "NAME is missing"),
+        (["--", "curl", "redis://:canary@host"], "run NAME -- curl redis://...@host"),
     ],
 )
 def test_wrong_options_exit_as_with_timeout(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -36,6 +39,7 @@ def test_wrong_options_exit_as_with_timeout(capsys: pytest.CaptureFixture[str], 
     [
         (["name"], "a command is missing"),
         (["name", "--"], "a command is missing"),
+        (["--", "-name", "--"], "a command is missing"),
         (["name", "-n", "--", "true"], "options stand before the name of the lock: -n"),
     ],
 )
