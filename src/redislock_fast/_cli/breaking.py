@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -23,19 +24,22 @@ def add_to(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "break", help="take a lock from one certain holder, and hand it over to the first waiter"
     )
+    parser.usage = "redislock break [OPTIONS] NAME --token-id ID"
     add_connection(parser)
     parser.add_argument("name", metavar="NAME", help="the lock")
-    parser.add_argument(
-        "--token-id", required=True, metavar="ID", help="the token id of the holder, as `ls` and `show` print it"
-    )
+    parser.add_argument("--token-id", metavar="ID", help="the token id of the holder, as `ls` and `show` print it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_json(parser)
     parser.set_defaults(command=_break)
 
 
 def _break(arguments: argparse.Namespace) -> int:
-    name, client = os.fsencode(arguments.name), client_of(arguments)
-    shown, token_id = text_of(name), arguments.token_id.lower()
+    name = os.fsencode(arguments.name)
+    shown = text_of(name)
+    if arguments.token_id is None:
+        place = f"`redislock show {shlex.quote(shown)}` prints the holder's"
+        raise CommandError(f"--token-id says which holder is to lose the lock: {place}", Exit.USAGE)
+    client, token_id = client_of(arguments), arguments.token_id.lower()
     holder = holders(client, name).holder
     if holder is None or holder.token_id != token_id:
         raise CommandError(f"lock {shown!r} is not held with token id {token_id!r}", Exit.FAILED)

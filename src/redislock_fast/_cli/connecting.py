@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
@@ -70,7 +70,26 @@ def client_of(arguments: argparse.Namespace) -> Client:
         settings = _settings(f"{encryption}://{rest}")
         return _cluster(settings) if topology else redis.Redis.from_pool(redis.ConnectionPool(**settings))
     except (ValueError, TypeError, LookupError):  # which may quote the URL
-        raise CommandError(f"the URL is wrong: {_FORMS}", arguments.usage_code) from None
+        fault = _wrong_option(encryption, rest.partition("?")[2]) or _FORMS
+        raise CommandError(f"the URL is wrong: {fault}", arguments.usage_code) from None
+
+
+def _wrong_option(scheme: str, query: str) -> str | None:
+    """What is wrong with the first wrong option of a URL, by its name; None where none is, or a password may be there.
+
+    Args:
+        scheme: of the URL, without the topology.
+        query: what stands after the URL's first "?".
+    """
+    for option in [] if "@" in query else [("", ""), *parse_qsl(query)]:
+        name = option[0]
+        try:
+            _settings(f"{scheme}://localhost?{urlencode([option] if name else [])}")
+        except TypeError:
+            return f"there is no option {name!r}"
+        except (ValueError, LookupError):
+            return f"its option {name!r} cannot have this value" if name else None
+    return None
 
 
 def servers_of(client: Client) -> list[redis.Redis]:

@@ -40,10 +40,10 @@ def _list(arguments: argparse.Namespace) -> int:
         for row in rows:
             print_json({**asdict(row), "name": text_of(row.name)})
     else:
-        _print(sorted(rows, key=lambda row: row.name))
+        _print(sorted(rows, key=lambda row: row.name), scan)
     if not scan.is_complete:
         say(f"stopped after {arguments.budget} keys: --budget allows more, PATTERN needs fewer")
-    scan.warn_of_denied()
+    scan.warn()
     return Exit.OK
 
 
@@ -56,9 +56,11 @@ def _distinct(scan: Scan, budget: int) -> Iterator[Row]:
                 yield row
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[Row], scan: Scan) -> None:
     if rows:
         print(table(("NAME", "HOLDER", "STATE", "TTL", "WAITING", "TOKEN ID"), [_words(row) for row in rows]))
+    elif scan.is_complete:
+        say("no locks")
 
 
 def _words(row: Row) -> tuple[str, ...]:

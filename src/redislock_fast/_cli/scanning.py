@@ -32,7 +32,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
         "pattern",
         nargs="?",
         metavar="PATTERN",
-        help="only names like this, as of the command SCAN; then also keys that look like locks of redis-py",
+        help="only names like this, as of the command SCAN; also those of locks of redis-py: '*' lists all",
     )
     parser.add_argument(
         "--budget",
@@ -79,6 +79,11 @@ class Scan:
     Args:
         servers: clients, one of each server.
         pattern: which names to look at; None: all.
+
+    Attributes:
+        denied: how many keys could not be read.
+        passed_over: how many keys of the present walk, or of the last one, look like locks of redis-py and were left
+            out, since there is no pattern.
     """
 
     def __init__(self, servers: list[redis.Redis], pattern: str | None) -> None:
@@ -87,6 +92,7 @@ class Scan:
         self._left: list[redis.Redis] = []
         self._cursor = 0
         self.denied = 0
+        self.passed_over = 0
 
     @property
     def is_complete(self) -> bool:
@@ -98,7 +104,9 @@ class Scan:
 
         Sends `SCAN`, `GETRANGE`, `PTTL`, `ZCARD` and `CLIENT LIST`. A lock may come twice, as of `SCAN`.
         """
-        self._left = self._left or list(self._servers)
+        if not self._left:
+            self._left = list(self._servers)
+            self.passed_over = 0
         while self._left and budget > 0:
             server, count = self._left[-1], min(budget, _AT_ONCE)
             budget -= count
@@ -131,12 +139,24 @@ class Scan:
 
     def _is_lock(self, value: bytes) -> bool:
         token = without_flag(value)
-        return is_ours(token) or (self._pattern is not None and _LIKE_A_TOKEN.fullmatch(token) is not None)
+        if is_ours(token) or _LIKE_A_TOKEN.fullmatch(token) is None:
+            return is_ours(token)
+        if self._pattern is None:
+            self.passed_over += 1
+        return self._pattern is not None
 
-    def warn_of_denied(self) -> None:
-        """Tell the user that there are keys which could not be looked at."""
+    def hint(self) -> str:
+        """What the user may do to see the keys that were left out; empty where there are none."""
+        if not self.passed_over:
+            return ""
+        return f"left out, like locks of redis-py and of a Redlock: {self.passed_over} keys (PATTERN '*' shows them)"
+
+    def warn(self) -> None:
+        """Tell the user which keys were left out, or could not be looked at."""
         if self.denied:
             say(f"{self.denied} keys could not be read: this user may not")
+        if self.passed_over:
+            say(self.hint())
 
 
 def _row(name: bytes, value: bytes, ttl_ms: int, length: Any, connections: Connections) -> Row:

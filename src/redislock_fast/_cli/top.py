@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import itertools
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -20,7 +21,6 @@ from redislock_fast._cli.printing import (
     add_json,
     holder_text,
     print_json,
-    seconds_text,
     state_text,
     table,
     text_of,
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-_HEAD = ("NAME", "TYPE", "HOLDER", "STATE", "SEEN FOR", "TTL", "WAITING", "ACQ/S", "CHANGES SEEN")
+_HEAD = ("NAME", "HOLDER", "STATE", "SEEN", "TTL", "WAITING", "ACQ/S", "CHANGES")
+
+_SHORTEST = 8
+"""How many characters of a name and of a holder are shown at least."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt), _screen(arguments.json) as show:
         for tick in itertools.count(1):
             seen = _look(scan, seen, arguments.budget, arguments.most)
-            show(list(seen.values()), scan.is_complete)
+            show(list(seen.values()), scan)
             if tick == arguments.ticks:
                 break
             time.sleep(arguments.interval)
@@ -151,17 +154,18 @@ def _is_number(reply: object) -> bool:
 
 
 @contextlib.contextmanager
-def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], bool], None]]:
+def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], Scan], None]]:
     """Give a function that shows one look as JSON, on a screen that changes (where rich is installed), or as text."""
-    rich = importlib.util.find_spec("rich") if sys.stdout.isatty() and not as_json else None
+    is_terminal = sys.stdout.isatty()
+    rich = importlib.util.find_spec("rich") if is_terminal and not as_json else None
     if as_json:
-        yield lambda seen, is_complete: print_json({"complete": is_complete, "locks": [_object(one) for one in seen]})
+        yield lambda seen, scan: print_json({"complete": scan.is_complete, "locks": [_object(one) for one in seen]})
     elif rich is None:
-        yield lambda seen, is_complete: print(_text(seen, is_complete), end="\n\n", flush=True)
+        yield lambda seen, scan: print(_text(seen, scan, is_terminal), end="\n\n", flush=True)
     else:
         live, text = importlib.import_module("rich.live"), importlib.import_module("rich.text")
         with live.Live(screen=True, auto_refresh=False) as screen:
-            yield lambda seen, is_complete: screen.update(text.Text(_text(seen, is_complete)), refresh=True)
+            yield lambda seen, scan: screen.update(text.Text(_text(seen, scan, is_terminal)), refresh=True)
 
 
 def _object(seen: _Seen) -> dict[str, Any]:
@@ -174,21 +178,45 @@ def _object(seen: _Seen) -> dict[str, Any]:
     }
 
 
-def _text(seen: list[_Seen], is_complete: bool) -> str:
-    head = time.strftime("%H:%M:%S") + ("" if is_complete else ", other keys will be looked at next")
-    return f"{head}\n{table(_HEAD, [_words(one) for one in seen])}"
+def _text(seen: list[_Seen], scan: Scan, fits: bool) -> str:
+    """A look as text; `fits`: no line is longer than those of the terminal."""
+    head = time.strftime("%H:%M:%S") + ("" if scan.is_complete else ", other keys will be looked at next")
+    rows = [_words(one) for one in seen]
+    body = table(_HEAD, _fitting(rows, shutil.get_terminal_size().columns) if fits else rows) if rows else "no locks"
+    return "\n".join(filter(None, (head, body, scan.hint())))
+
+
+def _fitting(rows: list[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
+    """The rows, with names and holders cut so far that a table of them has so many columns."""
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    room = columns - sum(widths[2:]) - 2 * (len(_HEAD) - 1)
+    holder = min(widths[1], max(room - widths[0], room // 2, _SHORTEST))
+    name = max(room - holder, _SHORTEST)
+    return [(_cut(row[0], name), _cut(row[1], holder), *row[2:]) for row in rows]
+
+
+def _cut(word: str, width: int) -> str:
+    """The begin and the end of a word that is too long: the pid stands at the end."""
+    end = (width - 2) // 2
+    return word if len(word) <= width else f"{word[: width - 2 - end]}..{word[-end:]}"
 
 
 def _words(seen: _Seen) -> tuple[str, ...]:
     row = seen.row
     return (
         text_of(row.name),
-        row.holder.kind,
         holder_text(row.holder),
         state_text(row.holder),
-        seconds_text(seen.looked_at - seen.since, ""),
-        seconds_text(row.ttl_s, "no end"),
+        _short(seen.looked_at - seen.since),
+        "no end" if row.ttl_s is None else _short(row.ttl_s),
         "?" if row.waiting is None else str(row.waiting),
         "?" if seen.acquisitions_per_s is None else f"{seen.acquisitions_per_s:.1f}",
         str(seen.changes),
     )
+
+
+def _short(seconds: float) -> str:
+    """A time in seven characters."""
+    if seconds < 1000:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 60_000 else f"{seconds / 3600:.0f} h"

@@ -75,7 +75,14 @@ def test_nobody_to_ask(redislock: Command, client: redis.Redis) -> None:
         outcome = redislock("break", "name", "--token-id", token_id(client))
         assert lock.owned()
     assert (2, True) == (outcome.code, "--yes" in outcome.err)
-    assert 2 == redislock("break", "name").code
+
+
+@pytest.mark.usefixtures("client")
+def test_break_without_an_id_says_where_it_stands(redislock: Command) -> None:
+    outcome = redislock("break", "a name")
+    assert (2, "") == (outcome.code, outcome.out)
+    assert "`redislock show 'a name'` prints the holder's" in outcome.err
+    assert "NAME --token-id ID" in redislock("break", "--help").out
 
 
 @pytest.mark.parametrize(("text", "code"), [("y", 0), ("Yes", 0), ("n", 1), ("", 1)])

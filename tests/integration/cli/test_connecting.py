@@ -46,6 +46,24 @@ def test_wrong_url_is_told_in_one_line(redislock: Command, url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        (f"redis://:{CANARY}@localhost?socket_timeout=2&unknown={CANARY}", "there is no option 'unknown'"),
+        (f"redis+cluster://:{CANARY}@localhost?soket_timeout=2", "there is no option 'soket_timeout'"),
+        (f"rediss+sentinel://:{CANARY}@localhost/service/0?bogus=1", "there is no option 'bogus'"),
+        (f"unix:///socket?bogus={CANARY}", "there is no option 'bogus'"),
+        (f"redis://localhost?password={CANARY}&db=x", "its option 'db' cannot have this value"),
+        (f"redis://:?{CANARY}=x@localhost", "it must be like"),
+        (f"http://:{CANARY}@localhost?bogus=1", "it must be like"),
+    ],
+)
+def test_wrong_option_of_a_url_is_named(redislock: Command, url: str, fault: str) -> None:
+    outcome = redislock("show", "name", "--url", url)
+    assert (WRONG, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
+    assert f"the URL is wrong: {fault}" in outcome.err
+
+
+@pytest.mark.parametrize(
     "url",
     [
         f"redis://:{CANARY}@{{}}",

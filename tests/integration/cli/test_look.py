@@ -75,7 +75,8 @@ def test_ls_lists_locks_and_no_other_keys(redislock: Command, client: redis.Redi
         text = redislock("ls")
         matching = redislock("ls", "the*", "--json")
         report = holders(client, "one")
-    assert (0, "") == (listed.code, listed.err)
+    hint = "redislock: left out, like locks of redis-py and of a Redlock: 2 keys (PATTERN '*' shows them)\n"
+    assert (0, hint, "") == (listed.code, listed.err, matching.err)
     assert {"one", r"two\nlines \xff"} == {row["name"] for row in listed.objects}
     [one] = [row for row in listed.objects if row["name"] == "one"]
     assert report.holder is not None
@@ -86,6 +87,16 @@ def test_ls_lists_locks_and_no_other_keys(redislock: Command, client: redis.Redi
     assert ["NAME", "HOLDER", "STATE", "TTL", "WAITING", "TOKEN", "ID"] == head.split()
     assert 2 == len(lines)
     assert [("theirs", "unknown")] == [(row["name"], row["holder"]["kind"]) for row in matching.objects]
+
+
+def test_ls_says_that_there_are_no_locks(redislock: Command, client: redis.Redis) -> None:
+    empty = redislock("ls")
+    client.set("theirs", "0123456789abcdef" * 2)
+    theirs = redislock("ls")
+    assert (0, "", "redislock: no locks\n") == (empty.code, empty.out, empty.err)
+    assert (0, "") == (theirs.code, theirs.out)
+    assert ["redislock: no locks", True] == [theirs.err.splitlines()[0], "PATTERN '*' shows them" in theirs.err]
+    assert "theirs" in redislock("ls", "*").out
 
 
 def test_ls_ends_with_its_budget(redislock: Command, client: redis.Redis) -> None:

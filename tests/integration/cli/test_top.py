@@ -91,6 +91,33 @@ def test_terminal_gets_a_screen_that_changes_and_lines_without_rich(
     assert "\x1b" not in terminal.getvalue()[len(screen) :]
 
 
+def test_look_fits_into_the_terminal(redislock: Command, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["invoice:17", f"invoice:{'x' * 90}:end"]
+    holder = f":{os.getpid()}"
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    with Lock(client, names[0], timeout=1e8, fencing=True), Lock(client, names[1], timeout=FAR_S):
+        piped = redislock("top", "-n", 1).out
+        monkeypatch.setattr(sys, "stdout", terminal)
+        redislock("top", "-n", 1)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert ["NAME", "HOLDER", "STATE", "SEEN", "TTL", "WAITING", "ACQ/S", "CHANGES"] == lines[1].split()
+    short, long = sorted(lines[2:4])
+    assert (True, True, True) == ("..x" in long, ":end" in long, holder in long)
+    assert [names[0]] == short.split()[:1]
+    assert names[1] in piped
+
+
+def test_no_locks_are_said_to_be_none(redislock: Command, client: redis.Redis) -> None:
+    empty = redislock("top", "-n", 1)
+    client.set("theirs", "0123456789abcdef" * 2)
+    theirs = redislock("top", "-n", 1)
+    assert (0, ["no locks"]) == (empty.code, empty.out.split("\n")[1:2])
+    assert (0, True) == (theirs.code, "1 keys (PATTERN '*' shows them)" in theirs.out)
+
+
 @pytest.mark.slow
 def test_changes_are_counted_until_an_interrupt(client: redis.Redis, valkey: Server, connect: Connect) -> None:
     lock = Lock(client, "name", timeout=FAR_S, fencing=True)
