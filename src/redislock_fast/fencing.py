@@ -7,7 +7,8 @@
 
 An owner that was paused for longer than its lease believes that it still holds the lock. Its writes carry its fence, a
 number that is higher for each later owner: a write with a lower fence than an earlier write is refused (Kleppmann, "How
-to do distributed locking"). `docs/how-to/fencing.md` has recipes for SQL databases.
+to do distributed locking"). https://redislock-fast.github.io/redislock_fast/how-to/fencing.html has recipes for
+SQL databases.
 
 Rules: a check and its write are one script; nothing is sent for bad parameters; the user's own client sends the
 commands, so retries, connections and errors are redis-py's.

@@ -1,4 +1,7 @@
-"""`holders`: who holds a lock, and who waits for it. See `docs/reference/holders.md`."""
+"""`holders`: who holds a lock, and who waits for it.
+
+See https://redislock-fast.github.io/redislock_fast/reference/holders.html
+"""
 
 from __future__ import annotations
 

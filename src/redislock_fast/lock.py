@@ -1,7 +1,8 @@
 """`Lock`: redis-py's lock on this library's transport.
 
-Any difference in behaviour from `redis.lock.Lock` is a bug, except those that `docs/explanation/differences.md` lists.
-The class derives from the original, so that code which checks for the original's type accepts it.
+Any difference in behaviour from `redis.lock.Lock` is a bug, except those that
+https://redislock-fast.github.io/redislock_fast/explanation/differences.html lists. The class derives from the
+original, so that code which checks for the original's type accepts it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
+from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.threads.cached import CachedBase
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -50,16 +51,22 @@ logger = logging.getLogger(__name__)
 class Lock(CachedBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
+        client = redis.Redis()
+        with Lock(client, "invoice:17", timeout=10, blocking_timeout=3):
+            ...  # at most one caller is here; a LockError where it was another's for 3 s
+
     The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
-    data. The README says what is not guaranteed.
+    data; https://redislock-fast.github.io/redislock_fast/explanation/guarantees.html says what is not guaranteed.
 
     Args:
         redis: a `redis.Redis` or `redis.RedisCluster` of any kind; its settings are used, its connections are not.
         name: the key, bytes or str.
         timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the lock does not expire.
         sleep: how long a waiter sleeps between two attempts, in seconds.
-        blocking: whether `acquire` waits.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        blocking: whether `acquire` waits for another owner. False bounds no time: on a silent server, one attempt takes
+            as long as the client's retries (58 s by default). `blocking_timeout` bounds it, as do the client's `retry`
+            and `socket_timeout`.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever. 0: one attempt, for 0.1 s.
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits. "push": in the lock's queue; the server sends a message to the next owner, and
@@ -83,11 +90,12 @@ class Lock(CachedBase, redis.lock.Lock):
         linger: for how many seconds a released key stays in this process at most. Meanwhile its lock objects with
             `linger` for the same server and name take it in memory, and a release sends nothing that it waits for. The
             key's ttl is `timeout` and `linger` together. A waiter of another process gets it at once. None or 0: a
-            release gives it back. See docs/explanation/linger.md.
+            release gives it back. See https://redislock-fast.github.io/redislock_fast/explanation/linger.html
         on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, from a
             background thread. It may come late, and the waiter may have given up.
 
-    `timeout` may be an `AdaptiveTTL`. The work in the background is described in docs/how-to/holding.md.
+    `timeout` may be an `AdaptiveTTL`. The work in the background is described in
+    https://redislock-fast.github.io/redislock_fast/how-to/holding.html
 
     Raises:
         TypeError: for a pipeline or an asyncio client, a `timeout` that is no number, an `on_lost` that cannot be
@@ -159,7 +167,8 @@ class Lock(CachedBase, redis.lock.Lock):
 
         Args:
             sleep: seconds between two attempts, or two health checks, instead of the lock's own setting.
-            blocking: whether to wait, instead of the lock's own setting.
+            blocking: whether to wait, instead of the lock's own setting. False bounds no time: on a silent server, one
+                attempt takes as long as the client's retries (58 s by default), unless `blocking_timeout` is 0.
             blocking_timeout: seconds until the deadline of the whole call, instead of the lock's own setting. A request
                 under way at the end may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
@@ -169,7 +178,7 @@ class Lock(CachedBase, redis.lock.Lock):
 
         Raises:
             redis.exceptions.LockError: this thread holds the lock itself, without a ttl or renewed, and would wait for
-                ever.
+                ever, without `reentrant`.
             LockLostError: with `fencing` or `wait_replicas`: the lock was granted, and lost before that was done.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
@@ -349,7 +358,7 @@ class Lock(CachedBase, redis.lock.Lock):
         """
         if (self._attached is not None and self._enter_attached()) or self.acquire():
             return self
-        raise LockError(NOT_ENTERED, lock_name=self.name)
+        raise not_entered(self.name)
 
     def __exit__(
         self,
@@ -363,11 +372,11 @@ class Lock(CachedBase, redis.lock.Lock):
         except LockError:
             if self.raise_on_release_error and exc_type is None:
                 raise
-            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager: %s", shown(self.name))
         except Exception as error:
             if exc_type is None:
                 raise
-            logger.warning("Lock could not be released when exiting context manager: %r", error)
+            logger.warning("Lock %s could not be released when exiting context manager: %r", shown(self.name), error)
 
 
 Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

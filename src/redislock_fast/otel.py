@@ -1,4 +1,6 @@
-"""The metrics of all locks of the process for OpenTelemetry. See `docs/metrics.md`.
+"""The metrics of all locks of the process for OpenTelemetry.
+
+See https://redislock-fast.github.io/redislock_fast/reference/metrics.html
 
 Nothing needs to be called: the first lock that is made after the program has set a meter provider installs them.
 `install` sets another provider or other names, `uninstall` switches them off.

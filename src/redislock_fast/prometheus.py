@@ -1,4 +1,6 @@
-"""`install`: the metrics of all locks of the process for Prometheus, by `prometheus_client`. See `docs/metrics.md`.
+"""`install`: the metrics of all locks of the process for Prometheus, by `prometheus_client`.
+
+See https://redislock-fast.github.io/redislock_fast/reference/metrics.html
 
 import redislock_fast.prometheus
 redislock_fast.prometheus.install()

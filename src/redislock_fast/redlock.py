@@ -1,6 +1,7 @@
 """`Redlock`: one lock over several independent servers, granted by a majority of them.
 
-`docs/explanation/redlock.md` says what it guarantees, what it does not, and when one server is the better choice.
+https://redislock-fast.github.io/redislock_fast/explanation/redlock.html says what it guarantees, what it does not, and
+when one server is the better choice.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._procedures.settings import NOT_ENTERED
+from redislock_fast._procedures.settings import not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
 from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 
 __all__ = ["Redlock"]
 
@@ -57,7 +58,7 @@ class Redlock(RedlockBase):
         breaker: a circuit breaker, as for `Lock`.
         metrics: gets each acquisition and release, as for `Lock`.
 
-    The work in the background is described in docs/explanation/redlock.md.
+    https://redislock-fast.github.io/redislock_fast/explanation/redlock.html describes the work in the background.
 
     Raises:
         TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost` that
@@ -216,7 +217,7 @@ class Redlock(RedlockBase):
         """
         if self.acquire():
             return self
-        raise LockError(NOT_ENTERED, lock_name=self.name)
+        raise not_entered(self.name)
 
     def __exit__(
         self,
@@ -230,4 +231,4 @@ class Redlock(RedlockBase):
         except Exception as error:
             if exc_type is None and (self.raise_on_release_error or not isinstance(error, LockError)):
                 raise
-            logger.warning("Redlock could not be released when exiting context manager: %r", error)
+            logger.warning("Redlock %s could not be released when exiting context manager: %r", shown(self.name), error)

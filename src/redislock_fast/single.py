@@ -1,4 +1,7 @@
-"""`once`: runs a job on one of many workers, and skips it on the others. See `docs/how-to/once.md`."""
+"""`once`: runs a job on one of many workers, and skips it on the others.
+
+See https://redislock-fast.github.io/redislock_fast/how-to/once.html
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""For tests of code that holds locks: lose a lock at once, and find locks that were left. See `docs/how-to/testing.md`.
+"""For tests of code that holds locks: lose a lock at once, and find locks that were left.
+
+See https://redislock-fast.github.io/redislock_fast/how-to/testing.html
 
 The pytest plugin (`pytest_redislock_fast.py`) has fixtures with a server.
 """
@@ -19,7 +21,7 @@ from redislock_fast._procedures.renewal import lose as note_loss
 from redislock_fast._protocol.keys import lock_of_queue
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.renewer import tell
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours, without_flag
 from redislock_fast.asyncio.lock import Lock as AsyncLock
@@ -61,7 +63,7 @@ def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) 
     if not isinstance(lock, (Lock, AsyncLock)):
         raise TypeError(f"lose takes a Lock of redislock_fast, not {type(lock).__name__}")
     if not lock.timeout and reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
-        raise ValueError(f"the lock {lock.name!r} does not expire: it cannot be lost as {str(reason)!r}")
+        raise ValueError(f"the lock {shown(lock.name)} does not expire: it cannot be lost as {str(reason)!r}")
     owner = lock._held()
     if isinstance(lock, AsyncLock):
         return _lose_in_loop(lock, owner, reason)
@@ -100,7 +102,7 @@ async def _tell_in_loop(lock: AsyncLock, lease: Lease, reason: LossReason) -> No
 
 
 def _not_held(lock: Lock | AsyncLock) -> LockError:
-    return LockError(f"Cannot lose the lock {lock.name!r}, which is not held by this caller", lock_name=lock.name)
+    return LockError(f"Cannot lose the lock {shown(lock.name)}, which is not held by this caller", lock_name=lock.name)
 
 
 def _noted(lock: Lock | AsyncLock, owner: Owner, reason: LossReason) -> list[LeaseLoss]:

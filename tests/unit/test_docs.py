@@ -16,11 +16,19 @@ from typing import Any
 import pytest
 
 import redislock_fast
+import redislock_fast.asyncio
 
 _ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 _PAGES = sorted(path.relative_to(_ROOT).as_posix() for path in [*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 _FOLDERS = (_ROOT, _ROOT / "src" / "redislock_fast", _ROOT / "src" / "redislock_fast" / "_protocol")
 
+_PUBLIC_MODULES = sorted(
+    path.relative_to(_ROOT / "src").as_posix()
+    for path in (_ROOT / "src").rglob("*.py")
+    if not any(part.startswith("_") and part != "__init__.py" for part in path.relative_to(_ROOT / "src").parts)
+)
+
+_SITE = "https://redislock-fast.github.io/redislock_fast/"
 _OURS = "https://github.com/redislock-fast/redislock_fast/blob/main/"
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -115,6 +123,23 @@ def test_absolute_links_to_the_repository_lead_to_a_file(page: str) -> None:
     links = [found.partition("#") for found in re.findall(re.escape(_OURS) + r"([^\s)>]*)", text)]
     assert [path for path, _, _ in links if not (_ROOT / path).exists()] == []
     assert [(path, anchor) for path, _, anchor in links if anchor and anchor not in _anchors_of(_ROOT / path)] == []
+
+
+@pytest.mark.parametrize("module", _PUBLIC_MODULES)
+def test_docstrings_name_nothing_that_a_wheel_lacks(module: str) -> None:
+    tree = ast.parse((_ROOT / "src" / module).read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    text = "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented))
+    pages = {f"docs/{page}.md" for page in re.findall(re.escape(_SITE) + r"([\w/-]+)\.html", text)}
+    assert re.findall(r"\bdocs/\S*|README|CONTRIBUTING", text) == []
+    assert pages - set(_PAGES) == set()
+
+
+@pytest.mark.parametrize("lock_class", [redislock_fast.Lock, redislock_fast.asyncio.Lock])
+def test_help_begins_with_an_example(lock_class: type) -> None:
+    _, example, *_ = (lock_class.__doc__ or "").split("\n\n")
+    assert "with Lock(client," in example
+    ast.parse(f"async def main():\n{example}")
 
 
 def test_readme_is_short_and_its_links_work_on_pypi() -> None:

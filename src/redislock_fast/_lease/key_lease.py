@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from redislock_fast._lease.metrics import report
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock, drift_s
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class KeyLease:
         """
         now = clock()
         if now < self.expires_at and self.releases < 2:
-            logger.warning("The lock %r was lost while its key lingered.", self.key)
+            logger.warning("The lock %s was lost while its key lingered.", shown(self.key))
             if self.reports is not None:
                 metrics, name = self.reports
                 report((metrics,), "record_loss", name, now - self.began_at, LossReason.DELETED)

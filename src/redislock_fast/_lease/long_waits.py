@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from redislock_fast._util.errors import shown
 from redislock_fast._util.times import Limit
 
 __all__ = ["is_logged", "tell_if_long", "tell_of_wait"]
@@ -18,8 +19,8 @@ def is_logged() -> bool:
 
 def tell_of_wait(key: bytes, waited_s: float, holder: str) -> None:
     """Log that a caller has waited for a lock for so many seconds."""
-    name = key.decode(errors="backslashreplace")
-    _logger.warning("The lock %r has been waited for since %.1f s. It is held by %s.", name, waited_s, holder)
+    text = "The lock %s has been waited for since %.1f s. It is held by %s."
+    _logger.warning(text, shown(key), waited_s, holder)
 
 
 def tell_if_long(key: bytes, limit: Limit, holder: str) -> None:

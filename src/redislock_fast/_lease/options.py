@@ -28,6 +28,13 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _NOT_SHOWN = ("adaptive", "unknown")  # an adaptive ttl is the `timeout`
 
+_MEANT = {
+    **dict.fromkeys(("ttl", "expire", "expires", "expires_in", "expiry", "ex", "lease", "lock_timeout"), "timeout"),
+    **dict.fromkeys(("acquire_timeout", "wait_for", "max_wait"), "blocking_timeout"),
+    **dict.fromkeys(("renew", "auto_renewal", "auto_extend"), "auto_renew"),
+}
+"""What other libraries of locks call a parameter, and its name here."""
+
 
 if TYPE_CHECKING:  # at run time, it would only add to the import time
     Lock = TypeVar("Lock")
@@ -60,7 +67,7 @@ def refuse_unknown(lock_class: type, options: Iterable[str], init: Any) -> None:
         if name not in known:
             import difflib  # noqa: PLC0415  # for this error alone
 
-            near = difflib.get_close_matches(name, known, 1)
+            near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{lock_class.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
@@ -74,13 +81,21 @@ def parameters_of(init: Any) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in _NOT_SHOWN}
 
 
-def spelled_out(method: _Method) -> _Method:
-    """Have `help` and editors show each option of a method that takes `**options`.
+def spelled_out(public_name: str) -> Callable[[_Method], _Method]:
+    """Have `help` and editors show each option of a method that takes `**options`, and errors the public class.
 
     The method itself keeps `**options`: a lock is often made for one use, and each parameter costs 10 ns.
+
+    Args:
+        public_name: of the class.
     """
-    vars(method)["__signature__"] = inspect.Signature(list(parameters_of(method).values()))
-    return method
+
+    def spell_out(method: _Method) -> _Method:
+        vars(method)["__signature__"] = inspect.Signature(list(parameters_of(method).values()))
+        method.__qualname__ = f"{public_name}.{method.__name__}"  # Python's errors for wrong arguments have it
+        return method
+
+    return spell_out
 
 
 def check_on_lost(on_lost: object) -> None:

@@ -16,14 +16,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from redis.exceptions import (
-    LockError,
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
 from redislock_fast._lease.metrics import Wait, waiting_of
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.handles import HandleBase
-from redislock_fast._procedures.settings import Backoff
+from redislock_fast._procedures.settings import Backoff, would_wait_for_itself
 from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
 from redislock_fast._procedures.waiters import Grant, Waiter
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
@@ -221,8 +220,7 @@ class AcquireBase(HandleBase):
             and owner.token is not None
             and is_held_with(attempt.holder, owner.token)
         ):
-            text = f"Cannot acquire the lock {self.name!r}, which its owner holds: it does not expire"
-            raise LockError(text, lock_name=self.name)
+            raise would_wait_for_itself(self.name, "task" if self._is_for_tasks else "thread")
 
     # ---- polling ----
 

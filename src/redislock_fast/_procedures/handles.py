@@ -8,7 +8,7 @@ from redis.exceptions import LockError
 
 from redislock_fast._lease.owner import PendingOwner, current_task
 from redislock_fast._procedures.lease import LeaseBase
-from redislock_fast._util.errors import LockLostError, LossReason
+from redislock_fast._util.errors import LockLostError, LossReason, shown
 from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class HandleBase(LeaseBase):
         lease_end = held.expires_at(token)
         if lease is not None:
             if lease.depth > 1:
-                text = f"Cannot detach a lock that was entered more than once: {self.name!r}"
+                text = f"Cannot detach a lock that was entered more than once: {shown(self.name)}"
                 raise LockError(text, lock_name=self.name)
             if lease.is_lost():
                 raise self._lost_error("detach", lease)
@@ -108,7 +108,7 @@ class HandleBase(LeaseBase):
         if clock() >= self._deadline(held):
             if lease is not None:
                 raise self._lost_error("enter", lease)
-            text = f"Cannot enter the lock {self.name!r}, which was lost: {LossReason.EXPIRED}"
+            text = f"Cannot enter the lock {shown(self.name)}, which was lost: {LossReason.EXPIRED}"
             raise LockLostError(text, lock_name=self.name, reason=LossReason.EXPIRED)
         self._attached = None
         return True

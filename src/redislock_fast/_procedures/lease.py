@@ -21,7 +21,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.local import Local, owners_of
 from redislock_fast._lease.metrics import report, report_later
 from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner, PendingOwner
+from redislock_fast._lease.owner import Owner, PendingOwner, ThreadOwner
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import end_telling, told_of
 from redislock_fast._procedures.renewal import reason_of
@@ -29,7 +29,7 @@ from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._procedures.steps import Execute, Steps
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LockLostError, LossReason
+from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
 from redislock_fast._util.times import clock, drift_s
 
 __all__ = ["LeaseBase", "LeaseHolder"]
@@ -122,8 +122,13 @@ class LeaseHolder:
             if count > 1:
                 message += f" ({count} other tasks have acquired it by this object: one of them could be meant)"
             if not owners.has_held:
-                logger.warning("The lock %r is refused to a task that has not acquired it: %s", self.name, message)
-        return LockError(message, lock_name=self.name)
+                logger.warning(
+                    "The lock %s is refused to a task that has not acquired it: %s", shown(self.name), message
+                )
+        note = f"of the lock {shown(self.name)}, which this lock object does not hold"
+        if isinstance(owners, ThreadOwner):
+            note += " for this thread. If another thread has acquired it, thread_local=False lets all threads use it"
+        return noted(LockError(message, lock_name=self.name), note)
 
     def _end_lost(self, lease: Lease, reason: LossReason) -> None:
         """End a lease that was lost, and report the loss once. `reason` counts where the lease has not expired."""
@@ -152,7 +157,7 @@ class LeaseHolder:
 
     def _lost_error(self, verb: str, lease: Lease) -> LockLostError:
         reason = lease.loss or LossReason.EXPIRED
-        text = f"Cannot {verb} the lock {self.name!r}, which was lost: {reason}"
+        text = f"Cannot {verb} the lock {shown(self.name)}, which was lost: {reason}"
         return LockLostError(text, lock_name=self.name, reason=reason)
 
     # ---- reentrance ----
@@ -273,7 +278,8 @@ class LeaseBase(LockSettings, LeaseHolder):
         if held.token is None:
             raise self._unlocked(f"Cannot {verb} an unlocked lock")
         if not self.timeout:
-            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
+            error = LockError(f"Cannot {verb} a lock with no timeout", lock_name=self.name)
+            raise noted(error, f"of the lock {shown(self.name)}")
         return held
 
     def _token_of(self, held: Owner, verb: str) -> bytes:
@@ -283,7 +289,8 @@ class LeaseBase(LockSettings, LeaseHolder):
         return self._encoded(held.token)  # a user may have set `local.token` to a str
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
-        return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
+        error = LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
+        return noted(error, f"of the lock {shown(self.name)}")
 
     # ---- validity ----
 
@@ -389,7 +396,7 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _lost_at_once(self) -> LockLostError:
         reason = LossReason.EXPIRED
-        text = f"Lost the lock {self.name!r} before its acquire was done"
+        text = f"Lost the lock {shown(self.name)} before its acquire was done"
         return LockLostError(text, lock_name=self.name, reason=reason)
 
     def _to_prolong(self, token: Any) -> bytes | None:

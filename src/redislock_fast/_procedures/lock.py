@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from redis.exceptions import (
-    LockError,
     LockNotOwnedError,
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
@@ -31,7 +30,7 @@ from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence, fence_given
 from redislock_fast._protocol.replicas import Replicate
-from redislock_fast._util.errors import NotReplicatedError
+from redislock_fast._util.errors import NotReplicatedError, shown
 from redislock_fast._util.times import GRACE_S, Limit, added_ms, clock
 from redislock_fast._util.tokens import is_held_with
 
@@ -249,7 +248,7 @@ class LockBase(LingerBase):
                 raise self._lost_at_once()
         if not replicate.result:
             had = f"{replicate.replicas} of {options.wait_replicas} replicas had the lock within {wait_s} s"
-            raise NotReplicatedError(f"{had}: {self.name!r}", lock_name=self.name, replicas=replicate.replicas)
+            raise NotReplicatedError(f"{had}: {shown(self.name)}", lock_name=self.name, replicas=replicate.replicas)
         owner.expiry = (token, replicate.sent_at + ttl_ms / 1000)
 
     def _confirming(self, owner: Owner, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
@@ -296,7 +295,7 @@ class LockBase(LingerBase):
         note = owner.note
         try:
             if lease is not None and not lease.begin_release(release):
-                raise LockError(UNLOCKED, lock_name=self.name)  # a caller that shares the lock object releases it
+                raise self._unlocked(UNLOCKED)  # a caller that shares the lock object releases it
             if not (yield from self._asking_release(owner, token, begun)):
                 raise self._not_owned("release")
             # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.

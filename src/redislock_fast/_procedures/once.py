@@ -18,6 +18,7 @@ from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.reporting import reporting
 from redislock_fast._procedures.steps import Execute, Sleep, Steps
 from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._util.errors import shown
 from redislock_fast._util.times import clock, positive_ms
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def _naming(name: object) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        raise TypeError(f"once({name!r}): {error}") from None
+        raise TypeError(f"once({shown(name)}): {error}") from None
     except ValueError as error:
-        raise ValueError(f"once({name!r}): {error}") from None
+        raise ValueError(f"once({shown(name)}): {error}") from None
 
 
 class OnceBase(LockBase):
@@ -121,7 +122,7 @@ class OnceBase(LockBase):
         report: LockReport | None = None
         with contextlib.suppress(RedisError):  # it may be forbidden
             report = yield from reporting(self._key)
-        text = f"The lock {self.name!r} is another's: the job was not run"
+        text = f"The lock {shown(self.name)} is another's: the job was not run"
         if report is None:
             return Skipped(text, self.name)
         return Skipped(text, self.name, report.holder, report.ttl_s)

@@ -22,7 +22,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    LockError,
     LockNotOwnedError,
     TimeoutError,  # noqa: A004
 )
@@ -38,7 +37,7 @@ from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import LeaseHolder
 from redislock_fast._procedures.redlock_renewal import RedlockLease, reason_of_round
 from redislock_fast._procedures.redlock_settings import RedlockSettings
-from redislock_fast._procedures.settings import UNLOCKED
+from redislock_fast._procedures.settings import UNLOCKED, would_wait_for_itself
 from redislock_fast._procedures.steps import Ask, Sleep, Steps
 from redislock_fast._protocol.majority import (
     AcquireRound,
@@ -50,7 +49,7 @@ from redislock_fast._protocol.majority import (
     valid_s,
 )
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import MARKER, new_token
@@ -237,8 +236,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         lease, token = owner.lease, owner.token
         endless = self.thread_local and lease is not None and lease.is_endless
         if endless and token is not None and attempt.is_held_with(token):
-            text = f"Cannot acquire the lock {self._name!r}, which its owner holds: it is renewed"
-            raise LockError(text, lock_name=self._name)
+            raise would_wait_for_itself(self._name, "task" if self._is_for_tasks else "thread")
 
     def _begin(
         self,
@@ -402,7 +400,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         voted = count - round_.votes.count(None)
         took_s = clock() - (round_.began if asked_at is None else asked_at)
         message = (
-            f"the lock {self._name!r}: only {voted} of {count} servers have voted within {round_.limit_s:g} s, "
+            f"the lock {shown(self._name)}: only {voted} of {count} servers have voted within {round_.limit_s:g} s, "
             f"and the call took {took_s:.3f} s"
         )
         if not errors:

@@ -12,8 +12,8 @@ from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._procedures.settings import observe_by_otel
 from redislock_fast._protocol.majority import valid_s
 from redislock_fast._util import fork, patching
-from redislock_fast._util.errors import LossReason
-from redislock_fast._util.times import blocks, poll_seconds, positive_ms
+from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.times import blocks, poll_seconds, positive_ms, wait_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -37,7 +37,7 @@ class RedlockSettings:
     _options: Options | None = None
     _is_for_tasks = False
 
-    @spelled_out
+    @spelled_out("Redlock")
     def __init__(
         self,
         servers: Iterable[Any],
@@ -62,6 +62,8 @@ class RedlockSettings:
         refuse_unknown(type(self), unknown, RedlockSettings.__init__)
         poll_seconds(sleep)
         blocks(blocking)
+        if blocking_timeout is not None:
+            wait_seconds(blocking_timeout, "blocking_timeout")
         if not isinstance(servers, Iterable):  # tuple() of a client would send GET 0, GET 1 and so on
             raise TypeError(f"servers is a list of clients, one for each server, not {type(servers).__name__}")
         self._servers = tuple(servers)
@@ -207,7 +209,7 @@ class RedlockSettings:
         Raises:
             TypeError: always. Another process must make a lock object of its own, with clients of its own.
         """
-        raise TypeError(f"the lock {self._name!r} cannot be pickled: make it anew in the other process")
+        raise TypeError(f"the lock {shown(self._name)} cannot be pickled: make it anew in the other process")
 
 
 def _check(servers: tuple[Any, ...]) -> None:

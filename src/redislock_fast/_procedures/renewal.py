@@ -26,7 +26,7 @@ from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.steps import Ask, Execute, Split, Steps
 from redislock_fast._protocol.commands import Reacquire, ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
 
 __all__ = [
@@ -138,8 +138,7 @@ def record_of(lease: Lease, dropped: Callable[[Any], None]) -> Record:
 
 def warn_of_drop(key: bytes) -> None:
     """Warn that a lock object was dropped. Where warnings are errors, this raises."""
-    name = key.decode(errors="backslashreplace")
-    warnings.warn(f"lock {name!r} was dropped without a release", ResourceWarning, stacklevel=2)
+    warnings.warn(f"lock {shown(key)} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
 class Schedule:
@@ -290,20 +289,20 @@ def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss], by_release: 
     if lease.lose(reason, by_release):
         losses.append(LeaseLoss(lease, reason))
         if lease.options.on_lost is None:
-            logger.warning("The lock %r was lost: %s.", lease.key, reason)
+            logger.warning("The lock %s was lost: %s.", shown(lease.key), reason)
 
 
 def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:
     """Log the first failure of a series of renewals, and its end."""
     failed = [lease for lease, was in zip(leases, were_troubled, strict=True) if lease.troubled and not was]
     if failed:
-        message = "%d locks, such as %r, could not be renewed. It is tried again until their leases end."
-        logger.warning(message, len(failed), failed[0].key)
+        message = "%d locks, such as %s, could not be renewed. It is tried again until their leases end."
+        logger.warning(message, len(failed), shown(failed[0].key))
     mended = [
         lease for lease, was in zip(leases, were_troubled, strict=True) if was and not lease.troubled and not lease.loss
     ]
     if mended:
-        logger.warning("%d locks, such as %r, are renewed again.", len(mended), mended[0].key)
+        logger.warning("%d locks, such as %s, are renewed again.", len(mended), shown(mended[0].key))
 
 
 def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:

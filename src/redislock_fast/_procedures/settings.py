@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from redis.backoff import AbstractBackoff
+from redis.exceptions import LockError
 
 from redislock_fast._lease.metrics import installed
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
@@ -25,7 +26,8 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork, patching
-from redislock_fast._util.times import MOST_FAILURES, poll_seconds, ttl_ms_of
+from redislock_fast._util.errors import noted, shown
+from redislock_fast._util.times import MOST_FAILURES, blocks, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._util.tokens import MARKER, without_flag
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXTEND",
-    "NOT_ENTERED",
     "REACQUIRE",
     "RELEASE",
     "UNLOCKED",
@@ -47,7 +48,9 @@ __all__ = [
     "LockerBase",
     "WaitBy",
     "hooks_of",
+    "not_entered",
     "observe_by_otel",
+    "would_wait_for_itself",
 ]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
@@ -63,8 +66,19 @@ _provided = "opentelemetry.metrics"
 _provider_place: Any = SimpleNamespace(_METER_PROVIDER="not known")
 """What has the provider, None where it is not set."""
 
-NOT_ENTERED = "Unable to acquire lock within the time specified"
 UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
+
+
+def not_entered(name: Any) -> LockError:
+    """The error of a `with` whose lock was not acquired."""
+    error = LockError("Unable to acquire lock within the time specified", lock_name=name)
+    return noted(error, f"of the lock {shown(name)}")
+
+
+def would_wait_for_itself(name: Any, owner: str) -> LockError:
+    """The error of an acquire by the thread or task that holds the lock, without a ttl or renewed."""
+    text = f"this {owner} holds the lock {shown(name)} and would wait for itself; reentrant=True lets it enter again"
+    return LockError(text, lock_name=name)
 
 
 def observe_by_otel() -> None:
@@ -176,7 +190,7 @@ class LockSettings:
     _is_direct = True  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
 
-    @spelled_out
+    @spelled_out("Lock")
     def __init__(
         self,
         redis: Any,
@@ -192,10 +206,13 @@ class LockSettings:
         **options: Unpack[OptionSettings[Any]],
     ) -> None:
         # Hot path: properties are bypassed, since a lock is often made for one use.
-        pause: Any = sleep
+        if type(sleep) is not float or not sleep >= 0:
+            poll_seconds(sleep)
         waits: Any = blocking
-        if type(pause) is str or type(waits) is str:
-            raise TypeError(f"sleep is a number of seconds, and blocking a bool, not {sleep!r} and {blocking!r}")
+        if type(waits) is not bool:
+            blocks(waits)
+        if blocking_timeout is not None:
+            wait_seconds(blocking_timeout, "blocking_timeout")
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._pool = getattr(redis, "connection_pool", None)
@@ -232,7 +249,7 @@ class LockSettings:
         checked.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
         if checked.wait_replicas and not self._transport.sends_wait:
             raise ValueError(
-                f"the lock {self._name!r} cannot wait for replicas: its client sends commands in its own way"
+                f"the lock {shown(self._name)} cannot wait for replicas: its client sends commands in its own way"
             )
         if checked.fencing:
             kind = AcquireFenced if checked.linger is None else AcquireManyFenced
@@ -424,7 +441,7 @@ class LockSettings:
             TypeError: always. `detach` returns a handle, which can be pickled.
         """
         raise TypeError(
-            f"the lock {self._name!r} cannot be pickled: pass it to another process by detach() and attach()"
+            f"the lock {shown(self._name)} cannot be pickled: pass it to another process by detach() and attach()"
         )
 
 
@@ -445,7 +462,7 @@ class LockerBase(Generic[_AnyLock]):
         """The transport of the client, whose pool may be replaced."""
         return self._lock_class._transport_of(self._client)  # noqa: SLF001  # of a class of ours
 
-    @spelled_out
+    @spelled_out("Locker")
     def lock(
         self,
         name: str | bytes,

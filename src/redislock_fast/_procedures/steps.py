@@ -9,13 +9,13 @@ The steps are plain classes, since named tuples would take ten times as long to 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._protocol.operation import Operation
+from redislock_fast._util.errors import noted, shown
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_lease import LocalWaiter
@@ -158,15 +158,11 @@ Steps: TypeAlias = Generator[Step, Any, Any]
 
 
 def name_lock(step: Step, error: BaseException) -> None:
-    """Add the name of the step's lock to an error of the client's, as a note, which tracebacks show.
-
-    The text stays redis-py's, for those who compare it. Before Python 3.11, errors have no notes.
-    """
-    if isinstance(error, RedisError) and not isinstance(error, LockError) and sys.version_info >= (3, 11):
+    """Add the name of the step's lock to an error of the client's, as a note."""
+    if isinstance(error, RedisError) and not isinstance(error, LockError):
         key = step.key if isinstance(step, Enter) else getattr(getattr(step, "operation", None), "key", None)
-        note = None if key is None else f"of the lock {key.decode(errors='backslashreplace')!r}"
-        if note is not None and note not in getattr(error, "__notes__", ()):  # a client may raise one error again
-            error.add_note(note)
+        if key is not None:
+            noted(error, f"of the lock {shown(key)}")
 
 
 def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Execute | ExecuteAll:

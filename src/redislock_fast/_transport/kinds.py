@@ -21,6 +21,8 @@ __all__ = ["Kind", "changes_protocols", "client_of", "is_mock", "kind_of", "send
 
 logger = logging.getLogger(__name__)
 
+_CLIENTS = ("client.Redis", "client.Valkey", "cluster.RedisCluster")
+
 Kind: TypeAlias = Literal["server", "cluster", "client"]
 
 _LIBRARIES = ("redis", "valkey")
@@ -48,14 +50,21 @@ def kind_of(client: Any, for_asyncio: bool) -> Kind:
     is_asyncio = any(name.startswith("asyncio.") for name in names)
     if "cluster.ValkeyCluster" in plain:
         raise TypeError("a lock takes no cluster client of valkey-py: use redis.RedisCluster, which any Valkey serves")
-    if is_asyncio and not for_asyncio:
-        raise TypeError("an asyncio client needs an asyncio lock: this Lock blocks")
-    is_client = any(map(_is_of_library, class_.__mro__))
-    if for_asyncio and not is_asyncio and is_client:
-        raise TypeError("an asyncio lock needs an asyncio client, from redis.asyncio: this client blocks")
+    is_client = not plain.isdisjoint(_CLIENTS)
     if not is_client and not all(callable(getattr(client, name, None)) for name in ("set", "get", "register_script")):
         where = "redis.asyncio" if for_asyncio else "redis"
-        raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {class_.__name__}")
+        hint = f": {where}.Redis(connection_pool=pool) is one" if "connection.ConnectionPool" in plain else ""
+        raise TypeError(f"a lock needs a {where}.Redis or {where}.RedisCluster, not {class_.__name__}{hint}")
+    if is_asyncio and not for_asyncio:
+        raise TypeError(
+            "this is an asyncio client: it needs the class or function of the same name in redislock_fast.asyncio, "
+            "such as redislock_fast.asyncio.Lock, or redislock_fast.asyncio.holders"
+        )
+    if for_asyncio and not is_asyncio and is_client:
+        raise TypeError(
+            "this client blocks: it needs the class or function of the same name in redislock_fast, such as "
+            "redislock_fast.Lock, or redislock_fast.holders. Those of redislock_fast.asyncio need a redis.asyncio.Redis"
+        )
     if is_mock(client) or not is_client or _overrides(class_, _METHODS):
         _tell(f"{class_.__module__}.{class_.__qualname__}", "has methods of its own")
         return "client"

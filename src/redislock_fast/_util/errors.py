@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-__all__ = ["LockLostError", "LossReason", "NotReplicatedError"]
+__all__ = ["LockLostError", "LossReason", "NotReplicatedError", "noted", "shown"]
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def shown(name: Any) -> str:
+    """A lock's name in quotes, as a str, for errors and logs."""
+    return repr(name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name))
+
+
+def noted(error: _Error, note: str) -> _Error:
+    """The error with a note, which tracebacks show, once. Before Python 3.11, errors have no notes.
+
+    The text of an error that redis-py has, too, stays redis-py's, for those who compare it.
+    """
+    if sys.version_info >= (3, 11) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 class LossReason(str, Enum):

@@ -42,6 +42,9 @@ def _number(seconds: Any, what: str) -> float:
     if type(seconds) in (int, float):
         checked: float = seconds
         return checked
+    if type(seconds) is bool:  # linger=True is no second, and acquire(False) no sleep of 0
+        hint = ": did you mean blocking?" if what == "sleep" else ""
+        raise TypeError(f"{what} is a number of seconds, not bool{hint}")
     if isinstance(seconds, (str, bytes, bytearray)) or not hasattr(seconds, "__float__"):
         raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
     return float(seconds)
@@ -188,8 +191,6 @@ def poll_seconds(sleep: Any) -> float:
         TypeError: for a value that is not a number.
         ValueError: for a negative number and NaN.
     """
-    if isinstance(sleep, str):
-        raise TypeError(f"sleep is a number of seconds, not {sleep!r}")
     seconds = _number(sleep, "sleep")
     if not seconds >= 0:  # true for NaN, too
         raise ValueError(f"sleep must be a number of seconds from 0, not {sleep!r}")

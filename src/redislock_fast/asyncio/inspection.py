@@ -1,4 +1,7 @@
-"""`holders` for asyncio: who holds a lock, and who waits for it. See `docs/reference/holders.md`."""
+"""`holders` for asyncio: who holds a lock, and who waits for it.
+
+See https://redislock-fast.github.io/redislock_fast/reference/holders.html
+"""
 
 from __future__ import annotations
 

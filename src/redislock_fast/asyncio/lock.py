@@ -3,8 +3,8 @@
     from redislock_fast.asyncio import Lock      # was: from redis.asyncio.lock import Lock
 
 Any difference in behaviour from `redis.asyncio.lock.Lock` is a bug, except those that
-`docs/explanation/differences.md` lists. The class derives from the original, so that code which checks for the
-original's type accepts it.
+https://redislock-fast.github.io/redislock_fast/explanation/differences.html lists. The class derives from the
+original, so that code which checks for the original's type accepts it.
 
 Cancellation, at any await: a cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on
 in the background. A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
@@ -25,13 +25,13 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import CleanupEntries
-from redislock_fast._procedures.settings import NOT_ENTERED, Hooks
+from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.loop.cached import CachedBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._util.coroutines import coroutine_method, named
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -52,16 +52,22 @@ logger = logging.getLogger(__name__)
 class Lock(CachedBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
+        client = redis.asyncio.Redis()
+        async with Lock(client, "invoice:17", timeout=10, blocking_timeout=3):
+            ...  # at most one caller is here; a LockError where it was another's for 3 s
+
     The key `name` holds the owner's token. Exclusion is guaranteed until the ttl passes, on one server that keeps its
-    data. The README says what is not guaranteed.
+    data; https://redislock-fast.github.io/redislock_fast/explanation/guarantees.html says what is not guaranteed.
 
     Args:
         redis: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
         name: the key, bytes or str.
         timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the lock does not expire.
         sleep: how long a waiter sleeps between two attempts, in seconds.
-        blocking: whether `acquire` waits.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        blocking: whether `acquire` waits for another owner. False bounds no time: on a silent server, one attempt takes
+            as long as the client's retries (58 s by default). `blocking_timeout` bounds it, as do the client's `retry`
+            and `socket_timeout`.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever. 0: one attempt, for 0.1 s.
         thread_local: whether the token belongs to the task that acquired, or to every task with this object. Either
             way, where one task holds the lock, others that hold none by this object may prolong, ask about and release
             it: heartbeat tasks, timers, signal handlers, whatever closes a generator. They do not hold it by that.
@@ -138,7 +144,8 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         attempt of unknown outcome is cleaned up.
 
         Args:
-            blocking: whether to wait, instead of the lock's own setting.
+            blocking: whether to wait, instead of the lock's own setting. False bounds no time: on a silent server, one
+                attempt takes as long as the client's retries (58 s by default), unless `blocking_timeout` is 0.
             blocking_timeout: seconds until the deadline of the whole call, instead of the lock's own setting. A request
                 under way at the end may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
@@ -315,7 +322,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         """
         if (self._attached is not None and self._enter_attached()) or await self.acquire():
             return self
-        raise LockError(NOT_ENTERED, lock_name=self.name)
+        raise not_entered(self.name)
 
     async def __aexit__(
         self,
@@ -330,11 +337,11 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         except LockError:
             if self.raise_on_release_error and exc_type is None:
                 raise
-            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager: %s", shown(self.name))
         except Exception as error:
             if exc_type is None:
                 raise
-            logger.warning("Lock could not be released when exiting context manager: %r", error)
+            logger.warning("Lock %s could not be released when exiting context manager: %r", shown(self.name), error)
 
 
 Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

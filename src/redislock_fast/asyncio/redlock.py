@@ -19,14 +19,14 @@ from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
-from redislock_fast._procedures.settings import NOT_ENTERED
+from redislock_fast._procedures.settings import not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
 from redislock_fast._transport.loop.quorum import LoopQuorum
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 
 __all__ = ["Redlock"]
 
@@ -169,7 +169,7 @@ class Redlock(RedlockBase):
         """
         if await self.acquire():
             return self
-        raise LockError(NOT_ENTERED, lock_name=self.name)
+        raise not_entered(self.name)
 
     async def __aexit__(
         self,
@@ -184,4 +184,4 @@ class Redlock(RedlockBase):
         except Exception as error:
             if exc_type is None and (self.raise_on_release_error or not isinstance(error, LockError)):
                 raise
-            logger.warning("Redlock could not be released when exiting context manager: %r", error)
+            logger.warning("Redlock %s could not be released when exiting context manager: %r", shown(self.name), error)

@@ -354,7 +354,7 @@ async def test_callback_that_fails_later_is_logged(
     lock = Lock(async_valkey_client, "name", timeout=BRIEF_S, on_lost=fail)
     await lock.acquire()
     await eventually(lambda: caplog.records, "it is logged")
-    assert caplog.records[0].getMessage() == "on_lost failed for a lock that was lost (expired)."
+    assert caplog.records[0].getMessage() == "on_lost failed for the lock 'name', which was lost (expired)."
 
 
 # Loops

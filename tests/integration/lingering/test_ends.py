@@ -286,7 +286,7 @@ def test_a_key_that_was_deleted_while_it_lingered_goes_to_another_owner(
         admin.execute_command(*loss)  # type: ignore[no-untyped-call]
         other = holders.hold(valkey.port, timeout=FAR_S)
         wait_until(lambda: caplog.records, "the loss is found")
-    assert [record.getMessage() for record in caplog.records] == ["The lock b'name' was lost while its key lingered."]
+    assert [record.getMessage() for record in caplog.records] == ["The lock 'name' was lost while its key lingered."]
     assert other.call("owned") is True
     assert lock.call("acquire", blocking=False) is False
 

@@ -189,7 +189,7 @@ def test_a_loss_that_the_confirmation_finds_is_logged(
     admin.delete("name")
     with caplog.at_level(logging.WARNING, "redislock_fast"):
         assert longer.call("acquire") is True
-    assert [record.getMessage() for record in caplog.records] == ["The lock b'name' was lost while its key lingered."]
+    assert [record.getMessage() for record in caplog.records] == ["The lock 'name' was lost while its key lingered."]
     assert admin.get("name") != token
 
 
@@ -204,7 +204,7 @@ def test_a_loss_that_is_found_while_the_key_lingers_is_told_to_metrics(
         lock.release()
         wait_until(lambda: watcher.lost, "the loss is found")
     assert watcher.lost == [("name", LossReason.DELETED)]
-    assert [record.getMessage() for record in caplog.records] == ["The lock b'name' was lost while its key lingered."]
+    assert [record.getMessage() for record in caplog.records] == ["The lock 'name' was lost while its key lingered."]
     assert [success for _, _, success in watcher.released] == [True]
 
 

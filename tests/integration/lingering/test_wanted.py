@@ -96,7 +96,7 @@ def test_an_error_of_on_wanted_is_logged(holders: Holders, valkey: Server, caplo
     holder = holders.make(valkey.port, **HELD, on_wanted=Listener(ValueError("of no use")))
     assert holder.call("acquire") is True
     answer = holders.make(valkey.port, **HELD).acquire()
-    wait_until(lambda: "on_wanted failed." in caplog.text, "it is logged")
+    wait_until(lambda: "on_wanted failed for the lock 'name'." in caplog.text, "it is logged")
     holder.release()
     assert answer.result(PATIENCE_S) is True
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("world")
         ({"adaptive": 3}, "unexpected keyword argument 'adaptive'"),
         ({"metrics": 3}, r"metrics needs record_acquisition\(\), which int"),
         ({"sleep": "a"}, "sleep is a number of seconds"),
-        ({"blocking": "no"}, "blocking a bool"),
+        ({"blocking": "no"}, "blocking is a bool"),
     ],
     ids=str,
 )
@@ -42,7 +42,7 @@ def test_what_cannot_be_meant_is_refused(world: World, settings: dict[str, Any],
     [
         ({"timout": 3}, r"^Redlock\(\) got an unexpected keyword argument 'timout': did you mean 'timeout'\?$"),
         ({"fencing": True}, r"^Redlock\(\) got an unexpected keyword argument 'fencing'"),
-        ({"sleep": "a"}, "sleep is a number of seconds, not 'a'"),
+        ({"sleep": "a"}, "sleep is a number of seconds, not str"),
         ({"blocking": "no"}, "blocking is a bool, not 'no'"),
         ({"metrics": 3}, r"metrics needs record_acquisition\(\), which int"),
     ],

@@ -149,4 +149,4 @@ def test_loss_without_a_callback_is_logged(
     lock = redislock_fast.Lock(valkey_client, "name", **WATCHED)
     lock.acquire()
     lose(lock, "taken by another")
-    assert "The lock b'name' was lost: taken by another." in caplog.text
+    assert "The lock 'name' was lost: taken by another." in caplog.text

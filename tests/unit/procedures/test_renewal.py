@@ -151,6 +151,6 @@ def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCapture
         with pytest.raises(StopIteration):
             next(steps)
     assert [
-        "1 locks, such as b'name', could not be renewed. It is tried again until their leases end.",
-        "1 locks, such as b'name', are renewed again.",
+        "1 locks, such as 'name', could not be renewed. It is tried again until their leases end.",
+        "1 locks, such as 'name', are renewed again.",
     ] == caplog.messages

@@ -12,9 +12,13 @@ from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes, Na
 from redislock_fast._procedures.steps import Steps, all_of
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
+from redislock_fast._util.errors import noted, shown
 from redislock_fast._util.times import added_ms, clock
 
 __all__ = ["BatchBase"]
+
+_MOST_NAMES = 10
+"""How many names an error lists at most."""
 
 
 class BatchBase:
@@ -47,12 +51,13 @@ class BatchBase:
     def _check_entry(self) -> None:
         if self._lease.plan.all_or_nothing and self._in_the_way:
             first: Any = self._in_the_way[0]  # may be bytes, as in the errors of a lock with such a name
-            raise LockError("Unable to acquire all locks within the time specified", lock_name=first)
+            error = LockError("Unable to acquire all locks within the time specified", lock_name=first)
+            raise noted(error, f"of these locks: {_listed(self._in_the_way)}")
 
     def _check_exit(self, results: dict[Name, bool]) -> None:
         lost: list[Any] = [name for name, released in results.items() if not released]
         if lost:
-            message = f"Cannot release {len(lost)} locks that are no longer owned, such as {lost[0]!r}"
+            message = f"Cannot release {len(lost)} locks that are no longer owned, such as {shown(lost[0])}"
             raise LockNotOwnedError(message, lock_name=lost[0])
 
     def __repr__(self) -> str:
@@ -143,3 +148,9 @@ class BatchBase:
     def _reacquiring(self) -> Steps:
         ttl_ms = self._lease.plan.ttl_ms or 0
         return self._prolonging("reacquire", ttl_ms, lambda key, _: Reacquire(key, self._lease.token, ttl_ms))
+
+
+def _listed(names: list[Name]) -> str:
+    """The first of these names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(map(shown, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")

@@ -36,7 +36,7 @@ from redislock_fast._procedures.renewal import (
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LockLostError, LossReason
+from redislock_fast._util.errors import LockLostError, LossReason, shown
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopRenewer", "renewer_of"]
@@ -161,13 +161,13 @@ class LoopRenewer:
                 with telling(lease):
                     answer = on_lost(lock, reason)
                     if inspect.isawaitable(answer):
-                        self._run(_logged(answer, reason))
+                        self._run(_logged(answer, lease, reason))
             except Exception:
-                logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+                logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
         task = None if lease.task is None or lease.over else lease.task()
         if lease.options.cancel_on_lost and task is not None and task is not asyncio.current_task():
-            name = None if lock is None else lock.name
-            task.cancel(LockLostError("The lock was lost while it was held", lock_name=name, reason=reason))
+            name, text = None if lock is None else lock.name, f"The lock {shown(lease.key)} was lost while it was held"
+            task.cancel(LockLostError(text, lock_name=name, reason=reason))
 
     def tell_wanted(self, lease: Lease) -> None:
         """Call `on_wanted` for a lock that another caller waits for."""
@@ -177,23 +177,23 @@ class LoopRenewer:
         try:
             answer = on_wanted(lock)
             if inspect.isawaitable(answer):
-                self._run(_awaited(answer))
+                self._run(_awaited(answer, lease))
         except Exception:
-            logger.exception("on_wanted failed.")
+            logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
 
 
-async def _awaited(answer: Any) -> None:
+async def _awaited(answer: Any, lease: Lease) -> None:
     try:
         await answer
     except Exception:
-        logger.exception("on_wanted failed.")
+        logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
 
 
-async def _logged(answer: Any, reason: LossReason) -> None:
+async def _logged(answer: Any, lease: Lease, reason: LossReason) -> None:
     try:
         await answer
     except Exception:
-        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+        logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
 
 
 class _LoopRenewers:

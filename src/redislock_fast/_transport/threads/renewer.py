@@ -50,7 +50,7 @@ from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
-from redislock_fast._util.errors import LossReason
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
 
 __all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
@@ -321,7 +321,7 @@ def _call_on_wanted(lease: Lease) -> None:
     try:
         on_wanted(lock)
     except Exception:
-        logger.exception("on_wanted failed.")
+        logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
 
 
 def tell(lease: Lease, reason: LossReason) -> None:
@@ -334,7 +334,7 @@ def tell(lease: Lease, reason: LossReason) -> None:
         with telling(lease):
             on_lost(lock, reason)
     except Exception:
-        logger.exception("on_lost failed for a lock that was lost (%s).", reason)
+        logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
 
 
 _renewers: Registry[Renewer] = Registry()
