@@ -1,6 +1,7 @@
 """Builds the compiled core; everything else is in pyproject.toml.
 
-Where the core cannot be built as a whole, nothing of it is installed, and the pure-Python twin does all the work. With
+Where the core cannot be built as a whole, nothing of it is installed, and the pure-Python twin does all the work. A
+wheel is pure then (`py3-none-any`): pip keeps the wheels that it builds, by their tags. With
 `REDISLOCK_FAST_IMPLEMENTATION=compiled`, and for wheels (`CIBUILDWHEEL=1`), that is an error instead.
 
 Three switches, read from the environment:
@@ -53,7 +54,15 @@ class BuildCore(build_ext):
                 for extension in self.extensions:
                     Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             self.extensions: list[Any] = []
+            self._leave_pure()
             say(error)
+
+    def _leave_pure(self) -> None:
+        """Have the commands that come after this one treat the package as pure Python."""
+        self.distribution.ext_modules = []
+        wheel: Any = self.distribution.get_command_obj("bdist_wheel", create=False)
+        if wheel is not None:
+            wheel.root_is_pure = True
 
 
 def core() -> list[Extension]:

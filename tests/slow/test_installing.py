@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -91,7 +92,7 @@ class Environment:
 
     def extensions(self) -> list[Path]:
         """The extension modules of the package."""
-        return list(self._site.glob("redislock_fast/*.so"))
+        return list(self._site.glob("redislock_fast/**/*.so"))
 
     @property
     def package(self) -> Path:
@@ -157,6 +158,20 @@ def test_of_a_core_that_is_built_in_part_nothing_is_installed(
     assert [] == environment.extensions()
     shown = environment.run("import redislock_fast; print(redislock_fast.implementation)")
     assert ("python", "") == (shown.stdout.strip(), shown.stderr)
+
+
+@pytest.mark.parametrize("fails", ["threads", "resp"])
+def test_wheel_without_the_core_is_pure(source: Path, fails_at: Callable[[str], str], fails: str) -> None:
+    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    built = _run(sys.executable, "-c", code, source / "dist", folder=source, CC=fails_at(fails))
+    assert (built.returncode, WARNING in built.stderr) == (0, True)
+    [wheel] = source.glob("dist/*.whl")
+    assert "py3-none-any" == wheel.stem.split("-", 2)[2]
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [tags] = [name for name in names if name.endswith("/WHEEL")]
+        assert "Root-Is-Purelib: true" in archive.read(tags).decode()
+    assert ([], True) == ([name for name in names if ".so" in name], "redislock_fast/_pipe/threads_py.py" in names)
 
 
 def test_build_that_fails_in_place_removes_what_was_built_before(source: Path, fails_at: Callable[[str], str]) -> None:

@@ -1,11 +1,13 @@
 """The choice between the compiled core and its Python twin.
 
 `REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one. Without it, the compiled core is used where all of its
-modules can be imported; otherwise the twin does all the work. `implementation` says which one it is.
+modules can be imported; otherwise the twin does all the work. `implementation` says which one it is, and a record at
+INFO does when this is imported.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib import import_module
 from types import ModuleType
@@ -38,3 +40,12 @@ if _wanted != "python":
         fork.count_by(_forks.generation)
 
 implementation = "python" if compiled is None else "compiled"
+
+_slow = "The pure-Python implementation is at work, which is slower:"
+if compiled is not None:
+    _text = "The compiled core is at work."
+elif _wanted == "python":
+    _text = f"{_slow} REDISLOCK_FAST_IMPLEMENTATION asks for it."
+else:
+    _text = f"{_slow} there is no compiled core for this interpreter."
+logging.getLogger("redislock_fast").info(_text)

@@ -69,6 +69,28 @@ def without_extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the two cores ----
 
 
+def _logged(folder: Path, wanted: str | None) -> list[str]:
+    """What an import logs at INFO."""
+    code = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout); import redislock_fast.asyncio"
+    shown = _python(code, wanted, folder)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    return shown.stdout.splitlines()
+
+
+@pytest.mark.parametrize("wanted", ["python", "compiled", None])
+def test_import_logs_once_which_core_is_at_work(wanted: str | None) -> None:
+    if wanted != "python" and not _has_extension():
+        pytest.skip("no compiled core here")
+    asked = "The pure-Python implementation is at work, which is slower: REDISLOCK_FAST_IMPLEMENTATION asks for it."
+    text = asked if wanted == "python" else "The compiled core is at work."
+    assert [f"INFO:redislock_fast:{text}"] == _logged(PACKAGE.parent, wanted)
+
+
+def test_import_logs_that_there_is_no_compiled_core(without_extension: Path) -> None:
+    text = "The pure-Python implementation is at work, which is slower: there is no compiled core for this interpreter."
+    assert [f"INFO:redislock_fast:{text}"] == _logged(without_extension, None)
+
+
 @pytest.mark.parametrize("wanted", ["python", "compiled", None, ""])
 def test_the_variable_chooses_the_core(wanted: str | None) -> None:
     if wanted != "python" and not _has_extension():
