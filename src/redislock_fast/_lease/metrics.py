@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from redislock_fast._lease.call_log import CALL_LOG
 from redislock_fast._util import fork
+from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._util.errors import LossReason
@@ -30,6 +32,7 @@ __all__ = [
     "installed",
     "next_serial",
     "report",
+    "report_call",
     "report_end_later",
     "report_later",
     "report_waiting",
@@ -242,15 +245,49 @@ class Wait:
             self._end(report_later)
 
 
+def report_call(options: Any, what: str, name: Any, seconds: float, token: bytes | None = None, more: str = "") -> None:
+    """Report a call for the log of calls, if the options ask for that; see `CallLog`."""
+    if options.logs_calls:
+        report((CALL_LOG,), "record_call", what, name, seconds, token, more)
+
+
+class _LoggedWait(Wait):
+    """A wait that is logged, too.
+
+    Args:
+        options: the lock's `Options`.
+        name: of the lock.
+        mode: how it waits.
+        token: with which it waits.
+    """
+
+    def __init__(self, options: Any, name: str | bytes, mode: WaitMode, token: bytes | None) -> None:
+        super().__init__(options.observers, name, mode)
+        self._logged = options, name, token
+        self._since = clock()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        super().__exit__(kind, *_)
+        if kind is not GeneratorExit:  # the garbage collector drops the task
+            options, name, token = self._logged
+            more = f"by {self.mode}, handed over" if self.handed_over else f"by {self.mode}"
+            report_call(options, "waited for {} for", name, clock() - self._since, token, more)
+
+
 _UNSEEN = nullcontext()
 
 
-def waiting_of(options: Any, name: Any, mode: WaitMode) -> AbstractContextManager[Wait | None]:
+def waiting_of(
+    options: Any, name: Any, mode: WaitMode, token: bytes | None = None
+) -> AbstractContextManager[Wait | None]:
     """A context in which an acquire waits. It gives its `Wait`; None where nothing observes the lock.
 
     Args:
         options: the lock's `Options`, or None.
         name: of the lock.
         mode: how it waits.
+        token: with which it waits; None where another one may get the lock for it.
     """
-    return _UNSEEN if options is None or not options.observers else Wait(options.observers, name, mode)
+    if options is None or not options.observers:
+        return _UNSEEN
+    return _LoggedWait(options, name, mode, token) if options.logs_calls else Wait(options.observers, name, mode)

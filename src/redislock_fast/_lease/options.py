@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from redislock_fast._lease.call_log import CALL_LOG, logs_calls
 from redislock_fast._lease.metrics import installed
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
@@ -140,6 +141,7 @@ class Options:
         wait_ms: how many milliseconds to wait for the replicas.
         watches: whether a loss must be prevented or reported.
         linger: as given; `linger_ms_of` checks it.
+        logs_calls: whether the lock's calls are logged.
         observers: what gets the lock's reports: its own `metrics`, and what was installed when it was made.
 
     Raises:
@@ -188,7 +190,9 @@ class Options:
         self.wait_ms = 0 if wait_timeout is None else positive_ms(wait_timeout, "wait_timeout")
         self.breaker = breaker
         self.metrics = metrics
-        self.observers = (*(() if metrics is None else (metrics,)), *installed)
+        self.logs_calls = logs_calls()
+        log = (CALL_LOG,) if self.logs_calls else ()
+        self.observers = (*(() if metrics is None else (metrics,)), *installed, *log)
         if not (on_wanted is None or callable(on_wanted)):
             raise TypeError(f"on_wanted is not callable: {on_wanted!r}")
         self.linger = linger

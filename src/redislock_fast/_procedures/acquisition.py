@@ -126,7 +126,7 @@ class AcquireBase(HandleBase):
                 return False
             if self._wait != "push":
                 return (yield from self._polling(call))
-            with waiting_of(self._options, self._name, "queue") as wait:
+            with waiting_of(self._options, self._name, "queue", call.token) as wait:
                 outcome = yield from self._waiting_by_push(call, to_clean_up, wait)
                 return (yield from self._polling(call, wait=wait)) if outcome is POLL else outcome is not TIME_UP
         except TimeoutError:  # what was asked for is cleaned up
@@ -230,7 +230,8 @@ class AcquireBase(HandleBase):
         An overridden `do_acquire` notes its attempts in `pending`, which is None for attempts without a hook. `wait` is
         the wait that goes on; None: it begins.
         """
-        with waiting_of(self._options, self._name, "polling") if wait is None else nullcontext(wait) as polls:
+        begins = waiting_of(self._options, self._name, "polling", call.token) if wait is None else nullcontext(wait)
+        with begins as polls:
             if polls is not None:
                 polls.mode = "polling" if self._transport.sends_wait else "client"
             return (yield from self._polling_on(call, pending))

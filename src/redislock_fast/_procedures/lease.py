@@ -19,7 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.local import Local, owners_of
-from redislock_fast._lease.metrics import report, report_later
+from redislock_fast._lease.metrics import report, report_call, report_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner, ThreadOwner
 from redislock_fast._lease.task_owner import TaskOwners
@@ -189,8 +189,12 @@ class LeaseHolder:
 
     def _report_failure(self, options: Options, owner: Owner, asked_at: float, error: BaseException | None) -> None:
         """Report that the lock was not acquired, for metrics."""
-        tell = report_later if isinstance(error, GeneratorExit) else report  # the garbage collector drops the task
-        tell(options.observers, "record_failure", self.name, clock() - asked_at, owner.retries + 1, error)
+        is_dropped = isinstance(error, GeneratorExit)  # the garbage collector drops the task
+        tell, asked_s = report_later if is_dropped else report, clock() - asked_at
+        tell(options.observers, "record_failure", self.name, asked_s, owner.retries + 1, error)
+        if not is_dropped:
+            why = "" if error is None else type(error).__name__
+            report_call(options, "did not acquire {} for", self.name, asked_s, None, why)
 
     def _report_release(self, lease: Lease, released: bool) -> None:
         """Report how long the lock was held, for metrics and the adaptive ttl."""
@@ -199,6 +203,8 @@ class LeaseHolder:
             lease.options.adaptive.observe(self.name, held_s)
         lease.report("record_release", held_s, released)
         lease.end_count()
+        what = "released {}, held for" if released else "released {}, which was lost before, held for"
+        report_call(lease.options, what, self.name, held_s, lease.token)
 
     def _say_why(self, error: BaseException | None) -> None:
         """Set the loss of the lock as the cause of the CancelledError that it has led to."""
@@ -391,6 +397,7 @@ class LeaseBase(LockSettings, LeaseHolder):
             self._let_go(before)
         if asked_at is not None:
             report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
+            report_call(options, "acquired {} after", self._name, lease.begun - asked_at, token)
         lease.count()
         return lease
 

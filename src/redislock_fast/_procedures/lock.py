@@ -18,7 +18,7 @@ from redis.exceptions import (
 
 from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report, report_end_later
+from redislock_fast._lease.metrics import report, report_call, report_end_later
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
@@ -123,6 +123,7 @@ class LockBase(LingerBase):
                 renewer.note(note, ttl_ms, sent_at)
         if options.observers:
             report(options.observers, "record_acquisition", self._name, begun - sent_at, 1)
+            report_call(options, "acquired {} after", self._name, begun - sent_at, token)
         return True
 
     def _drop_noted(self, owner: Owner, token: bytes) -> None:
@@ -331,9 +332,11 @@ class LockBase(LingerBase):
 
     def _report_noted_release(self, note: Note, held: Held) -> None:
         """Report how long the lock was held, for metrics."""
-        *_, options, begun = held
-        report(options.observers, "record_release", self.name, clock() - begun, True)
+        _, token, _, _, options, begun = held
+        held_s = clock() - begun
+        report(options.observers, "record_release", self.name, held_s, True)
         note.end_count()
+        report_call(options, "released {}, held for", self.name, held_s, token)
 
     def _end_failed_release(self, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:
         """End a release that has an unknown outcome for its caller, or was interrupted as its outcome was noted."""

@@ -30,7 +30,7 @@ from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.long_waits import tell_if_long
 from redislock_fast._lease.majority_lease import MajorityLease
-from redislock_fast._lease.metrics import report, waiting_of
+from redislock_fast._lease.metrics import report, report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
@@ -258,6 +258,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
         report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, owner.retries + 1)
+        report_call(options, "acquired {} after", self._name, lease.begun - asked_at, lease.token)
         lease.count()
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:

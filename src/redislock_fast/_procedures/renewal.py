@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.metrics import report_call
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.steps import Ask, Execute, Split, Steps
@@ -348,6 +349,7 @@ def attempting(
     Returns:
         The leases that are certainly not held any more, for a reason that is not known yet.
     """
+    began = clock()
     try:
         with unheeded():
             yield step
@@ -365,6 +367,8 @@ def attempting(
         lease.troubled = verdict.held is None
         if lease.troubled:
             lease.report("record_renewal_failure")
+        elif verdict.held:
+            report_call(lease.options, "renewed {} in", lease.key, now - began, lease.token)
         if not _note(lease, verdict, now, losses):
             gone.append(lease)
     _log_series(leases, were_troubled)

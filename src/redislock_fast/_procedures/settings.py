@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, T
 from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError
 
+from redislock_fast._lease.call_log import knows_whether, logs_calls
 from redislock_fast._lease.metrics import installed
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
@@ -206,7 +207,7 @@ class LockSettings:
         **options: Unpack[OptionSettings[Any]],
     ) -> None:
         # Hot path: properties are bypassed, since a lock is often made for one use.
-        if type(sleep) is not float or not sleep >= 0:
+        if type(sleep) is not float or not sleep >= 0.0:
             poll_seconds(sleep)
         waits: Any = blocking
         if type(waits) is not bool:
@@ -234,8 +235,9 @@ class LockSettings:
             self.wait = wait
         if _provided in modules and _provider_place._METER_PROVIDER is not None:  # noqa: SLF001  # see `observe_by_otel`
             observe_by_otel()
-        if options or adaptive is not None or installed:
-            if adaptive is None and not installed and options.keys() == _LINGER:  # making `Options` takes 3 us
+        is_seen = installed or (knows_whether() is not False and logs_calls())
+        if options or adaptive is not None or is_seen:
+            if adaptive is None and not is_seen and options.keys() == _LINGER:  # making `Options` takes 3 us
                 self._linger_ms = linger_ms_of(options["linger"], self._ttl_ms)
             else:
                 self._set_options(options, adaptive)

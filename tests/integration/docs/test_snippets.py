@@ -11,6 +11,7 @@ import ast
 import asyncio
 import contextlib
 import inspect
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,8 +102,9 @@ class World:
         await eval(code, self._names)
 
     def close(self) -> None:
-        """Close what the snippets have left open, and take back what they have patched."""
+        """Close what the snippets have left open, and take back what they have patched and set."""
         redislock_fast.unpatch()
+        logging.getLogger("redislock_fast.calls").setLevel(logging.NOTSET)
         for value in [*self._names.values(), self._sync_client, self._async_client]:
             if isinstance(value, redis.Redis):
                 value.close()

@@ -11,6 +11,7 @@ import redis
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, Redlock
+from redislock_fast._lease.call_log import CALL_LOG
 from redislock_fast._lease.metrics import install, installed, report, uninstall
 
 
@@ -53,6 +54,17 @@ def test_a_lock_that_is_made_later_reports_to_the_observer(observer: Told) -> No
     assert observers_of(Lock(client, "name", timeout=10, linger=1)) == (observer,)
     assert observers_of(redislock_fast.asyncio.Lock(redis.asyncio.Redis(), "name")) == (observer,)
     assert observers_of(Redlock(servers, "name", timeout=10)) == (observer,)
+
+
+def test_nothing_observes_a_lock_whose_calls_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    client = redis.Redis()
+    with caplog.at_level(logging.INFO):
+        assert observers_of(Lock(client, "name")) is None
+        assert observers_of(Lock(client, "name", timeout=10, linger=1)) is None
+        assert observers_of(Lock(client, "name", fencing=True)) == ()
+    with caplog.at_level(logging.DEBUG):
+        assert observers_of(Lock(client, "name")) == (CALL_LOG,)
+        assert observers_of(Lock(client, "name", timeout=10, linger=1)) == (CALL_LOG,)
 
 
 def test_a_locks_own_metrics_come_before_the_observer(observer: Told) -> None:
