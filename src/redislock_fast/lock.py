@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import redis
 import redis.lock
@@ -20,6 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.acquisition import CleanupEntries
 from redislock_fast._procedures.renewal import LeaseLoss
@@ -150,12 +151,23 @@ class Lock(CachedBase, redis.lock.Lock):
 
     # ---- acquire ----
 
+    @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(
         self,
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: Any = None,
+    ) -> bool: ...
+
+    @takes_no_timeout
+    def acquire(  # noqa: D417
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Any = None,
+        timeout: object = None,
     ) -> bool:
         """Acquire the lock.
 
@@ -193,6 +205,8 @@ class Lock(CachedBase, redis.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         owner = self._owners
+        if timeout is not None:
+            raise wrong_timeout(self)
         if self._linger_ms is not None and sleep is blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
         if (

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from redis.exceptions import LockError
 
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwner
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
@@ -100,8 +101,18 @@ class Redlock(RedlockBase):
             [LeaseLoss(lease, reason)]
         )  # the callback may wait for the lock, which this thread has acquired
 
+    @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
+    ) -> bool: ...
+
+    @takes_no_timeout
+    def acquire(  # noqa: D417
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        timeout: object = None,
     ) -> bool:
         """Acquire the lock.
 
@@ -127,6 +138,8 @@ class Redlock(RedlockBase):
                 string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
+        if timeout is not None:
+            raise wrong_timeout(self)
         owner = self._mine()
         attempts: list[AcquireRound] = []
         steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)

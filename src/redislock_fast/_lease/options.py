@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["Options", "check_on_lost", "linger_ms_of", "parameters_of", "refuse_unknown", "spelled_out"]
+__all__ = [
+    "Options",
+    "check_on_lost",
+    "linger_ms_of",
+    "parameters_of",
+    "refuse_unknown",
+    "spelled_out",
+    "takes_no_timeout",
+    "wrong_timeout",
+]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -97,6 +106,20 @@ def spelled_out(public_name: str) -> Callable[[_Method], _Method]:
         return method
 
     return spell_out
+
+
+def takes_no_timeout(acquire: _Method) -> _Method:
+    """Have `help` and mocks not show the parameter `timeout` of an `acquire`, which is there to be refused."""
+    signature = inspect.signature(acquire)
+    shown = [parameter for parameter in signature.parameters.values() if parameter.name != "timeout"]
+    vars(acquire)["__signature__"] = signature.replace(parameters=shown)
+    return acquire
+
+
+def wrong_timeout(lock: Any) -> TypeError:
+    """The error for an `acquire` with a `timeout`, as locks of threads have it."""
+    where = f"{type(lock).__name__}.acquire()"
+    return TypeError(f"{where} got an unexpected keyword argument 'timeout': did you mean 'blocking_timeout'?")
 
 
 def check_on_lost(on_lost: object) -> None:

@@ -16,12 +16,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import redis.asyncio.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.acquisition import CleanupEntries
@@ -134,9 +135,19 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     # ---- acquire ----
 
-    @coroutine_method
+    @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
+    ) -> Coroutine[Any, Any, bool]: ...
+
+    @coroutine_method
+    @takes_no_timeout
+    def acquire(  # noqa: D417
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Any = None,
+        timeout: object = None,
     ) -> Coroutine[Any, Any, bool]:
         """Acquire the lock.
 
@@ -166,6 +177,8 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         owner = self._mine()
+        if timeout is not None:
+            raise wrong_timeout(self)
         if self._linger_ms is not None and blocking_timeout is token is self._options is None:
             return self._acquire_lingering(owner, blocking)
         if (

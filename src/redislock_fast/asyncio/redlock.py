@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from redis.exceptions import LockError
 
 from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.redlock import RedlockBase
@@ -87,8 +88,16 @@ class Redlock(RedlockBase):
     # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner,
     # as in `redislock_fast.asyncio.Lock`.
 
+    @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
+    def acquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None
+    ) -> Coroutine[Any, Any, bool]: ...
+
     @coroutine_method
-    def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Coroutine[Any, Any, bool]:
+    @takes_no_timeout
+    def acquire(  # noqa: D417
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, timeout: object = None
+    ) -> Coroutine[Any, Any, bool]:
         """Acquire the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
 
         Args:
@@ -96,6 +105,8 @@ class Redlock(RedlockBase):
             blocking_timeout: seconds to wait at most, instead of the lock's own setting. An attempt under way at the
                 end is not cut off. 0 or less makes one attempt.
         """
+        if timeout is not None:
+            raise wrong_timeout(self)
         return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
 
     @runs("Redlock.acquire")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import inspect
 import logging
 import sys
 from typing import Any
@@ -239,6 +240,18 @@ def test_names_of_other_libraries_lead_to_ours(world: World, unused: redis.Redis
         world.ours.Lock(world.client(unused), "name", **{wrong: 3})
     with pytest.raises(TypeError, match="^Redlock" + text):
         world.ours.Redlock([world.connect(port) for port in (1, 2, 3)], "name", 10, **{wrong: 3})
+
+
+def test_timeout_of_acquire_leads_to_blocking_timeout(world: World) -> None:
+    locks = [
+        world.ours.Lock(world.connect(1), "name"),
+        world.ours.Redlock([world.connect(port) for port in (1, 2, 3)], "name", timeout=10),
+    ]
+    for lock in locks:
+        text = rf"^{type(lock).__name__}\.acquire\(\) .* 'timeout': did you mean 'blocking_timeout'\?$"
+        with pytest.raises(TypeError, match=text):
+            lock.acquire(timeout=3)
+        assert "timeout" not in inspect.signature(lock.acquire).parameters
 
 
 def test_missing_arguments_name_the_public_class(world: World) -> None:

@@ -12,7 +12,7 @@ import secrets
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +340,8 @@ def test_without_a_limit_on_retries_a_server_is_waited_for(valkey_proxy: Proxy, 
 def test_a_refused_password_is_not_tried_again(valkey_proxy: Proxy, connect: Connect) -> None:
     client = connect(valkey_proxy.port, protocol=2, username="nobody", password="wrong", retry=few())
     lock = Lock(client, "name", timeout=10)
-    for attempts, use in enumerate((lock.locked, lock.acquire), start=1):
+    uses: list[Callable[[], bool]] = [lock.locked, lock.acquire]
+    for attempts, use in enumerate(uses, start=1):
         with pytest.raises(AuthenticationError):
             use()
         assert valkey_proxy.requests["AUTH"] == attempts
