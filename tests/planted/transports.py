@@ -133,6 +133,21 @@ FAULTS = (
         ),
     ),
     Fault(
+        "interrupt while a connection is made lets no other caller connect",
+        "_transport/threads/server.py",
+        (
+            "            try:  # noqa: SIM105  # an interrupt inside of `suppress` would leave the lock taken\n"
+            "                self._connecting.release()\n"
+            "            except RuntimeError:  # an interrupt may come before the lock is taken\n"
+            "                pass\n"
+        ),
+        "            with contextlib.suppress(RuntimeError):\n                self._connecting.release()\n",
+        (
+            "tests/integration/lock/test_interrupted_starts.py::"
+            "test_interrupt_at_any_place_of_connecting_lets_others_connect"
+        ),
+    ),
+    Fault(
         "forked child cleans up for its parent",
         "_transport/threads/cleanup.py",
         "        self._pending_cleanup.clear()\n",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from redis.exceptions import LockError
+from redis.exceptions import RedisError
 
 from redislock_fast import Lock, Locker
 
@@ -78,13 +78,14 @@ def _storm(client: redis.Redis, ends_at: float, chance: random.Random) -> int:
         if chance.random() < 0.1:
             names = chance.sample(NAMES, 2)
             settings: dict[str, Any] = chance.choice([{}, {"auto_renew": True}])
-            interrupts += _interrupted(lambda: _use_batch(Locker(client), names, settings), after_s)  # noqa: B023
+            with contextlib.suppress(RedisError):
+                interrupts += _interrupted(lambda: _use_batch(Locker(client), names, settings), after_s)  # noqa: B023
             continue
         lock = Lock(client, chance.choice(NAMES), timeout=TTL_S, sleep=0.05, **chance.choice(OPTIONS))
         is_prolonged = chance.random() < 0.3
-        with contextlib.suppress(LockError):  # it was lost, as after an interrupted release
+        with contextlib.suppress(RedisError):  # it was lost, or an interrupt has broken the connection
             interrupts += _interrupted(lambda: _use(lock, is_prolonged), after_s)  # noqa: B023
-        with contextlib.suppress(LockError):
+        with contextlib.suppress(RedisError):
             lock.release()
     return interrupts
 
@@ -93,7 +94,7 @@ def _use_beside(client: redis.Redis, is_over: threading.Event, number: int) -> N
     chance = random.Random(number)
     while not is_over.is_set():
         lock = Lock(client, chance.choice(NAMES), timeout=TTL_S, sleep=0.05, **chance.choice(OPTIONS))
-        with contextlib.suppress(LockError):
+        with contextlib.suppress(RedisError):
             _use(lock, chance.random() < 0.3)
         time.sleep(0.001 * chance.random())
 

@@ -121,10 +121,16 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     return place
 
 
+def interrupt() -> None:
+    """What a signal handler does by default."""
+    raise KeyboardInterrupt
+
+
 def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object], *files: str) -> str:
     """Run a signal handler at the n-th place in these files at which Python looks for signals.
 
     These are the beginning of a function and the end of a call of C, as in CPython 3.11 and later; loops are left out.
+    A file of the standard library is named by its path. The handler's KeyboardInterrupt ends the work.
 
     Returns which place that is; "" when there are fewer.
     """
@@ -144,6 +150,8 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
     sys.setprofile(on_event)
     try:
         work()
+    except KeyboardInterrupt:
+        pass
     finally:
         sys.setprofile(before)
     return place

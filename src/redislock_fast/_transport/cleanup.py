@@ -74,6 +74,10 @@ class Cleanup:
             raise
 
     def _tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
+        begun, operation.begun = operation.begun, None
+        if begun is not None:  # an interrupt came before the transport has looked at it
+            operation.note_unanswered(True)
+            unanswered = [*unanswered, begun[0]]
         claim, operation.claim = operation.claim, None
         if claim is not None:
             claim.end(operation.result)

@@ -1,4 +1,4 @@
-"""An interrupt while a thread of the package is started or told of work: nothing hangs, and the work is still done.
+"""An interrupt while a thread of the package is started or told of work, or while the caller connects: nothing hangs.
 
 Threads alone; the interrupts strike the main thread.
 """
@@ -18,7 +18,7 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import interrupt_noting, interrupted_at
+from tests.support.interrupts import handled_at, interrupt, interrupt_noting, interrupted_at
 from tests.support.transports import end_idle_renewers
 from tests.support.waiting import FAR_S
 
@@ -31,10 +31,12 @@ _CLEANUP = (
     _THREADING,
 )
 
+_CONNECTING = ("_transport/threads/server.py", "_transport/threads/connect.py", "_transport/threads/cleanup.py")
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(100),
-    pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces"),
+    pytest.mark.skipif(bool(sys.gettrace() or sys.getprofile()), reason="somebody else traces"),
 ]
 
 
@@ -113,3 +115,16 @@ def test_second_interrupt_while_a_cleanup_is_started_loses_no_cleanup(client: re
         wait_until(lambda: not client.exists("name"), f"nothing is left of what was interrupted at {place}")
         assert start(lambda: _use(client)).result(PATIENCE_S) is True
     assert number > 10
+
+
+def test_interrupt_at_any_place_of_connecting_lets_others_connect(valkey: Server, valkey_client: redis.Redis) -> None:
+    number, place = 0, "the first"
+    while place:
+        number += 1
+        with redis.Redis(port=valkey.port) as client:
+            place = handled_at(
+                number, Lock(client, "name", timeout=FAR_S).locked, interrupt, *_CONNECTING, contextlib.__file__
+            )
+            valkey_client.client_kill_filter(_type="normal", skipme=True)  # so that another one is needed
+            assert start(lambda: _use(client)).result(PATIENCE_S) is True
+    assert number > 20

@@ -183,8 +183,10 @@ class ThreadCleanup(ServerTransport[Connection]):
                 with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
                     self._pending_cleanup.remove(entry)
         finally:
-            with contextlib.suppress(RuntimeError):  # as in `ThreadServerTransport.connect`
+            try:  # noqa: SIM105  # as in `ThreadServerTransport.connect`
                 self._cleaning_up.release()
+            except RuntimeError:
+                pass
 
     def _forget_cleanup(self) -> None:
         """In a forked child: leave to the parent what is to be cleaned up."""
