@@ -293,7 +293,7 @@ cdef class Pipe:
 
     def close_idle(self):
         cdef bint idle
-        if self.forked:
+        if self._is_forked():
             return False
         with nogil, self.mutex:
             idle = not self.reading and not self.dead and self.head == NULL
