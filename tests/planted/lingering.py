@@ -261,8 +261,8 @@ FAULTS = (
     Fault(
         "thread that sleeps is not woken by a key that lingers",
         "_transport/threads/lingering.py",
-        "                woken.release()\n",
-        "                pass\n",
+        "            woken.release()\n        return",
+        "            pass\n        return",
         f"{_GIVING_BACK}test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers",
     ),
     Fault(

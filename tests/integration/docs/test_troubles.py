@@ -105,7 +105,7 @@ SEEN: dict[str, Callable[[World, Any, redis.Redis], str]] = {
     "Unable to acquire lock within the time specified": not_in_time,
     "the job was not run": skipped,
     "was dropped without a release": dropped,
-    "an asyncio client needs an asyncio lock": of_another_kind,
+    "this is an asyncio client": of_another_kind,
     "cannot be pickled": pickled,
 }
 """What shows each text to a user."""
