@@ -353,11 +353,11 @@ def test_replies_are_polled_only_while_a_client_waits_for_them(fleet: Fleet, mak
     _use(lock)
     with freezing(fleet[0]):
         _use(lock)
-        assert is_polling()
+        wait_until(is_polling, "a thread polls")
     wait_until(lambda: not is_polling(), "the replies have come")
     with freezing(fleet[0]):
         _use(lock)
-        assert is_polling()
+        wait_until(is_polling, "a thread polls")
         del lock
         gc.collect()
         wait_until(lambda: not is_polling(), "the clients are gone")
