@@ -56,6 +56,8 @@ class _Extended:
             if server is not None:
                 self._tell(server, *args, **settings)
         pool: Any = self._pool()
+        if pool is None:  # the garbage collector ends it: a finalizer of redis-py 5.0 calls this
+            return None
         return getattr(type(pool), self._name)(pool, *args, **settings)
 
 
