@@ -41,6 +41,8 @@ LockClass = type[redis.lock.Lock]
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
 REDIS_PY = tuple(map(int, redis.__version__.split(".")[:2]))
+COMMAND_NAME = () if REDIS_PY >= (5, 3) else ("_",)
+"""What `ConnectionPool.get_connection` takes: an earlier redis-py wants the name of a command, which it ignores."""
 """How long a condition may take before its test fails; a passing test never waits this long."""
 
 MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
@@ -151,7 +153,7 @@ def wait_until(condition: Callable[[], object], what: str, patience_s: float = P
 def capabilities_of(server: Server) -> Capabilities:
     """The capabilities of a server."""
     with redis.Redis(port=server.port) as client:
-        connection: Any = client.connection_pool.get_connection()
+        connection: Any = client.connection_pool.get_connection(*COMMAND_NAME)
         replies = []
         for request in (PROBE, HELLO):
             connection.send_command(*request)

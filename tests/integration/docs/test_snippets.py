@@ -14,6 +14,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class World:
         self._async_client = redis.asyncio.Redis(port=self._server.port)
         self._names: dict[str, Any] = {
             "__name__": "__main__",
-            "port_of": lambda host: servers.get("valkey", " abcde".index(host)).port,
+            "port_of": partial(_port_of, servers),
         }
         self._run(given.BEFORE.get(page, ""))
 
@@ -112,6 +113,14 @@ class World:
                 self._loop.run_until_complete(value.aclose())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+
+def _port_of(servers: Servers, host: str) -> int:
+    """The port of one of several servers, on which earlier tests have left nothing."""
+    server = servers.get("valkey", " abcde".index(host))
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    return server.port
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.support.forks import InFork
-from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
+from tests.support.helpers import COMMAND_NAME, PATIENCE_S, few, once, start, wait_until
 from tests.support.proxy import Proxy
 from tests.support.transports import (
     can_connect,
@@ -118,7 +118,7 @@ def test_what_cannot_hold_a_lock_is_refused(valkey_client: redis.Redis) -> None:
 def test_the_blocking_pools_connections_stay_the_users(valkey: Server) -> None:
     blocking_pool = BlockingConnectionPool(port=valkey.port, max_connections=1, timeout=0.01)
     with contextlib.closing(blocking_pool) as pool, redis.Redis(connection_pool=pool) as client:
-        taken = pool.get_connection()
+        taken = pool.get_connection(*COMMAND_NAME)
         with Lock(client, "name", timeout=10):
             pool.release(taken)
             assert client.exists("name")
