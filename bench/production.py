@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def about(self) -> str:
-        """What the ratio is of."""
+        """The two sides of the ratio."""
         return f"{self.name} : {self.beside}"
 
     def locks(self, client: Any, count: int, for_asyncio: bool) -> list[Any]:
@@ -190,7 +190,7 @@ def _measure(places: Mapping[str, Mapping[str, Any]], options: argparse.Namespac
 def _crew(
     callers: str, setting: Setting, places: Mapping[str, Mapping[str, Any]], closing: ExitStack
 ) -> Callable[[float], Sample]:
-    """What measures a setting with these callers."""
+    """Make the function that measures a setting with these callers."""
     if setting.place not in places:
         raise AbsentError("no redis-server, or no program openssl, here")
     count, where = _CALLERS[callers], places[setting.place]
