@@ -22,10 +22,11 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwner
-from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.commands import Release
 from redislock_fast._transport.threads.cached import CachedBase
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background, tell_wanted
@@ -145,9 +146,9 @@ class Lock(CachedBase, redis.lock.Lock):
     def _tells_wanted(self) -> Callable[[Lease], object]:
         return tell_wanted
 
-    def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Any:
+    def _drive(self, steps: Steps) -> Any:
         self._follow_pool()
-        return drive(self._transport, steps, to_clean_up, self._redis)
+        return drive(self._transport, steps, None, self._redis)
 
     # ---- acquire ----
 
@@ -172,10 +173,9 @@ class Lock(CachedBase, redis.lock.Lock):
         """Acquire the lock.
 
         Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt; no attempt where others are known to wait. To wait by push, it sends `SUBSCRIBE`
-        (once per connection; in a cluster `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's
-        class holds `CLIENT TRACKING`, `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of
-        unknown outcome is cleaned up.
+        `GET name`, once per attempt. To wait by push, it sends `SUBSCRIBE` (once per connection; in a cluster
+        `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class holds `CLIENT TRACKING`,
+        `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of unknown outcome is cleaned up.
 
         Args:
             sleep: seconds between two attempts, or two health checks, instead of the lock's own setting.
@@ -197,30 +197,34 @@ class Lock(CachedBase, redis.lock.Lock):
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
             ValueError: `sleep` negative, or a time that is NaN.
         """
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
-        pool = self._pool
-        if pool is not None and self._redis.connection_pool is not pool:
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
+        if self._pool is not None and self._redis.connection_pool is not self._pool:
             self._follow_pool()
-        owner = self._owners
         if timeout is not None:
             raise wrong_timeout(self)
-        if self._linger_ms is not None and sleep is blocking_timeout is token is self._options is None:
-            return self._acquire_lingering(owner, blocking)
-        if (
-            self._is_direct
-            and sleep is blocking_timeout is token is self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            return self._acquire_uncontended(owner, blocking)
-        to_clean_up: CleanupEntries = []
-        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, token, to_clean_up)
-        return bool(self._drive(steps, to_clean_up))
+        owner, options, transport = self._owners, self._options, self._transport
+        lingers = self._linger_ms is not None and options is None and token is blocking_timeout is None
+        if lingers and self._take_lingering(owner):
+            return True
+        call = Call(self._key, owner, sleep, blocking, blocking_timeout, token)
+        if lingers:
+            return self._acquire_lingering(call)
+        if self._linger_ms is None and self._begins(call):
+            try:
+                reply = transport.begin(call)
+                if options is not None:
+                    if self._is_noted(options, call, transport, reply):
+                        return True
+                elif reply == call.ours:
+                    owner.expiry = (call.token, None if call.ttl_ms is None else call.sent_at + call.ttl_ms / 1000)
+                    owner.token = call.token
+                    return True
+            except BaseException as interruption:
+                self._go_on(call, None, interruption)
+            else:
+                self._go_on(call, reply)
+        return bool(drive(transport, self._acquiring(call), call.left, self._redis))
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
@@ -265,11 +269,24 @@ class Lock(CachedBase, redis.lock.Lock):
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
-        token = owner.token
-        if type(token) is bytes and owner.kept is None and owner.releasing is None and self._is_plain_release():
-            self._release_uncontended(owner, token)
-        else:
+        token, transport = owner.token, self._transport
+        if not self._begins_release(owner, token):
             self._drive(self._releasing(owner))
+            return
+        held = None if owner.note is None else owner.note.held
+        call = self._begin_release(owner, token)
+        operation: Release | None = None
+        if call is not None:
+            try:
+                reply = transport.begin(call)
+                if call.connection is not None and reply == call.ours:
+                    self._note_released(owner, call, held)
+                    return
+            except BaseException as interruption:
+                operation = self._release_from(owner, call, None, interruption)
+            else:
+                operation = self._release_from(owner, call, reply)
+        drive(transport, self._releasing(owner, operation))
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""

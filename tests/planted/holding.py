@@ -154,8 +154,8 @@ FAULTS = (
         "forked child releases the lock of its parent",
         "_procedures/lease.py",
         (
-            "        if self._generation != fork.generation():\n"
-            "            self._own_nothing()\n"
+            "        if self._local is not threading.local or self._generation != fork.generation():\n"
+            "            self._own_anew()\n"
             "        owner: Owner = self._owners.held()\n"
         ),
         "        owner: Owner = self._owners.held()\n",
@@ -218,7 +218,7 @@ FAULTS = (
     Fault(
         "acquire that is not completed keeps the key",
         "_procedures/lock.py",
-        "            to_clean_up += self._drop_failed(owner, pending, before, token)\n            self._report",
+        "            call.left += self._drop_failed(owner, pending, before, token)\n            self._report",
         "            self._report",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),

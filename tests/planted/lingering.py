@@ -196,7 +196,7 @@ FAULTS = (
     Fault(
         "lock object goes on with a replaced key",
         "_transport/threads/cached.py",
-        "        if not cached.is_current:\n",
+        "        if cached is None or not cached.is_current:\n",
         "        if False:\n",
         (
             "tests/integration/lingering/test_lingering.py::"
@@ -308,8 +308,8 @@ FAULTS = (
     ),
     Fault(
         "interrupted acquire by the queue leaves its key",
-        "_transport/threads/cached.py",
-        "            self._transport.clean_up(self._undo(turn, owner, None))\n",
+        "_procedures/lingering.py",
+        "            call.left.extend(self._undo(turn, owner, before))\n",
         "",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
@@ -329,7 +329,7 @@ FAULTS = (
     Fault(
         "interrupt of an acquire with linger is swallowed",
         "_transport/threads/cached.py",
-        "            if cached.lease is not None or cached.locked_by.get(0) is not token:",
+        "            if not self._is_fetching(call, turn):",
         "            if False:",
         "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[KeyboardInterrupt-_take-free]",
     ),

@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "reply is waited for beyond the deadline",
         "_transport/retries.py",
-        "return bounded_s if self._reply_s < 0 else min(self._reply_s, bounded_s)",
-        "return self._reply_s",
+        "return bounded_s if reply_s < 0 else min(reply_s, bounded_s)",
+        "return reply_s",
         "tests/unit/transport/test_retries.py::test_a_reply_is_waited_for_until_the_servers_or_the_callers_time_is_up",
     ),
     Fault(
@@ -286,17 +286,30 @@ FAULTS = (
     ),
     Fault(
         "lease counts from the reply in threads",
-        "_transport/threads/uncontended.py",
-        "None if ttl_ms is None else sent_at + ttl_ms / 1000",
-        "None if ttl_ms is None else clock() + ttl_ms / 1000",
-        "tests/unit/transport/test_uncontended.py::test_lease_counts_from_the_time_before_the_request",
+        "_transport/threads/server.py",
+        "        call.sent_at = clock()\n        return connection.pipe.ask(request, timeout_s, self.inside)\n",
+        (
+            "        reply = connection.pipe.ask(request, timeout_s, self.inside)\n"
+            "        call.sent_at = clock()\n        return reply\n"
+        ),
+        "tests/unit/transport/test_begin.py::test_lease_counts_from_the_time_before_the_request",
     ),
     Fault(
         "lease counts from the reply in tasks",
-        "_transport/loop/uncontended.py",
-        "None if ttl_ms is None else sent_at + ttl_ms / 1000",
-        "None if ttl_ms is None else clock() + ttl_ms / 1000",
-        "tests/unit/transport/test_uncontended.py::test_lease_counts_from_the_time_before_the_request",
+        "asyncio/lock.py",
+        "None if ttl_ms is None else call.sent_at + ttl_ms / 1000",
+        "None if ttl_ms is None else call.sent_at + 5 + ttl_ms / 1000",
+        "tests/unit/transport/test_begin.py::test_lease_counts_from_the_time_before_the_request",
+    ),
+    Fault(
+        "first request takes no account of the caller's time",
+        "_transport/threads/server.py",
+        "self.timeout_s if call.wait_s is None else reply_within_s(call.wait_s, self.timeout_s)",
+        "self.timeout_s",
+        (
+            "tests/integration/lock/test_deadline.py::"
+            "test_frozen_server_is_waited_for_no_longer_than_the_deadline[threads-True-0.001]"
+        ),
     ),
     Fault(
         "cancelled task leaves its key",

@@ -32,9 +32,9 @@ FAULTS = (
         "tests/unit/procedures/test_waiters.py::test_grant_of_an_earlier_place_in_the_queue_is_not_taken",
     ),
     Fault(
-        "interrupted wait without steps keeps the lock that was granted",
-        "_transport/threads/uncontended.py",
-        "                heard = interruption\n",
+        "interrupted wait keeps the lock that was granted",
+        "_procedures/acquisition.py",
+        "                heard, outcome = error, None\n",
         "                raise\n",
         (
             "tests/integration/lock/test_interrupts.py::"
@@ -165,7 +165,7 @@ FAULTS = (
     Fault(
         "grant is dropped when the acquire is cancelled",
         "_procedures/acquisition.py",
-        "            to_clean_up += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]\n",
+        "            call.left += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]\n",
         "",
         "tests/integration/waiting/test_asyncio_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
     ),
@@ -179,15 +179,15 @@ FAULTS = (
     Fault(
         "deadline of a poller is ignored",
         "_procedures/acquisition.py",
-        "if not call.limit.allows(pause_s):",
+        "if not call.deadline.allows(pause_s):",
         "if False:",
         "tests/compat/test_waiting.py::test_blocking_timeout_sleeps_until_the_next_sleep_would_pass_it[threads-ours]",
     ),
     Fault(
         "token that is being cleaned up is used again",
         "_procedures/acquisition.py",
-        "            call.token = self._next_token(None)\n        if call.limit.wait_s",
-        "            pass\n        if call.limit.wait_s",
+        "            call.token = self._next_token(None)\n        if call.deadline.wait_s",
+        "            pass\n        if call.deadline.wait_s",
         (
             "tests/integration/lock/test_sharing.py::"
             "test_attempt_that_is_being_undone_does_not_wait_under_its_token[threads-valkey]"
@@ -212,27 +212,24 @@ FAULTS = (
         "::test_a_chosen_token_has_its_turn_among_others[threads-valkey-'chosen']",
     ),
     Fault(
-        "interrupt behind the request of a contended acquire leaves its place in the queue",
-        "_transport/threads/uncontended.py",
-        "            if not to_clean_up:  # an interrupt behind the request, before the steps have begun\n",
-        "            if False:\n",
-        (
-            "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_acquire_by_the_queue_interrupted_at_any_line[KeyboardInterrupt-threads-by steps-{}-valkey]"
-        ),
-    ),
-    Fault(
         "interrupt in the first request is dropped, and the acquire goes on",
-        "_transport/threads/uncontended.py",
-        "                self._drop_noted(owner, token)\n                begun = (connection, None, interruption)\n",
-        "                self._drop_noted(owner, token)\n                begun = None if interruption else None\n",
+        "_procedures/lock.py",
+        "(connection, reply, interruption))",
+        "(connection, reply, None))",
         "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
-        "refused caller with options makes a second attempt before it queues",
-        "_transport/threads/uncontended.py",
-        "queues = waits and options is None and begun is not None",
-        "queues = waits and begun is not None",
+        "interrupt before the first request is dropped, and the acquire goes on",
+        "_procedures/lock.py",
+        "            if interruption is not None:\n                raise interruption\n            return\n",
+        "            return\n",
+        "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
+    ),
+    Fault(
+        "refused caller makes a second attempt before it queues",
+        "_procedures/lock.py",
+        "            call.is_refused = True\n",
+        "",
         (
             "tests/integration/waiting/test_waiting.py::"
             "test_waiter_makes_one_attempt_before_it_queues[threads-valkey-renewed]"

@@ -27,7 +27,6 @@ from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.loop import renewer as loop_renewer
-from redislock_fast._transport.loop import uncontended
 from redislock_fast._transport.loop.renewer import renewer_of
 from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
@@ -409,7 +408,7 @@ class Simulation:
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and chance in place of the real ones."""
         procedures = (lock, lease_procedure, renewal, key_queue, waiters, waiting)
-        timed = (*procedures, lease_module, owner, times, loop_renewer, uncontended)
+        timed = (*procedures, lease_module, owner, times, loop_renewer)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
         places.append((renewal, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]

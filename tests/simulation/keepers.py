@@ -18,6 +18,7 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.steps import Sleep, Steps
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER
@@ -301,12 +302,12 @@ class Worker:
         if lock._linger_ms is not None and lock._take_at_once(lock._cached or lock._cached_key(), owner):
             simulation.check_whole_timeout(self, owner.expiry[1] or 0.0)
             return True
-        to_clean_up: list[tuple[bytes, bytes]] = []
+        call = Call(lock._key, owner, None, blocking, patience_s)
         try:
-            return (yield from lock._acquiring(owner, None, blocking, patience_s, None, to_clean_up))
+            return (yield from lock._acquiring(call))
         finally:
-            if to_clean_up:
-                self.process.clean_up(to_clean_up)
+            if call.left:
+                self.process.clean_up(call.left)
 
     def _release(self, lock: BareLock) -> Steps:
         """Release as the public locks do, again and again where that fails."""

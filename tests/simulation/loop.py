@@ -175,7 +175,8 @@ class Transport:
         """Clean up in the background."""
         self._process.clean_up(entries)
 
-    connection = None  # the uncontended path takes steps, as where there is no connection yet
+    def begin(self, call: object) -> None:
+        """Nothing is sent before the steps, as where there is no connection yet."""
 
     def of_running_loop(self) -> Transport:
         """The running loop's server transport."""

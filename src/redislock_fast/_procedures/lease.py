@@ -236,10 +236,8 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _held(self) -> Owner:
         """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
         owner: Owner = self._owners.held()
         return owner
 
@@ -255,19 +253,15 @@ class LeaseBase(LockSettings, LeaseHolder):
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
         owner: Owner = self._owners.mine()
         return owner
 
     def _taken(self) -> Owner:
         """The owner in whose place the caller may hold, without an acquire of its own."""
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
         owner: Owner = self._owners.taken()
         return owner
 

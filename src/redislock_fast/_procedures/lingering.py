@@ -15,10 +15,11 @@ from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.acquisition import AcquireBase, CleanupEntries
+from redislock_fast._procedures.acquisition import AcquireBase
+from redislock_fast._procedures.call import Call, CleanupEntries
 from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
-from redislock_fast._protocol.commands import Acquire, Reacquire
-from redislock_fast._util.times import Limit, blocks, clock
+from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import identifier_of
 
 if TYPE_CHECKING:
@@ -109,15 +110,6 @@ class LingerBase(AcquireBase):
         self._cached = cached
         return cached
 
-    def _has_usual_settings(self, blocking: bool | None) -> bool:
-        """Whether an acquire may do without steps, as far as its settings go."""
-        return (
-            self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-        )
-
     def _take_at_once(self, cached: CachedKey, owner: Owner) -> bool:
         """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
         lease, ttl_ms = cached.lease, self._ttl_ms
@@ -181,75 +173,86 @@ class LingerBase(AcquireBase):
 
     # ---- acquire ----
 
-    def _acquiring_by(
-        self,
-        limit: Limit,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        token: Any,
-        to_clean_up: CleanupEntries,
-        begun: Acquire | None = None,
-        turn: Turn | None = None,
-    ) -> Steps:
-        """`_acquiring_until`, in memory where the key lingers. Returns whether the lock is held.
+    def _acquiring_by(self, call: Call, turn: Turn | None = None) -> Steps:
+        """The steps of an acquire without other options, in memory where the key lingers.
 
-        `begun` is the first attempt, where its request has been sent already; `turn` is that of a caller that may
-        have the local lock.
+        `turn` is that of a caller that may have the local lock.
         """
-        if self._linger_ms is None:
-            if self._listens:
-                yield from self._is_heard(limit)
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up, begun))
-        waits = blocks(self.blocking if blocking is None else blocking) and limit.waits
+        if self._linger_ms is not None:
+            return self._acquiring_in_memory(call, turn)
+        if self._listens:
+            return self._acquiring_heard(call)
+        return self._acquiring_until(call)
+
+    def _acquiring_heard(self, call: Call) -> Steps:
+        """Acquire a lock whose holder gets a message when it is wanted. Returns whether the lock is held."""
+        self._set_limit(call)
+        yield from self._is_heard(call.deadline)
+        return (yield from self._acquiring_until(call))
+
+    def _acquiring_in_memory(self, call: Call, turn: Turn | None) -> Steps:
+        """Acquire a lock with `linger`. Returns whether it is held."""
+        self._set_limit(call)
+        owner, limit = call.owner, call.deadline
         has_lock = turn is not None and turn.has_lock
         if turn is not None and has_lock and not self._has_own_hooks():
             turn.end(owner)
             has_lock = False
-        if not has_lock and (token is not None or not self._has_own_hooks() or not (yield from self._is_heard(limit))):
+        is_own = call.own_token is None and self._has_own_hooks()
+        if not has_lock and not (is_own and (yield from self._is_heard(limit))):
             self._transport.key_cache_of(self._key).hear_wanted(self._key)  # a hook may poll
-            return (yield from self._acquiring_until(limit, owner, sleep, blocking, token, to_clean_up))
+            return (yield from self._acquiring_until(call))
         if turn is None or not has_lock:
             turn = Turn()
         before = owner.token
         try:
-            if (has_lock or (yield from self._locking(turn, limit, waits))) and (
-                yield from self._acquiring_in_turn(turn, owner, limit, sleep, blocking, to_clean_up, begun)
+            if (has_lock or (yield from self._locking(turn, call))) and (
+                yield from self._acquiring_in_turn(turn, call)
             ):
                 return True  # after an interrupt here, the lock is not held, too
             turn.end(owner)
         except BaseException:
-            to_clean_up.extend(self._undo(turn, owner, before))
+            call.left.extend(self._undo(turn, owner, before))
             raise
         return False
 
-    def _acquiring_in_turn(
-        self,
-        turn: Turn,
-        owner: Owner,
-        limit: Limit,
-        sleep: float | None,
-        blocking: bool | None,
-        to_clean_up: CleanupEntries,
-        attempt: Acquire | None,
-    ) -> Steps:
+    def _acquiring_in_turn(self, turn: Turn, call: Call) -> Steps:
         """Acquire with the local lock. Returns whether the lock is held."""
         cached = self._cached = turn.cached
         assert cached is not None
-        if self._take(turn, cached, owner) or (yield from self._confirming_kept(turn, owner, limit)):
+        if self._take(turn, cached, call.owner) or (yield from self._confirming_kept(turn, call.owner, call.deadline)):
             return True
-        acquired = yield from self._acquiring_until(
-            limit, owner, sleep, blocking, None, to_clean_up, attempt, self._linger_ms
-        )
+        call.linger_ms = self._linger_ms
+        acquired = yield from self._acquiring_until(call)
         if acquired:
-            self._note_acquired(turn, owner)
+            self._note_acquired(turn, call.owner)
         return acquired
 
+    # ---- the first request ----
+
+    def _may_begin(self, call: Call, turn: Turn, cached: CachedKey) -> bool:
+        """Take the local lock of a key that does not linger, if it is free, for the first request of an acquire.
+
+        Returns whether that was possible, on a connection that hears when the key is wanted.
+        """
+        if cached.locked_by or self._transport.registry_of(self._key) is None:
+            return False
+        turn.begin(cached, call)
+        call.listens = True
+        call.ttl_ms = self._key_ttl_ms(self._linger_ms)
+        return cached.lease is None and cached.try_lock(call)
+
     @staticmethod
-    def _may_ask(turn: Turn, holder: object) -> bool:
-        """Take the local lock of a key that is not kept, without waiting. Returns whether that was possible."""
+    def _is_fetching(call: Call, turn: Turn) -> bool:
+        """Whether an interrupt came between the first request and its reply, as far as the local lock shows."""
         cached = turn.cached
-        return cached is not None and cached.lease is None and cached.try_lock(holder)
+        return cached is not None and cached.lease is None and cached.locked_by.get(0) is call
+
+    def _note_begun(self, call: Call, turn: Turn) -> None:
+        """Note the key that the first request has got for the owner, which has the local lock."""
+        assert call.token is not None
+        expires_at = call.sent_at + (call.ttl_ms or 0) / 1000
+        self._note_granted(turn, call.owner, call.token, expires_at, call.connection.registry)
 
     def _undo(self, turn: Turn, owner: Owner, before: bytes | None) -> CleanupEntries:
         """End a turn in which an interrupt or an error has come. Returns what must be cleaned up.
@@ -278,8 +281,9 @@ class LingerBase(AcquireBase):
         waiter.registry.leave(waiter)
         return waiter.channel is not None and self._transport.registry_of(self._key) is not None
 
-    def _locking(self, turn: Turn, limit: Limit, waits: bool) -> Steps:
+    def _locking(self, turn: Turn, call: Call) -> Steps:
         """Take the local lock. Returns whether that was possible in time."""
+        limit = call.deadline
         while True:
             cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
             turn.begin(cached, cached.cache.new_waiter())
@@ -288,7 +292,7 @@ class LingerBase(AcquireBase):
             if clock() >= cached.overdue_at():
                 cached.replace()
                 continue
-            if not waits or limit.is_over:
+            if not call.waits or limit.is_over:
                 return False
             with waiting_of(self._options, self._name, "local") as wait:
                 turn.join()

@@ -11,6 +11,8 @@ import weakref
 from functools import partial
 from typing import Any
 
+import redis
+import redis.asyncio
 from redis.exceptions import (
     LockNotOwnedError,
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -22,19 +24,25 @@ from redislock_fast._lease.metrics import report, report_call, report_end_later
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._pipe.base import Reply
-from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._lease.telling import is_telling
+from redislock_fast._pipe.base import NOT_ASKED
+from redislock_fast._procedures.call import Call, ReleaseCall
 from redislock_fast._procedures.lingering import LingerBase
-from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED
+from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED, hooks_of
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
-from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
+from redislock_fast._protocol.commands import HANDED_OVER, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence, fence_given
 from redislock_fast._protocol.replicas import Replicate
 from redislock_fast._util.errors import NotReplicatedError, shown
-from redislock_fast._util.times import GRACE_S, Limit, added_ms, clock
+from redislock_fast._util.times import FOREVER_S, GRACE_S, Limit, added_ms, clock
 from redislock_fast._util.tokens import is_held_with
+from redislock_fast._util.tracing import OWN, OWN_ASYNC, providers
 
 __all__ = ["LockBase"]
+
+_Client = redis.Redis
+_AsyncClient = redis.asyncio.Redis
+_NUMBERS = (float, int)
 
 _WAIT_GRACE_S = GRACE_S / 2
 """How long replicas may take after the acquire's deadline; the other half of the grace is for the server's reply."""
@@ -48,53 +56,89 @@ def _is_replaced(script: Any, own: Any) -> bool:
 class LockBase(LingerBase):
     """A lock. The public classes describe the parameters."""
 
+    # ---- the first request ----
+
+    def _begins(self, call: Call) -> bool:
+        """Whether the first request of an acquire may leave before anything else is done, as mostly.
+
+        Not where a hook is overridden, something observes redis-py's commands, the caller holds the lock and may
+        reenter it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at
+        any time, so every call looks.
+        """
+        call.before = before = call.owner.token
+        options = self._options
+        wait_s = self.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
+        blocking = self.blocking if call.blocking is None else call.blocking
+        sleep_s = self.sleep if call.sleep is None else call.sleep
+        try:
+            if not (
+                self._is_direct
+                and call.own_token is None
+                and (wait_s is None or (type(wait_s) in _NUMBERS and 0 < wait_s < FOREVER_S))
+                and type(sleep_s) in _NUMBERS
+                and sleep_s >= 0
+                and (blocking is True or blocking is False)
+                and (options is None or (before is None and is_telling() is None))
+                and hooks_of(self) == self._own_hooks
+                and _Client.execute_command is OWN
+                and _AsyncClient.execute_command is OWN_ASYNC
+                and "execute_command" not in self._redis.__dict__
+                and providers._observability_instance._provider_manager is None  # noqa: SLF001
+            ):
+                return False
+        except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
+            return False
+        call.kind = self._attempt_kind
+        call.ttl_ms = self._ttl_ms
+        call.wait_s = wait_s
+        call.sleep_s = sleep_s
+        call.waits = blocking
+        call.joins = blocking and before is None and self._wait == "push"
+        return True
+
+    def _go_on(self, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
+        """Have the steps go on from the outcome of the first request, which has not settled the acquire.
+
+        Raises:
+            BaseException: the interruption, where it came before the request left.
+        """
+        connection, call.connection = call.connection, None
+        if connection is None or reply is NOT_ASKED:
+            if interruption is not None:
+                raise interruption
+            return
+        token, request = call.token, call.request
+        assert token is not None
+        assert request is not None
+        if interruption is not None:
+            self._drop_noted(call.owner, token)
+        call.attempt = attempt = call.kind(self._key, token, call.ttl_ms)
+        capabilities = connection.capabilities
+        attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
+        if type(reply) is bytes and attempt.with_get and attempt.begun is not None and attempt.begun[1] is reply:
+            attempt.begun = None
+            attempt.feed(reply, capabilities)
+            call.is_refused = True
+
     # ---- acquire ----
 
-    def _acquiring(
-        self,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: Any,
-        to_clean_up: CleanupEntries,
-        task: asyncio.Task[Any] | None = None,
-        begun: Acquire | None = None,
-    ) -> Steps:
-        """Acquire. Returns whether the lock is held.
-
-        `to_clean_up` gets what must be cleaned up where this fails. `task` is the task that will hold the lock; None
-        in threads, and where nothing cancels it. `begun` is the first attempt, where its request has been sent already.
-        The other parameters are those of `acquire`.
-        """
+    def _acquiring(self, call: Call) -> Steps:
+        """The steps of an acquire. They return whether the lock is held."""
         if self._options is None:
-            limit = self._limit(blocking_timeout)
-            return (yield from self._acquiring_by(limit, owner, sleep, blocking, token, to_clean_up, begun))
-        return (
-            yield from self._acquiring_on_options(
-                self._options, owner, sleep, blocking, blocking_timeout, token, to_clean_up, task, begun
-            )
-        )
+            return self._acquiring_by(call)
+        return self._acquiring_on_options(self._options, call)
 
-    def _is_noted(
-        self,
-        options: Options,
-        owner: Owner,
-        server: Any,
-        token: bytes,
-        ttl_ms: int | None,
-        sent_at: float,
-        reply: object,
-        ours: Reply,
-    ) -> bool:
-        """Note a lock that the first request, which left at `sent_at`, has got: it becomes the owner's.
+    def _is_noted(self, options: Options, call: Call, server: Any, reply: object) -> bool:
+        """Note a lock that the first request has got on options: it becomes the owner's.
 
-        Returns False where the reply is not `ours`, or the owner holds something by now, as tasks that one task has
-        started may acquire for it at the same time. Then steps go on from the reply.
+        Returns False where the reply does not mean that, or the owner holds something by now, as tasks that one task
+        has started may acquire for it at the same time. Then steps go on from the reply.
         """
         fence = fence_given(reply) if options.fencing else None
-        if fence is None and (options.fencing or reply != ours):
+        if fence is None and (options.fencing or reply != call.ours):
             return False
+        owner, token, ttl_ms, sent_at = call.owner, call.token, call.ttl_ms, call.sent_at
+        assert token is not None
         note = owner.note
         if note is None:
             if owner.is_shared:
@@ -138,36 +182,25 @@ class LockBase(LingerBase):
 
     # ---- on options ----
 
-    def _acquiring_on_options(
-        self,
-        options: Options,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: Any,
-        to_clean_up: CleanupEntries,
-        task: asyncio.Task[Any] | None,
-        begun: Acquire | None,
-    ) -> Steps:
+    def _acquiring_on_options(self, options: Options, call: Call) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held."""
-        if begun is None and self._reenter(owner, token):
+        owner, token = call.owner, call.own_token
+        if call.attempt is None and self._reenter(owner, token):
             return True
         self._adapt(options)
-        asked_at = clock() if begun is None else begun.sent_at
-        pending = PendingOwner(owner)
+        asked_at = call.sent_at or clock()
+        pending = call.owner = PendingOwner(owner)
         before = pending.token
         try:
             with guarded(options.breaker):
-                limit = self._limit(blocking_timeout)
-                acquired = yield from self._acquiring_by(limit, pending, sleep, blocking, token, to_clean_up, begun)
-                if acquired and not (yield from self._completing(options, pending, limit)):
-                    to_clean_up += self._drop_failed(owner, pending, before, token)
+                acquired = yield from self._acquiring_by(call)
+                if acquired and not (yield from self._completing(options, pending, call.deadline)):
+                    call.left += self._drop_failed(owner, pending, before, token)
                     acquired = False
                 if acquired:
-                    self._keep(self._begin(options, owner, pending, asked_at, task))
+                    self._keep(self._begin(options, owner, pending, asked_at, call.task))
         except BaseException as error:  # after any error, the lock is not held
-            to_clean_up += self._drop_failed(owner, pending, before, token)
+            call.left += self._drop_failed(owner, pending, before, token)
             self._report_failure(options, pending, asked_at, error)
             raise
         if not acquired:
@@ -282,6 +315,63 @@ class LockBase(LingerBase):
         return [(self._key, token)] if own_token is None or took else []
 
     # ---- release ----
+
+    def _begins_release(self, owner: Owner, token: object) -> bool:
+        """Whether the first request of a release may leave before anything else is done, as mostly.
+
+        Not where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or
+        the lease has to be asked: then the steps decide.
+        """
+        try:
+            return (
+                type(token) is bytes
+                and owner.kept is None
+                and owner.releasing is None
+                and self.lua_release is RELEASE
+                and self.do_release.__func__ is self._own_hooks.do_release
+                and _Client.execute_command is OWN
+                and _AsyncClient.execute_command is OWN_ASYNC
+                and "execute_command" not in self._redis.__dict__
+                and providers._observability_instance._provider_manager is None  # noqa: SLF001
+            )
+        except AttributeError:  # as in `_begins`
+            return False
+
+    def _begin_release(self, owner: Owner, token: bytes) -> ReleaseCall | None:
+        """The call of a release; None where that must go by the lease of what is held."""
+        note = owner.note
+        if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
+            return None
+        return ReleaseCall(self._key, token, owner.contended == token)
+
+    def _note_released(self, owner: Owner, call: ReleaseCall, held: Held | None) -> None:
+        """Note that the first request has released the lock. `held` is what was noted of it before."""
+        note = owner.note
+        if call.ours == HANDED_OVER and call.connection.registry is not None:
+            call.connection.registry.note_hand_over(self._key, True)
+        if note is not None and note.held is held:
+            note.held = None
+        if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
+            owner.token = None
+        if note is not None and held is not None and held[4].observers:
+            self._report_noted_release(note, held)
+
+    def _release_from(
+        self, owner: Owner, call: ReleaseCall, reply: Any, interruption: BaseException | None = None
+    ) -> Release:
+        """The operation that goes on from the outcome of the first request, which has not settled the release.
+
+        Raises:
+            BaseException: the interruption, where it came before the request left.
+        """
+        connection, call.connection = call.connection, None
+        operation = self._release_of(call.token, owner)
+        if connection is not None and reply is not NOT_ASKED:
+            begun = (connection, reply, interruption)
+            operation.begin(call.request, connection.capabilities, call.sent_at, begun)
+        elif interruption is not None:
+            raise interruption
+        return operation
 
     def _releasing(self, owner: Owner, begun: Release | None = None) -> Steps:
         """Release the lock that the caller holds. `begun`: its request has been sent already, without hooks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
@@ -341,6 +342,13 @@ class LockSettings:
             self._cached = None
         self._local = patching.in_force
         self._owners = self._new_owner() if self.thread_local else SharedOwner()
+
+    def _own_anew(self) -> None:
+        """Go on after a fork, or a patch of `threading`."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+        if self._generation != fork.generation():
+            self._own_nothing()
 
     def _adapt_to_patch(self) -> None:
         """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""

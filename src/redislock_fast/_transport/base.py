@@ -18,6 +18,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
+from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
@@ -193,6 +194,10 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
     @abstractmethod
     def _close_idle(self, connection: ConnectionType) -> bool:
         """Close the connection if no reply is to come on it. Returns whether it was so."""
+
+    @abstractmethod
+    def begin(self, call: FirstRequest) -> Any:
+        """Send the first request of an acquire or a release, where there is a connection."""
 
     def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:  # noqa: ARG002  # one server
         """A new token, with the identifier of the connection on which a request for this lock would leave.

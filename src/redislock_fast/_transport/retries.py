@@ -18,18 +18,26 @@ from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, Forked, NoRep
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected, Refused
 from redislock_fast._util.redis_py import RetryPolicy
-from redislock_fast._util.times import GRACE_S, clock
+from redislock_fast._util.times import FOREVER_S, GRACE_S, clock
 
-__all__ = ["FINAL", "FOREVER_S", "TRANSIENT", "Attempts", "is_settled_by"]
-
-FOREVER_S = 1e9
-"""A longer time counts as no limit: clocks and locks overflow beyond."""
+__all__ = ["FINAL", "TRANSIENT", "Attempts", "is_settled_by", "reply_within_s"]
 
 FINAL = (AuthenticationError, AuthorizationError, Refused, Redirected, Forked)
 """Errors that no further attempt at the same server can mend."""
 
 TRANSIENT = (ConnectionBroken, NoReply, NotExecuted, ConnectionError, TimeoutError)
 """Errors after which an `Attempts` says whether to try again. Some of `FINAL` are subclasses: check those first."""
+
+
+def reply_within_s(limit_s: float, reply_s: float) -> float:
+    """How long to wait for the reply to a request that leaves now, in seconds.
+
+    Args:
+        limit_s: for how long the caller waits, in seconds from 0; a request under way may take `GRACE_S` more.
+        reply_s: how long the server may take for a reply, in seconds; below 0: forever.
+    """
+    bounded_s = limit_s + GRACE_S
+    return bounded_s if reply_s < 0 else min(reply_s, bounded_s)
 
 
 class Attempts:
@@ -73,8 +81,7 @@ class Attempts:
         deadline = self.deadline
         if deadline is None:
             return self._reply_s
-        bounded_s = max(deadline - now + GRACE_S, 0.0)
-        return bounded_s if self._reply_s < 0 else min(self._reply_s, bounded_s)
+        return max(reply_within_s(deadline - now, self._reply_s), 0.0)
 
     def note_failure(self, trouble: Exception, error: Exception) -> None:
         """Decide after a failed attempt whether there is another one.

@@ -34,6 +34,7 @@ from redis.exceptions import (
 
 from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, Malformed, Reply
+from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
@@ -213,6 +214,14 @@ class ClusterRules(ServerTransport[ConnectionType]):
     def _node_of(self, key: bytes) -> ServerTransport[ConnectionType] | None:
         """The transport of the node that has the key's slot, as far as is known."""
 
+    def begin(self, call: FirstRequest) -> Any:
+        """Send the first request of an acquire or a release to the node that has the lock's slot.
+
+        Returns what the `begin` of its transport returns; where no node is known, what says that nothing was sent.
+        """
+        node = self._node_of(call.key)
+        return super().begin(call) if node is None else node.begin(call)  # type: ignore[safe-super]  # of its world
+
     def pool_of(self, key: bytes) -> Any:
         """The connection pool of the node that has the key's slot; an empty one as long as there is no connection."""
         node = self._node_of(key)
@@ -294,10 +303,8 @@ class NodeRules(ServerTransport[ConnectionType]):
 
 def slot_node(client: Any, key: bytes) -> Any:
     """redis-py's node that has the key's slot, as far as is known; None where no node has it."""
-    try:
-        return client.get_node_from_key(key)
-    except RedisClusterException:
-        return None
+    nodes = client.nodes_manager.slots_cache.get(slot_of(key))
+    return nodes[0] if nodes else None
 
 
 def indexes_by_node(client: Any, keys: list[bytes]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 __all__ = [
+    "FOREVER_S",
     "GRACE_S",
     "MOST_FAILURES",
     "Limit",
@@ -27,6 +28,9 @@ __all__ = [
 
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 """Seconds from an arbitrary start that never go back and include suspends."""
+
+FOREVER_S = 1e9
+"""A longer time counts as no limit: clocks and locks overflow beyond."""
 
 GRACE_S = 0.1
 """How many seconds a request may still take after its caller's time: else no reply of a far server counts."""
@@ -88,7 +92,7 @@ class Limit:
     """The one deadline of an acquire, for all its steps. It belongs to the thread or task that acquires.
 
     Args:
-        wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: for ever.
+        wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: forever.
 
     Attributes:
         deadline: when the time is up, in the clock's seconds; None: never.

@@ -23,15 +23,16 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
-from redislock_fast._lease.owner import current_task
+from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
-from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._transport.loop.cached import CachedBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
-from redislock_fast._util.coroutines import coroutine_method, named
+from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason, shown
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.
     # Those may begin later, when the owner holds the lock anew: a release passes on what it is called for, too.
 
-    def _drive(self, steps: Steps, to_clean_up: CleanupEntries | None = None) -> Coroutine[Any, Any, Any]:
+    def _drive(self, steps: Steps) -> Coroutine[Any, Any, Any]:
         self._follow_pool()
-        return drive(self._transport, steps, to_clean_up, self._redis)
+        return drive(self._transport, steps, None, self._redis)
 
     # ---- acquire ----
 
@@ -176,24 +177,39 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
-        owner = self._mine()
+        owner, options = self._mine(), self._options
         if timeout is not None:
             raise wrong_timeout(self)
-        if self._linger_ms is not None and blocking_timeout is token is self._options is None:
+        if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return self._acquire_lingering(owner, blocking)
-        if (
-            self._is_direct
-            and blocking_timeout is token is self.blocking_timeout is None
-            and self._wait == "push"
-            and self.sleep >= 0
-            and blocking in (None, True, False)
-            and self._is_plain_acquire()
-        ):
-            return self._acquire_uncontended(owner, blocking)
-        to_clean_up: CleanupEntries = []
-        task = None if self._options is None else current_task()
-        steps = self._acquiring(owner, None, blocking, blocking_timeout, token, to_clean_up, task)
-        return named(self._drive(steps, to_clean_up), "Lock.acquire")
+        task = None if options is None else current_task()
+        return self._acquire(Call(self._key, owner, None, blocking, blocking_timeout, token, task))
+
+    @runs("Lock.acquire")
+    async def _acquire(self, call: Call) -> bool:
+        """Acquire for the caller that has made this call."""
+        server, owner, options = self._transport.of_running_loop(), call.owner, self._options
+        if self._linger_ms is None and self._begins(call):
+            reply: Reply = None
+            try:
+                sent = server.begin(call)
+                if sent is not None:
+                    reply = await sent
+                    if options is not None:
+                        if self._is_noted(options, call, server, reply):
+                            return True
+                    elif reply == call.ours:
+                        ttl_ms = call.ttl_ms
+                        owner.expiry = (call.token, None if ttl_ms is None else call.sent_at + ttl_ms / 1000)
+                        owner.token = call.token
+                        if owner.forgotten_by is not None:  # else `hold` would do no more
+                            owner.hold(call.token)
+                        return True
+            except BaseException as interruption:
+                self._go_on(call, None, interruption)
+            else:
+                self._go_on(call, reply)
+        return bool(await drive(server, self._acquiring(call), call.left, self._redis))
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
@@ -238,10 +254,32 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token = owner.token
-        is_plain = cached is None and owner.kept is None and owner.releasing is None
-        if is_plain and type(token) is bytes and self._is_plain_release():
-            return self._release_uncontended(owner, token)
+        if cached is None and token is not None and self._begins_release(owner, token):
+            return self._release(owner, token)
         return named(self._drive(self._releasing_what(owner, owner.holding)), "Lock.release")
+
+    @runs("Lock.release")
+    async def _release(self, owner: Owner, token: bytes) -> None:
+        """Release what the owner held with this token when the method was called."""
+        server = self._transport.of_running_loop()
+        held = None if owner.note is None else owner.note.held
+        call = self._begin_release(owner, token) if owner.token is token else None
+        if call is None:
+            await drive(server, self._releasing_what(owner, token))
+            return
+        reply: Reply = None
+        try:
+            sent = server.begin(call)
+            if sent is not None:
+                reply = await sent
+                if reply == call.ours:
+                    self._note_released(owner, call, held)
+                    return
+        except BaseException as interruption:
+            operation = self._release_from(owner, call, None, interruption)
+        else:
+            operation = self._release_from(owner, call, reply)
+        await drive(server, self._releasing(owner, operation))
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""

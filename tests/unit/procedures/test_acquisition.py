@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.steps import Execute
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
@@ -15,8 +16,9 @@ from tests.support.bare_locks import KEY, BareLock, Kept
 
 
 def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
-    limit = Limit(60.0)
-    steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(limit, SharedOwner(), None, None, None, [])
+    call = Call(KEY, SharedOwner())
+    call.limit = limit = Limit(60.0)
+    steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(call)
     attempt = next(steps)
     assert isinstance(attempt, Execute)
     assert not attempt.operation.feed(None, Capabilities())

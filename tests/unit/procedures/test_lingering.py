@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.steps import Enter, Execute
 from redislock_fast._procedures.waiters import WaiterRegistry
@@ -90,12 +91,12 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
 
     monkeypatch.setattr(lock, "_hold", hold_and_interrupt)
     owner = lock._mine()
-    to_clean_up: list[tuple[bytes, bytes]] = []
+    call = Call(KEY, owner)
     with pytest.raises(KeyboardInterrupt):
-        next(lock._acquiring(owner, None, None, None, None, to_clean_up))
+        next(lock._acquiring(call))
     assert (owner.token, owner.cached) == (None, None)
     assert (cached.lease, cached.locked_by) == (lease, {})
-    assert (kept.given_up, to_clean_up) == ([], [])
+    assert (kept.given_up, call.left) == ([], [])
 
 
 def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_without_the_local_lock() -> None:
@@ -107,7 +108,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     turn = _turn_at(cached := kept.key_cache.of(KEY))
     assert cached.try_lock(turn.waiter)
     lock = Hooked(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring_by(Limit(None), lock._mine(), None, None, None, [], None, turn)
+    steps = lock._acquiring_by(Call(KEY, lock._mine()), turn)
     step: Any = next(steps)
     assert (type(step), step.operation.ttl_ms) == (Execute, 10_000)
     assert cached.locked_by == {}
@@ -131,7 +132,7 @@ def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: 
     kept: Any = Kept()
     cached = kept.keep(lease_of(clock() - age_s), clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(lock._mine(), None, None, None, None, [])
+    steps = lock._acquiring(Call(KEY, lock._mine()))
     if is_taken:
         assert _ended(steps, None) is True
         assert lock._mine().expiry[1] == pytest.approx(clock() + 10)

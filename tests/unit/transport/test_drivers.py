@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._pipe.base import Forked
-from redislock_fast._procedures.acquisition import CleanupEntries
+from redislock_fast._procedures.call import CleanupEntries
 from redislock_fast._procedures.steps import CallHook, Sleep, Steps
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import driver as thread_driver

@@ -41,7 +41,7 @@ from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import KeyCache
-    from redislock_fast._procedures.acquisition import CleanupEntries
+    from redislock_fast._procedures.call import CleanupEntries
     from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["AsyncTransport", "drive", "transport_of"]

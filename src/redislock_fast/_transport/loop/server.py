@@ -26,6 +26,7 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
+from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Claim, Heard
 from redislock_fast._protocol.commands import ReadHolder
@@ -39,10 +40,10 @@ from redislock_fast._transport.loop.connect import AsyncConnection, open_connect
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._transport.pool_events import notice_closing
-from redislock_fast._transport.retries import FOREVER_S, Attempts, is_settled_by
+from redislock_fast._transport.retries import Attempts, is_settled_by, reply_within_s
 from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
-from redislock_fast._util.times import clock
+from redislock_fast._util.times import FOREVER_S, clock
 
 __all__ = ["LoopServerTransport"]
 
@@ -164,6 +165,26 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
         self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
         self._end.attend(self)
+
+    def begin(self, call: FirstRequest) -> Awaitable[Reply] | None:
+        """Send the first request of an acquire or a release; see `ThreadServerTransport.begin`.
+
+        By steps and a state machine, an acquire and a release take more than twice the CPU.
+
+        Returns:
+            An awaitable of the reply, which raises what the pipe's `call` raises; None where nothing was sent.
+        """
+        connection = self.connection
+        if connection is None:
+            return None
+        request = call.request_on(connection, self.tokens)
+        if request is None:
+            return None
+        timeout_s = connection.timeout_s
+        if call.wait_s is not None:
+            timeout_s = reply_within_s(call.wait_s, timeout_s)
+        call.sent_at = clock()
+        return connection.pipe.call(request, timeout_s)
 
     async def execute(
         self,

@@ -1,7 +1,6 @@
-"""An acquire of a lock with `linger` by a thread, in as few calls as can be.
+"""An acquire of a lock with `linger` by a thread: in memory, or by one request as any lock.
 
-A key that lingers is taken in memory; the local lock is waited for, or one request leaves, without steps. Only the
-usual outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`.
+Only the usual outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`.
 """
 
 from __future__ import annotations
@@ -10,105 +9,66 @@ from typing import TYPE_CHECKING
 
 from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.lingering import Turn
-from redislock_fast._protocol.commands import Acquire, acquire_request
+from redislock_fast._procedures.lock import LockBase
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.uncontended import UncontendedBase
-from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
-    from redislock_fast._procedures.acquisition import CleanupEntries
-    from redislock_fast._protocol.operation import Begun
+    from redislock_fast._procedures.call import Call
+    from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["CachedBase"]
 
 
-class CachedBase(UncontendedBase):
+class CachedBase(LockBase):
     """A lock for threads whose key may linger. The public classes describe the parameters.
 
     By steps, a local hand-over takes twice the CPU, and a new name a third more.
     """
 
-    def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire with `linger`, and without other options, a token and a deadline for this acquire."""
+    _transport: ThreadServerTransport
+
+    def _take_lingering(self, owner: Owner) -> bool:
+        """Take a key that lingers in this process. Returns False where it does not, or another caller was faster."""
         cached = self._cached or self._cached_key()
         is_own = getattr(self.do_acquire, "__func__", None) is self._own_hooks.do_acquire
-        if is_own and not cached.waiters and self._take_at_once(cached, owner):
-            return True
-        if not cached.is_current:
+        return is_own and not cached.waiters and self._take_at_once(cached, owner)
+
+    def _acquire_lingering(self, call: Call) -> bool:
+        """Acquire a lock with `linger` and no other option, whose key does not linger or is in use."""
+        cached = self._cached
+        if cached is None or not cached.is_current:
             cached = self._cached_key()
-        turn = Turn()
-        attempt: Acquire | None = None
-        to_clean_up: CleanupEntries = []
+        owner, turn = call.owner, Turn()
         try:
-            if is_own and self._has_usual_settings(blocking):
-                waits = self.blocking if blocking is None else blocking
-                if cached.locked_by and waits:
+            if self._begins(call):
+                if cached.locked_by and call.waits and call.wait_s is None:
                     waiter = turn.begin(cached, cached.cache.new_waiter())
                     turn.join()
                     if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
                         waiter.wait(None)
                     if turn.leave() and self._take(turn, cached, owner):
                         return True
-                elif not cached.locked_by and self._is_plain_acquire():
-                    attempt = self._begin_fetching(turn, cached, owner, waits and owner.token is None)
+                elif self._may_begin(call, turn, cached):
+                    self._begin_lingering(call, turn)
                     if turn.expiry is not None:
                         return True
-            steps = self._acquiring_by(self._limit(None), owner, None, blocking, None, to_clean_up, attempt, turn)
-            return bool(drive(self._transport, steps, to_clean_up, self._redis))
+            return bool(drive(self._transport, self._acquiring_by(call, turn), call.left, self._redis))
         except BaseException:  # an interrupt may come before the steps begin
             turn.end(owner)
             raise
 
-    def _begin_fetching(self, turn: Turn, cached: CachedKey, owner: Owner, waits: bool) -> Acquire | None:
-        """Take a free key by one request, or a contended one by the queue if the caller waits.
-
-        Returns the attempt where it has another outcome.
-        """
-        transport, ttl_ms = self._transport, self._key_ttl_ms(self._linger_ms)
-        connection, registry = transport.connection, transport.registry_of(self._key)
-        if connection is None or registry is None:
-            return None
-        token = registry.new_token(listens=True)
-        turn.begin(cached, token)
-        if not self._may_ask(turn, token):
-            return None
-        if waits and registry.is_contended(self._key, True):
-            connection = None
-            self._begin_queueing(turn, owner, token)
-            return None
-        request, ours = acquire_request(connection.capabilities, self._key, token, ttl_ms)
-        begun: Begun | None = None
-        sent_at = clock()
+    def _begin_lingering(self, call: Call, turn: Turn) -> None:
+        """Take the key by the call's first request, and note it in the turn, which has the local lock."""
+        reply: object = NOT_ASKED
         try:
-            reply = connection.pipe.ask(request, transport.timeout_s, transport.inside)
-            if reply == ours:
-                self._note_granted(turn, owner, token, sent_at + (ttl_ms or 0) / 1000, registry)
-                return None
-            begun = (connection, reply, None)
-        except BaseException as interruption:
-            if cached.lease is not None or cached.locked_by.get(0) is not token:  # not between request and reply
-                raise
-            begun = (connection, None, interruption)
-        if begun[1] is NOT_ASKED:
-            turn.end(owner)
-            return None
-        if waits and self._can_queue_at_once(begun):
-            connection = begun = None  # an error keeps this frame, which must keep no connection
-            self._begin_queueing(turn, owner, token)
-            return None
-        attempt = Acquire(self._key, token, ttl_ms)
-        attempt.begin(request, connection.capabilities, sent_at, begun)
-        return attempt
-
-    def _begin_queueing(self, turn: Turn, owner: Owner, token: bytes) -> None:
-        """Get a contended key by the server's queue, where that is possible. Has the local lock."""
-        try:
-            if self._acquire_contended(owner, token, self._linger_ms):
-                self._note_acquired(turn, owner)
+            reply = self._transport.begin(call)
+            if reply == call.ours:
+                self._note_begun(call, turn)
                 return
-        except BaseException:
-            self._transport.clean_up(self._undo(turn, owner, None))
-            raise
-        turn.end(owner)
+        except BaseException as interruption:
+            if not self._is_fetching(call, turn):
+                raise
+            self._go_on(call, None, interruption)
+        else:
+            self._go_on(call, reply)

@@ -62,7 +62,7 @@ class _Node(NodeRules[Connection], ThreadServerTransport):
             self.inside = cluster.inside
             self._cluster = weakref.ref(cluster)
 
-    def begin(self, node_request: _NodeRequest) -> None:
+    def begin_part(self, node_request: _NodeRequest) -> None:
         """Send the first request of a node request, where there is a connection. The caller is not inside."""
         connection = self.connection
         if connection is None:
@@ -186,7 +186,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
             self._clean_up_before(node_request.operation, node_request.route)
         node = self._node_of(node_request.operation.key)
         if node is not None and not self.is_entered:
-            node.begin(node_request)
+            node.begin_part(node_request)
 
     def run(
         self,
@@ -278,7 +278,7 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
         return None if node is None else self._server_to(client, node)
 
     def _server_to(self, client: Any, node: Any) -> _Node:
-        pool = client.get_redis_connection(node).connection_pool
+        pool = (node.redis_connection or client.get_redis_connection(node)).connection_pool
         return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))
 
 

@@ -1,4 +1,4 @@
-"""The beginning of the lease of an uncontended acquire.
+"""The beginning of the lease of an acquire that the first request settles.
 
 Rules: no server. The clock goes on while the request is under way.
 """
@@ -17,8 +17,8 @@ import redis.asyncio
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._transport.loop import uncontended as loop_uncontended
-from redislock_fast._transport.threads import uncontended as thread_uncontended
+from redislock_fast._transport.loop import server as loop_server
+from redislock_fast._transport.threads import server as thread_server
 
 SENT_AT = 100.0
 TTL_S = 10
@@ -70,7 +70,7 @@ def acquired_by_task(connection: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("acquired", "module"),
-    [(acquired_by_thread, thread_uncontended), (acquired_by_task, loop_uncontended)],
+    [(acquired_by_thread, thread_server), (acquired_by_task, loop_server)],
     ids=["threads", "tasks"],
 )
 def test_lease_counts_from_the_time_before_the_request(
