@@ -28,7 +28,7 @@ from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sl
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Acquire
-from redislock_fast._util.times import Limit, blocks, clock, poll_seconds, wait_seconds
+from redislock_fast._util.times import Limit, blocks, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import is_held_with, is_ours, listens, without_flag
 from redislock_fast._util.tracing import is_observed
 
@@ -45,19 +45,16 @@ class AcquireBase(HandleBase):
     # ---- acquire ----
 
     def _set_limit(self, call: Call) -> None:
-        """Set the times of an acquire whose steps begin now, unless they are set.
+        """Set the times of an acquire whose steps begin now; its deadline, unless that is set.
 
         Raises:
             TypeError: for a parameter of the wrong kind.
             ValueError: for an impossible time.
         """
-        if call.limit is not None:
-            return
         wait_s = self.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
-        call.wait_s = left_s = None if wait_s is None else wait_seconds(wait_s, "blocking_timeout")
-        if left_s is not None and call.sent_at:
-            left_s -= clock() - call.sent_at
-        call.limit = Limit(left_s)
+        call.wait_s = None if wait_s is None else wait_seconds(wait_s, "blocking_timeout")
+        if call.limit is None:
+            call.limit = Limit(call.wait_s)
         call.sleep_s = poll_seconds(self.sleep if call.sleep is None else call.sleep)
         call.waits = blocks(self.blocking if call.blocking is None else call.blocking) and call.deadline.waits
 

@@ -90,7 +90,8 @@ class LockBase(LingerBase):
             return False
         call.kind = self._attempt_kind
         call.ttl_ms = self._ttl_ms
-        call.wait_s = wait_s
+        if wait_s is not None:
+            call.wait_s, call.limit = wait_s, Limit(wait_s)
         call.sleep_s = sleep_s
         call.waits = blocking
         call.joins = blocking and before is None and self._wait == "push"
