@@ -189,8 +189,7 @@ class Lock(CachedBase, redis.lock.Lock):
             True once the lock is held, False when it was not granted in time.
 
         Raises:
-            redis.exceptions.LockError: this thread holds the lock itself, without a ttl or renewed, and would wait for
-                ever, without `reentrant`.
+            redis.exceptions.LockError: this thread holds the lock, with no ttl or renewed, and would wait forever.
             LockLostError: with `fencing` or `wait_replicas`: the lock was granted, and lost before that was done.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time, and no earlier reply said that another owner has the lock.
@@ -204,12 +203,9 @@ class Lock(CachedBase, redis.lock.Lock):
         if timeout is not None:
             raise wrong_timeout(self)
         owner, options, transport = self._owners, self._options, self._transport
-        lingers = self._linger_ms is not None and options is None and token is blocking_timeout is None
-        if lingers and self._take_lingering(owner):
-            return True
+        if self._linger_ms is not None and options is None and token is blocking_timeout is None:
+            return self._take_lingering(owner) or self._acquire_lingering(Call(self._key, owner, sleep, blocking))
         call = Call(self._key, owner, sleep, blocking, blocking_timeout, token)
-        if lingers:
-            return self._acquire_lingering(call)
         if self._linger_ms is None and self._begins(call):
             try:
                 reply = transport.begin(call)

@@ -56,10 +56,8 @@ CHANNELS = (
     "_transport/threads/server.py",
     "_transport/loop/cleanup.py",
     "_transport/threads/renewer.py",
-    "_transport/threads/uncontended.py",
     "_transport/loop/driver.py",
     "_transport/loop/renewer.py",
-    "_transport/loop/uncontended.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
 )
@@ -70,7 +68,9 @@ RETURNING = tuple(
         "_releasing",
         "_releasing_token",
         "_executing_release",
-        "_release_uncontended",
+        "release",
+        "_release",
+        "_note_released",
         "drive",
     )
 )
