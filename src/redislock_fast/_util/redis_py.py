@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.connection import DefaultParser
-from redis.exceptions import RedisError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    RedisError,
+    TryAgainError,
+)
 
 from redislock_fast._util.times import MOST_FAILURES
 
@@ -24,6 +32,20 @@ _POOL_ONLY = (
     "maint_notifications_pool_handler",
     "oss_cluster_maint_notifications_handler",
 )
+
+
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # it is a variable
+    """Makes the errors of clusters, too, which redis-py 5.0 leaves to the parser of its cluster clients."""
+
+    EXCEPTION_CLASSES: ClassVar[dict[str, Any]] = {
+        "ASK": AskError,
+        "CLUSTERDOWN": ClusterDownError,
+        "CROSSSLOT": ClusterCrossSlotError,
+        "MASTERDOWN": MasterDownError,
+        "MOVED": MovedError,
+        "TRYAGAIN": TryAgainError,
+        **DefaultParser.EXCEPTION_CLASSES,
+    }
 
 
 class RetryPolicy:
@@ -52,7 +74,7 @@ class RetryPolicy:
 
 def redis_error(text: str) -> RedisError:
     """The exception that redis-py raises for an error reply."""
-    error: RedisError = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
+    error: RedisError = _Parser.parse_error(text)
     return error
 
 
