@@ -36,7 +36,7 @@ help:
 	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
 	@echo "make test         in 3 to 6 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
-	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14, and on redis-py 6.4 and 7.1"
+	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14, and on redis-py 5.0, 6.4, 7.1"
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
 	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 4,200)"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"

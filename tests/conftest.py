@@ -39,7 +39,15 @@ from tests.support.async_helpers import (
 from tests.support.certificates import certificate
 from tests.support.clusters import Cluster, Place
 from tests.support.forks import in_fork  # noqa: F401  # as above
-from tests.support.helpers import CLASSES, MODULES, PATIENCE_S, FakeTime, LockClass, capabilities_of
+from tests.support.helpers import (
+    CLASSES,
+    MODULES,
+    PATIENCE_S,
+    TAKES_RAISE_ON_RELEASE_ERROR,
+    FakeTime,
+    LockClass,
+    capabilities_of,
+)
 from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, Peer
 from tests.support.proxy import Proxy
@@ -278,6 +286,13 @@ def lock_class(lock_class_id: str, request: pytest.FixtureRequest) -> LockClass:
     """redis-py's Lock and ours, in turn, in the test's world."""
     chosen: LockClass = world_of(request).lock_class(lock_class_id)
     return chosen
+
+
+@pytest.fixture
+def raise_on_release_error(lock_class_id: str) -> None:
+    """Skips a test of redis-py's class where that does not have this parameter."""
+    if lock_class_id == "redis-py" and not TAKES_RAISE_ON_RELEASE_ERROR:
+        pytest.skip("this redis-py's locks have no raise_on_release_error")
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError
 
+from tests.compat.test_parity import CONSTRUCTOR, LAST_OF_CLIENT_LOCK, assert_signature
 from tests.compat.test_parity import SIGNATURES as OF_THREADS
-from tests.compat.test_parity import assert_signature
 from tests.support.async_helpers import AsyncLockClass, in_loop, run_in_loop
 from tests.support.helpers import settings_of
 
@@ -33,18 +33,24 @@ def loop_kind(each_loop_kind: str) -> str:
     return each_loop_kind
 
 
+@pytest.mark.usefixtures("raise_on_release_error")
+def test_signature_of_the_constructor(async_lock_class: AsyncLockClass) -> None:
+    assert_signature(async_lock_class.__init__, CONSTRUCTOR)
+
+
 @pytest.mark.parametrize("method", SIGNATURES)
 def test_signature(async_lock_class: AsyncLockClass, method: str) -> None:
     assert_signature(getattr(async_lock_class, method), SIGNATURES[method])
 
 
+@pytest.mark.usefixtures("raise_on_release_error")
 @in_loop
 async def test_client_lock_makes_the_given_class(
     async_lock_class: AsyncLockClass, async_client: redis.asyncio.Redis
 ) -> None:
-    lock = async_client.lock("name", 10, 0.2, False, 3, async_lock_class, False, False)
+    lock = async_client.lock("name", 10, 0.2, False, 3, async_lock_class, False, *LAST_OF_CLIENT_LOCK)
     assert type(lock) is async_lock_class
-    assert ("name", 10, 0.2, False, 3, False, False) == settings_of(lock)
+    assert ("name", 10, 0.2, False, 3, False, not LAST_OF_CLIENT_LOCK) == settings_of(lock)
 
 
 def test_lock_made_outside_of_a_loop(

@@ -18,9 +18,10 @@ from redis.sentinel import Sentinel
 import redislock_fast
 from redislock_fast.server import Server, free_port
 from tests.compat.test_clients import exercise
+from tests.compat.test_parity import LAST_OF_CLIENT_LOCK
 from tests.conftest import Connect
 from tests.support.async_helpers import async_few
-from tests.support.helpers import LockClass, wait_until
+from tests.support.helpers import RETRIED, LockClass, wait_until
 from tests.support.worlds import World
 
 
@@ -37,7 +38,7 @@ def sentinel(world: World, spare_server: Callable[..., Server], tmp_path: Path) 
         watchers = sentinel_class([("127.0.0.1", watcher.port)])
         for client in watchers.sentinels:
             world.keep(client)
-        settings = {} if world.in_threads else {"retry": async_few()}
+        settings = {} if world.in_threads else {"retry": async_few(), "retry_on_error": RETRIED}
         yield primary, world.keep(watchers.master_for("service", **settings))
 
 
@@ -67,9 +68,10 @@ def cluster(spare_server: Callable[..., Server]) -> Iterator[redis.RedisCluster]
         yield client
 
 
+@pytest.mark.usefixtures("raise_on_release_error")
 @pytest.mark.slow
 def test_cluster(lock_class: LockClass, cluster: redis.RedisCluster) -> None:
-    lock = cluster.lock("name", 10, 0.2, False, 3, lock_class, False, False)
+    lock = cluster.lock("name", 10, 0.2, False, 3, lock_class, False, *LAST_OF_CLIENT_LOCK)
     assert type(lock) is lock_class
     for _ in range(2):
         assert lock.acquire() is True

@@ -39,11 +39,19 @@ Result = TypeVar("Result")
 LockClass = type[redis.lock.Lock]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 10.0
 REDIS_PY = tuple(map(int, redis.__version__.split(".")[:2]))
+
+PATIENCE_S = 10.0
+"""How long a condition may take before its test fails; a passing test never waits this long."""
+
 COMMAND_NAME = () if REDIS_PY >= (5, 3) else ("_",)
 """What `ConnectionPool.get_connection` takes: an earlier redis-py wants the name of a command, which it ignores."""
-"""How long a condition may take before its test fails; a passing test never waits this long."""
+
+TAKES_RAISE_ON_RELEASE_ERROR = "raise_on_release_error" in inspect.signature(redis.Redis.lock).parameters
+"""Whether redis-py's locks have this parameter, and `client.lock()`: since 6.0."""
+
+RETRIED: list[type[Exception]] = [redis.ConnectionError, redis.TimeoutError, OSError]
+"""A client's `retry_on_error`: without it, redis-py before 6.0 repeats no command, whatever `retry` is."""
 
 MODULES: dict[str, Any] = {"redis-py": redis.lock, "ours": redislock_fast.lock}
 """The module of each class."""
@@ -273,3 +281,8 @@ def once() -> Retry:
 def few() -> Retry:
     """A retry policy that soon gives up."""
     return Retry(ConstantBackoff(0.01), 3)
+
+
+def many() -> Retry:
+    """A retry policy that outlasts the restart of a server."""
+    return Retry(ConstantBackoff(0.05), 400)

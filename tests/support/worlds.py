@@ -38,7 +38,7 @@ IN_THREADS = pytest.mark.parametrize("world", [THREADS], indirect=True)
 
 _COPIED = (
     *("host", "port", "db", "username", "password", "protocol", "client_name", "socket_timeout"),
-    *("encoding", "encoding_errors", "decode_responses"),
+    *("encoding", "encoding_errors", "decode_responses", "retry_on_error"),
 )
 
 

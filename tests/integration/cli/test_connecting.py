@@ -9,11 +9,18 @@ import pytest
 from redislock_fast.server import Server, free_port, give_back
 from tests.conftest import MakeUser, TlsServer
 from tests.integration.cli.conftest import CANARY, Command
+from tests.support.helpers import REDIS_PY
 from tests.support.sentinels import sentinel_of
 
 FREE = 1
 WRONG = 2
 NO_SERVER = 69
+
+
+LEAVES_SOCKETS = pytest.mark.filterwarnings(
+    *["ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"] * (REDIS_PY < (5, 1))
+)
+"""redis-py 5.0 leaves a unix socket that it cannot connect to the collector."""
 
 
 @pytest.fixture
@@ -73,6 +80,7 @@ def test_wrong_option_of_a_url_is_named(redislock: Command, url: str, fault: str
         f"redis+sentinel://:{CANARY}@{{}},{{}}/service",
     ],
 )
+@LEAVES_SOCKETS
 def test_absent_server_is_told_in_one_line(redislock: Command, nobody: str, url: str) -> None:
     outcome = redislock("show", "name", "--url", url.format(nobody, nobody))
     assert (NO_SERVER, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))

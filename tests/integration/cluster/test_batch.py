@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -414,10 +415,23 @@ def test_cancelled_while_one_node_is_frozen_it_leaves_nothing(
     if verb == "acquire":
         call(callers, batch, "release")
     forget_calls(cluster)
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await (
+                batch.release()
+                if verb == "release"
+                else callers.package.Locker(fast).acquire_many(joined(names), FAR_S)
+            )
+        finally:
+            ended.set()
+
     with frozen(cluster, first):
-        answer = calling(callers, batch, verb) if verb == "release" else acquiring(callers, fast, joined(names), FAR_S)
+        answer = callers.begin(work)
         wait_until(lambda: all(asked(cluster, at) >= 3 for at in others), "the others are asked")
         answer.cancel()
+        wait_until(ended.is_set, "it is cancelled")
         until_gone(cluster, names, others)
     until_gone(cluster, names, [first])
     if verb == "release":

@@ -19,7 +19,7 @@ from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.integration.lock.test_faults import USES
-from tests.support.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop, settle
+from tests.support.async_helpers import AsyncClients, async_few, async_many, async_once, eventually, in_loop, settle
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.relay import Relay
@@ -196,7 +196,7 @@ async def test_reply_without_a_request_is_dropped(server: Server, async_connect:
 async def test_server_killed_while_waiting_and_started_again(
     mortal_server: Server, connect: Connect, async_connect: AsyncClients
 ) -> None:
-    locks = async_connect(mortal_server.port)
+    locks = async_connect(mortal_server.port, retry=async_many())
     holder = Lock(locks, "name", thread_local=False)
     await holder.acquire()
     waiters = [

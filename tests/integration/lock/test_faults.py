@@ -22,7 +22,18 @@ from redis.retry import Retry
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import async_few
-from tests.support.helpers import EXTEND_COMMANDS, RELEASE_COMMANDS, LockClass, few, once, pause, start, wait_until
+from tests.support.helpers import (
+    EXTEND_COMMANDS,
+    RELEASE_COMMANDS,
+    RETRIED,
+    LockClass,
+    few,
+    many,
+    once,
+    pause,
+    start,
+    wait_until,
+)
 from tests.support.proxy import Proxy
 from tests.support.waiting import connections
 from tests.support.worlds import World, waited
@@ -71,7 +82,7 @@ def test_server_restarted_between_operations(lock_class: LockClass, mortal_serve
 def test_server_killed_while_waiting_and_started_again(
     world: World, lock_class: LockClass, mortal_server: Server, connect: Connect
 ) -> None:
-    client = connect(mortal_server.port)
+    client = connect(mortal_server.port, retry=many(), retry_on_error=RETRIED)
     client.set("name", "taken")
     tried = threading.Event()
 
@@ -151,9 +162,8 @@ def test_server_that_comes_up_is_found_by_the_clients_retries(
     assert [True] * 10 == [answer.result(10) for answer in answers]
 
 
-def test_connection_killed_while_waiting(
-    world: World, lock_class: LockClass, client: redis.Redis, server: Server
-) -> None:
+def test_connection_killed_while_waiting(world: World, lock_class: LockClass, connect: Connect, server: Server) -> None:
+    client = connect(server.port, retry=few(), retry_on_error=RETRIED)
     holder = lock_class(client, "name")
     holder.acquire()
     tries = 0
@@ -415,6 +425,7 @@ def test_failed_acquire_is_undone(our_lock: Any, spare_server: StartServer, conn
     wait_until(lambda: not client.exists("name"), "the attempt is undone")
 
 
+@pytest.mark.usefixtures("raise_on_release_error")
 def test_connection_errors_pass_through_exit(
     lock_class: LockClass, spare_server: StartServer, connect: Connect
 ) -> None:

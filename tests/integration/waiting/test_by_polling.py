@@ -17,14 +17,13 @@ from redis.backoff import (
     DecorrelatedJitterBackoff,
     EqualJitterBackoff,
     ExponentialBackoff,
-    ExponentialWithJitterBackoff,
     FullJitterBackoff,
     NoBackoff,
 )
 
 from redislock_fast import Lock
 from redislock_fast.server import Server
-from tests.support.helpers import PATIENCE_S, FakeTime, wait_until
+from tests.support.helpers import PATIENCE_S, REDIS_PY, FakeTime, wait_until
 from tests.support.waiting import Callers
 from tests.support.worlds import World
 
@@ -59,8 +58,11 @@ BACKOFFS: list[AbstractBackoff] = [
     FullJitterBackoff(cap=1, base=0.1),
     EqualJitterBackoff(cap=1, base=0.1),
     DecorrelatedJitterBackoff(cap=1, base=0.1),
-    ExponentialWithJitterBackoff(cap=1, base=0.1),
 ]
+if REDIS_PY >= (5, 3):
+    from redis.backoff import ExponentialWithJitterBackoff
+
+    BACKOFFS.append(ExponentialWithJitterBackoff(cap=1, base=0.1))
 
 
 @pytest.mark.parametrize("backoff", BACKOFFS, ids=lambda backoff: type(backoff).__name__)
@@ -144,6 +146,6 @@ def test_copies_keep_the_way_to_wait(world: World, client: redis.Redis, wait: An
 
 
 def test_redis_pys_own_constructor_arguments_wait_by_push(client: redis.Redis) -> None:
-    lock = client.lock("name", 10, 0.1, True, None, Lock, True, True)
+    lock = client.lock("name", 10, 0.1, True, None, Lock, True)
     assert isinstance(lock, Lock)
     assert lock.wait == "push"

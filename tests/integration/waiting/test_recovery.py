@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import redis
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ConstantBackoff
 from redis.exceptions import LockNotOwnedError
-from redis.retry import Retry
 
 from redislock_fast.server import Server
-from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.async_helpers import async_many
+from tests.support.helpers import PATIENCE_S, many, start, wait_until
 from tests.support.proxy import Proxy
 from tests.support.times import clock
 from tests.support.waiting import (
@@ -51,7 +49,7 @@ LOOKS: dict[str, Any] = {"timeout": FAR_S, "sleep": LOOK_S}
 
 def patient(callers_kind: str) -> Any:
     """A client's retry policy that outlasts a server's restart."""
-    return (Retry if callers_kind == "threads" else AsyncRetry)(ConstantBackoff(0.02), 400)
+    return many() if callers_kind == "threads" else async_many()
 
 
 # Processes

@@ -63,11 +63,11 @@ def test_server_that_stays_away_raises_connection_error(
 
 
 def test_connection_that_another_finds_broken_while_somebody_waits(
-    callers: Callers, server: Server, client: redis.Redis
+    callers_kind: str, callers: Callers, server: Server, client: redis.Redis
 ) -> None:
     holder = callers.contender(callers.client(server.port), **LATE)
     with Proxy(server.port) as proxy:
-        ours = callers.client(proxy.port)
+        ours = callers.client(proxy.port, retry=patient(callers_kind))
         waiter, other = callers.contenders(2, ours, **LATE)
         assert holder.call("acquire")
         answer = waiter.acquire()
