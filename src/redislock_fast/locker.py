@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError
 
+from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._procedures.batch import (
     BatchBase,
     BatchLease,
@@ -33,6 +34,8 @@ from redislock_fast._util.errors import LossReason
 from redislock_fast.lock import Lock
 
 if TYPE_CHECKING:
+    from typing_extensions import Never
+
     from redislock_fast.lock import Client
 
 __all__ = ["Batch", "Locker"]
@@ -149,7 +152,8 @@ class Locker(LockerBase[Lock]):
 
         def __init__(self, client: Client) -> None: ...
 
-    def acquire_many(
+    @spelled_out("Locker")
+    def acquire_many(  # noqa: D417
         self,
         names: Iterable[Name],
         timeout: float | None = None,
@@ -160,6 +164,7 @@ class Locker(LockerBase[Lock]):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Batch, Name, LossReason], object] | None = None,
+        **unknown: Never,
     ) -> Batch:
         """Acquire the locks that are free; with `all_or_nothing`, all of them or none.
 
@@ -193,6 +198,7 @@ class Locker(LockerBase[Lock]):
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
+        refuse_unknown("Locker.acquire_many", unknown, Locker.acquire_many)
         transport = self._transport
         plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)

@@ -66,20 +66,20 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         on_wanted: Callable[[Lock], object] | None
 
 
-def refuse_unknown(lock_class: type, options: Iterable[str], init: Any) -> None:
-    """Check that these are parameters of `init` or, where it takes options, of `Options`.
+def refuse_unknown(public_name: str, options: Iterable[str], method: Any) -> None:
+    """Check that these are parameters of the method or, where it takes options, of `Options`.
 
     Raises:
-        TypeError: for another name. It tells the public class, and the parameter that may be meant.
+        TypeError: for another name. It tells the public name, and the parameter that may be meant.
     """
-    known = parameters_of(init)
+    known = parameters_of(method)
     for name in options:
         if name not in known:
             import difflib  # noqa: PLC0415  # for this error alone
 
             near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{lock_class.__name__}() got an unexpected keyword argument {name!r}{hint}")
+            raise TypeError(f"{public_name}() got an unexpected keyword argument {name!r}{hint}")
 
 
 @lru_cache
@@ -92,7 +92,7 @@ def parameters_of(init: Any) -> dict[str, inspect.Parameter]:
 
 
 def spelled_out(public_name: str) -> Callable[[_Method], _Method]:
-    """Have `help` and editors show each option of a method that takes `**options`, and errors the public class.
+    """Have `help` and editors show what a method takes by `**options` or refuses by `**unknown`, and errors its class.
 
     The method itself keeps `**options`: a lock is often made for one use, and each parameter costs 10 ns.
 

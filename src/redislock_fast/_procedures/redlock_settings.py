@@ -59,7 +59,7 @@ class RedlockSettings:
         metrics: Metrics | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(type(self), unknown, RedlockSettings.__init__)
+        refuse_unknown(type(self).__name__, unknown, RedlockSettings.__init__)
         poll_seconds(sleep)
         blocks(blocking)
         if blocking_timeout is not None:

@@ -247,7 +247,7 @@ class LockSettings:
 
     def _set_options(self, options: Any, adaptive: Any) -> None:
         """Check and set the options of the lock."""
-        refuse_unknown(type(self), options, LockSettings.__init__)
+        refuse_unknown(type(self).__name__, options, LockSettings.__init__)
         checked = Options(adaptive=adaptive, **options)
         checked.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
         if checked.wait_replicas and not self._transport.sends_wait:

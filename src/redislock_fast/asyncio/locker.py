@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease.options import Options
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._procedures.batch import (
     BatchBase,
     BatchLease,
@@ -28,6 +28,8 @@ from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio.lock import Lock
 
 if TYPE_CHECKING:
+    from typing_extensions import Never
+
     from redislock_fast.asyncio.lock import Client
 
 __all__ = ["Acquiring", "Batch", "Locker"]
@@ -160,6 +162,7 @@ class Locker(LockerBase[Lock]):
 
         def __init__(self, client: Client) -> None: ...
 
+    @spelled_out("Locker")
     def acquire_many(
         self,
         names: Iterable[Name],
@@ -171,6 +174,7 @@ class Locker(LockerBase[Lock]):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Batch, Name, LossReason], object] | None = None,
+        **unknown: Never,
     ) -> Acquiring:
         """Acquire the locks that are free, or all or none: `batch = await ...`, or `async with ... as batch`.
 
@@ -178,6 +182,7 @@ class Locker(LockerBase[Lock]):
         it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up. `on_lost` is called in the
         loop, and may be a coroutine function.
         """
+        refuse_unknown("Locker.acquire_many", unknown, Locker.acquire_many)
         transport = self._transport
         plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         return Acquiring(transport, plan, batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms))

@@ -240,6 +240,10 @@ def test_names_of_other_libraries_lead_to_ours(world: World, unused: redis.Redis
         world.ours.Lock(world.client(unused), "name", **{wrong: 3})
     with pytest.raises(TypeError, match="^Redlock" + text):
         world.ours.Redlock([world.connect(port) for port in (1, 2, 3)], "name", 10, **{wrong: 3})
+    with pytest.raises(TypeError, match=r"^Locker\.acquire_many" + text):
+        world.ours.Locker(world.client(unused)).acquire_many(["name"], **{wrong: 3})
+    with pytest.raises(TypeError, match=r"^Locker\.lock|^Lock" + text):
+        world.ours.Locker(world.client(unused)).lock("name", **{wrong: 3})
 
 
 def test_timeout_of_acquire_leads_to_blocking_timeout(world: World) -> None:
