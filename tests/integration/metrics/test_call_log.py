@@ -113,6 +113,59 @@ def test_redlock_is_logged(world: World, fleet: list[Server], log: pytest.LogCap
     assert pair_with(token_id) == texts(log)
 
 
+def test_batch_is_logged(world: World, valkey_client: redis.Redis, log: pytest.LogCaptureFixture) -> None:
+    valkey_client.set("taken", "other")
+    batch = world.locker(world.client(valkey_client)).acquire_many(["taken", "name", b"b", "c"], timeout=FAR_S)
+    token_id = token_id_of_holder(valkey_client)
+    valkey_client.delete("c")
+    batch.release()
+    assert {} == batch.release()
+    assert [
+        f"acquired 'name' and 2 more after T ms, token id {token_id}, 1 missed",
+        f"released 'name' and 2 more, held for T ms, token id {token_id}, 1 lost before",
+    ] == texts(log)
+
+
+@pytest.mark.parametrize(("all_or_nothing", "how"), [(False, "by polling"), (True, "by queue, handed over")])
+def test_wait_of_a_batch_is_logged(
+    world: World, valkey_client: redis.Redis, log: pytest.LogCaptureFixture, all_or_nothing: bool, how: str
+) -> None:
+    client = world.client(valkey_client)
+    with log.at_level(logging.INFO, "redislock_fast.calls"):
+        holder = world.lock(client, "name", timeout=FAR_S)
+    holder.acquire()
+
+    def wait() -> str:
+        settings = {"sleep": 0.01, "all_or_nothing": all_or_nothing}
+        with world.locker(client).acquire_many(["a", "name"], FAR_S, FAR_S, **settings):
+            return token_id_of_holder(valkey_client)
+
+    waiting = world.start(wait)
+    wait_until(lambda: valkey_client.exists("a"), "it has the other lock")
+    if all_or_nothing:
+        until_queued(valkey_client, "name", 1)
+    holder.release()
+    token_id = waiting.result()
+    assert [
+        f"waited for 'name' for T ms, token id {token_id}, {how}",
+        f"acquired 'a' and 1 more after T ms, token id {token_id}",
+        f"released 'a' and 1 more, held for T ms, token id {token_id}",
+    ] == texts(log)
+
+
+def test_batch_that_gets_nothing_is_logged(
+    world: World, valkey_client: redis.Redis, log: pytest.LogCaptureFixture
+) -> None:
+    locker = world.locker(world.client(valkey_client))
+    valkey_client.set("name", "taken")
+    locker.acquire_many(["a", "name"], timeout=FAR_S, all_or_nothing=True).release()
+    valkey_client.delete("name")
+    valkey_client.rpush("name", "a list")
+    with pytest.raises(redis.ResponseError):
+        locker.acquire_many(["name"], timeout=FAR_S)
+    assert ["did not acquire 'a' and 1 more for T ms", "did not acquire 'name' for T ms, ResponseError"] == texts(log)
+
+
 def test_no_token_is_logged(our_lock: Any, valkey_client: redis.Redis, log: pytest.LogCaptureFixture) -> None:
     with our_lock(valkey_client, "name", timeout=FAR_S) as lock:
         token = lock.local.token.decode()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes
 from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
 from redislock_fast._procedures.waiters import Grant
@@ -36,7 +37,27 @@ def acquiring(lease: BatchLease) -> Steps:
     If it raises, `lease` has all locks that may be held, for the caller to clean up.
     """
     acquisition = _Acquisition(lease)
-    return acquisition.all_or_nothing() if lease.plan.all_or_nothing else acquisition.what_is_free()
+    steps = acquisition.all_or_nothing() if lease.plan.all_or_nothing else acquisition.what_is_free()
+    return _logged(lease, steps) if lease.plan.logs_calls and lease.plan.names else steps
+
+
+def _logged(lease: BatchLease, steps: Steps) -> Steps:
+    """Have the log of calls tell how the steps end."""
+    plan, since = lease.plan, clock()
+    try:
+        missed: list[int] = yield from steps
+    except Exception as error:
+        plan.report_call("did not acquire {} for", plan.names, clock() - since, None, type(error).__name__)
+        raise
+    lease.begun = clock()
+    others = set(range(len(plan.names)) if missed and plan.all_or_nothing else missed)
+    acquired = [name for index, name in enumerate(plan.names) if index not in others]
+    if acquired:
+        more = f"{len(others)} missed" if others else ""
+        plan.report_call("acquired {} after", acquired, lease.begun - since, lease.token, more)
+    else:
+        plan.report_call("did not acquire {} for", plan.names, lease.begun - since, None)
+    return missed
 
 
 class _Acquisition:
@@ -57,14 +78,14 @@ class _Acquisition:
         """Acquire the locks that are free, in rounds. Returns the indexes of the locks that were missed."""
         missed = yield from self._round(range(len(self._plan.keys)))
         missed += yield from self._refresh()
-        waited = False
-        while missed and not self._time_is_up():
-            waited = True
-            yield from self._pausing(missed[0])
-            missed = yield from self._round(sorted(missed))
-            missed += yield from self._refresh()
-        if waited:
-            yield from self._regroup()
+        if not missed or self._time_is_up():
+            return missed
+        with waiting_of(self._plan, self._plan.names[missed[0]], "polling", self._lease.token):
+            while missed and not self._time_is_up():
+                yield from self._pausing(missed[0])
+                missed = yield from self._round(sorted(missed))
+                missed += yield from self._refresh()
+        yield from self._regroup()
         return missed
 
     def all_or_nothing(self) -> Steps:
@@ -121,14 +142,18 @@ class _Acquisition:
         waiting = Waiting(key, token, ttl_ms, interval_s, self._limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
-        outcome = yield from waiting.steps()
-        lease.waiting = None
-        if type(outcome) is Grant:
-            group.expires_at = None if ttl_ms is None else outcome.since + ttl_ms / 1000
-            return True, lost
-        lease.groups.remove(group)
-        if outcome is POLL:
-            yield from self._pausing(index)
+        with waiting_of(self._plan, self._plan.names[index], "queue", lease.token) as wait:
+            outcome = yield from waiting.steps()
+            lease.waiting = None
+            if wait is not None:
+                wait.mode = "polling" if outcome is POLL else "tracking" if waiting.tracks else "queue"
+                wait.handed_over = type(outcome) is Grant and not waiting.tracks
+            if type(outcome) is Grant:
+                group.expires_at = None if ttl_ms is None else outcome.since + ttl_ms / 1000
+                return True, lost
+            lease.groups.remove(group)
+            if outcome is POLL:
+                yield from self._pausing(index)
         return False, lost
 
     def _pause(self) -> Sleep:

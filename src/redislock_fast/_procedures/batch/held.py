@@ -89,7 +89,13 @@ class BatchBase:
                     group.doubtful = operation.unsettled and operation.valid
                     self._lease.keep(group, operation.unfinished)
             yield from self._reporting(verdicts[-len(groups) :])
-        return self._result(verdicts)
+        results = self._result(verdicts)
+        if results:
+            lost = list(results.values()).count(False)
+            held_s = clock() - self._lease.begun
+            more = f"{lost} lost before" if lost else ""
+            self._lease.plan.report_call("released {}, held for", [*results], held_s, self._lease.token, more)
+        return results
 
     def _judged(self, group: Group, results: list[bool]) -> list[bool]:
         """The verdicts for a group, in which a lost lock stays lost."""

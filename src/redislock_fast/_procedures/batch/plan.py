@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
+from redislock_fast._lease.call_log import CALL_LOG, knows_whether, logs_calls
+from redislock_fast._lease.metrics import report_call
 from redislock_fast._procedures.steps import Split, Steps
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._util import fork
@@ -29,6 +31,10 @@ class Plan:
         blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
         all_or_nothing: whether to acquire all locks or none.
+
+    Attributes:
+        logs_calls: whether the batch's calls are logged.
+        observers: of its waits.
 
     Raises:
         TypeError: `names` is one str or bytes.
@@ -59,6 +65,16 @@ class Plan:
         self.sleep = poll_seconds(sleep)
         self.blocking_timeout = None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout")
         self.all_or_nothing = all_or_nothing
+        self.logs_calls = knows_whether() is not False and logs_calls()
+        self.observers = (CALL_LOG,) if self.logs_calls else ()
+
+    def report_call(
+        self, what: str, names: Sequence[Name], seconds: float, token: bytes | None, more: str = ""
+    ) -> None:
+        """Report a call about these locks for the log of calls, where that is on; see `CallLog`."""
+        if self.logs_calls:
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            report_call(self, what.format("{}" + others), names[0], seconds, token, more)
 
 
 class Group:
@@ -94,6 +110,7 @@ class BatchLease:
         self.new_token = new_token
         self.token = new_token()
         self.groups: list[Group] = []
+        self.begun = 0.0  # when it was acquired, by the clock: for the log of calls
         self.waiting: Waiting | None = None
         self.watch: Any = None
 
