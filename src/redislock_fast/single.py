@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._procedures.once import OnceBase, Skipped
 from redislock_fast.lock import Lock
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     import redis
+    from typing_extensions import Never
 
     from redislock_fast._procedures.once import RunToken
     from redislock_fast._util.errors import LossReason
@@ -106,7 +108,8 @@ def once(
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
 ) -> Once[_SkipResult]: ...
-def once(
+@spelled_out()
+def once(  # noqa: D417
     client: Client,
     name: str | bytes,
     *,
@@ -115,6 +118,7 @@ def once(
     on_skip: Callable[[Skipped], Any] | None = None,
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
+    **unknown: Never,
 ) -> Once[Any]:
     """Run a job on one of many workers, and skip it on the others.
 
@@ -152,4 +156,5 @@ def once(
         TypeError: for a wrong type, an asyncio client or a pipeline. The text names the lock.
         ValueError: for a `timeout` that is not above 0, or a negative `at_least`. The text names the lock.
     """
+    refuse_unknown("once", unknown, once)
     return Once(client, name, timeout, at_least, on_skip, token, on_lost)

@@ -77,7 +77,8 @@ def refuse_unknown(public_name: str, options: Iterable[str], method: Any) -> Non
         if name not in known:
             import difflib  # noqa: PLC0415  # for this error alone
 
-            near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, 1)
+            meant = _MEANT.get(name)
+            near = [meant] if meant in known else difflib.get_close_matches(name, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{public_name}() got an unexpected keyword argument {name!r}{hint}")
 
@@ -91,18 +92,19 @@ def parameters_of(init: Any) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in _NOT_SHOWN}
 
 
-def spelled_out(public_name: str) -> Callable[[_Method], _Method]:
+def spelled_out(public_name: str | None = None) -> Callable[[_Method], _Method]:
     """Have `help` and editors show what a method takes by `**options` or refuses by `**unknown`, and errors its class.
 
     The method itself keeps `**options`: a lock is often made for one use, and each parameter costs 10 ns.
 
     Args:
-        public_name: of the class.
+        public_name: of the class; None for a function.
     """
 
     def spell_out(method: _Method) -> _Method:
         vars(method)["__signature__"] = inspect.Signature(list(parameters_of(method).values()))
-        method.__qualname__ = f"{public_name}.{method.__name__}"  # Python's errors for wrong arguments have it
+        if public_name is not None:
+            method.__qualname__ = f"{public_name}.{method.__name__}"  # Python's errors for wrong arguments have it
         return method
 
     return spell_out

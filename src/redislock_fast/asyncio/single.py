@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._procedures.once import OnceBase, Skipped
 from redislock_fast.asyncio.lock import Lock
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     import redis.asyncio
+    from typing_extensions import Never
 
     from redislock_fast._procedures.once import RunToken
     from redislock_fast._util.errors import LossReason
@@ -109,7 +111,8 @@ def once(
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
 ) -> Once[Any]: ...
-def once(
+@spelled_out()
+def once(  # noqa: D417
     client: Client,
     name: str | bytes,
     *,
@@ -118,6 +121,7 @@ def once(
     on_skip: Callable[[Skipped], Any] | None = None,
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
+    **unknown: Never,
 ) -> Once[Any]:
     """Run a job on one of many workers, and skip it on the others.
 
@@ -142,4 +146,5 @@ def once(
         TypeError: for a wrong type, a client that blocks or a pipeline. The text names the lock.
         ValueError: for a `timeout` that is not above 0, or a negative `at_least`. The text names the lock.
     """
+    refuse_unknown("once", unknown, once)
     return Once(client, name, timeout, at_least, on_skip, token, on_lost)

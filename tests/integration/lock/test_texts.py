@@ -9,6 +9,7 @@ import datetime
 import decimal
 import inspect
 import logging
+import re
 import sys
 from typing import Any
 
@@ -242,8 +243,17 @@ def test_names_of_other_libraries_lead_to_ours(world: World, unused: redis.Redis
         world.ours.Redlock([world.connect(port) for port in (1, 2, 3)], "name", 10, **{wrong: 3})
     with pytest.raises(TypeError, match=r"^Locker\.acquire_many" + text):
         world.ours.Locker(world.client(unused)).acquire_many(["name"], **{wrong: 3})
-    with pytest.raises(TypeError, match=r"^Locker\.lock|^Lock" + text):
+    with pytest.raises(TypeError, match="^Lock" + text):
         world.ours.Locker(world.client(unused)).lock("name", **{wrong: 3})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("ttl", ": did you mean 'timeout'?"), ("at_last", ": did you mean 'at_least'?"), ("renew", "")]
+)
+def test_wrong_names_of_once_lead_to_its_own(world: World, unused: redis.Redis, wrong: str, hint: str) -> None:
+    text = f"once() got an unexpected keyword argument '{wrong}'{hint}"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        world.ours.once(world.client(unused), "name", timeout=3, **{wrong: 3})
 
 
 def test_timeout_of_acquire_leads_to_blocking_timeout(world: World) -> None:
