@@ -304,7 +304,7 @@ def test_a_child_that_runs_its_parents_loop_has_nothing_of_its_parents(
 ) -> None:
     admin = connect(valkey.port, host="127.0.0.1")
     client = redis.asyncio.Redis(host="127.0.0.1", port=valkey.port)
-    lock = redislock_fast.asyncio.Lock(client, "name", timeout=KEPT_S, thread_local=False, **settings)
+    lock = redislock_fast.asyncio.Lock(client, "name", timeout=FAR_S, thread_local=False, **settings)
     loop = asyncio.new_event_loop()
 
     async def use() -> None:
