@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from redis.exceptions import LockError
+from redis.exceptions import LockError, RedisError
 
 from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._procedures.batch import (
@@ -72,9 +72,9 @@ class Batch(BatchBase):
         """
         try:
             results: dict[Name, bool] = drive(self._transport, self._releasing())
-        except Exception:
+        except RedisError:
             raise
-        except BaseException:  # an interrupt: a release once called runs to its end
+        except BaseException:  # an interrupt, which may be an error, too: a release once called runs to its end
             self._lease.doubt()
             self._transport.clean_up(self._lease.entries())
             raise

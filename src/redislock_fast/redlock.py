@@ -145,9 +145,7 @@ class Redlock(RedlockBase):
         steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)
         try:
             acquired: bool = self._drive(steps)
-        except Exception:
-            raise
-        except BaseException:  # KeyboardInterrupt, between the votes and the statement that notes them
+        except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
             self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired

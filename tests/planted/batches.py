@@ -61,6 +61,20 @@ FAULTS = (
         "tests/integration/batch/test_interrupts.py::test_acquire_interrupted_at_any_line_leaves_nothing[what is free]",
     ),
     Fault(
+        "release of a batch that an error interrupts is given up",
+        "locker.py",
+        "        except RedisError:\n",
+        "        except Exception:\n",
+        "tests/integration/batch/test_interrupts.py::test_release_interrupted_at_any_line_goes_on[TimeIsUp-threads]",
+    ),
+    Fault(
+        "release of a batch by a task that was dropped is given up",
+        "asyncio/locker.py",
+        "            self._transport.clean_up_dropped(loop, self._lease.entries())\n",
+        "",
+        "tests/integration/batch/test_asyncio.py::test_release_of_a_dropped_task_goes_on[valkey-asyncio]",
+    ),
+    Fault(
         "all_or_nothing keeps some locks when its time is up",
         "_procedures/batch/acquisition.py",
         "                    yield from self._give_back(set(order))\n                    return missed\n",

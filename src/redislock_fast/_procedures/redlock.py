@@ -139,8 +139,9 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     ) -> Steps:
         """Acquire, and do what the options ask for. Returns whether the lock is held.
 
-        `attempts` gets the last attempt, for `_clean_up_unnoticed`: the owner may be shared. `task` is the task that
-        will hold the lock, None in threads. The other parameters are those of `acquire`.
+        `attempts` gets the attempt that nobody else cleans up, for `_clean_up_unnoticed` after any error: the owner may
+        be shared, and an interrupt may be an error like all others. `task` is the task that will hold the lock, None in
+        threads. The other parameters are those of `acquire`.
         """
         options = self._options
         majority: MajorityLease | None
@@ -176,11 +177,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             with guarded(options.breaker):
                 majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
             if majority is not None:
-                try:
-                    self._begin(options, owner, majority, asked_at, task)
-                except BaseException:  # no thread can be started: the lock is not held
-                    self._clean_up_unnoticed(owner, attempts)
-                    raise
+                self._begin(options, owner, majority, asked_at, task)
         except BaseException as error:
             self._report_failure(options, owner, asked_at, error)
             raise
@@ -212,6 +209,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 yield Ask(attempt)
                 if not attempt.given_up:
                     return MajorityLease(attempt)
+                attempts.clear()  # it was cleaned up
                 silent = 0 if attempt.answered else silent + 1
                 # Two callers that have split the votes must not meet again: each waits for another time.
                 pause_s = _dice.uniform(0, sleep)
@@ -262,7 +260,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         lease.count()
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
-        """Clean up after an interrupt between the outcome and its return to the caller: the lock is not held."""
+        """Clean up after an acquire that has raised: the lock is not held.
+
+        That may be an interrupt between the outcome and its return to the caller; or no thread can be started.
+        """
         for attempt in attempts:
             self._forget(owner, attempt.token)
             self._quorum.clean_up_round(attempt)
@@ -307,11 +308,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     def _release_round(self, majority: MajorityLease) -> ReleaseRound:
         votes = list(majority.refusals)
-        doubtful = [False] * len(votes)
         before = majority.releasing
-        if before is not None:  # its votes count, and servers without a vote may have executed it
+        doubtful = [before is not None] * len(votes)
+        if before is not None:  # its votes count. Servers without a vote may have executed it, or were cleaned up.
             votes = [refusal if vote is None else vote for vote, refusal in zip(before.votes, votes, strict=True)]
-            doubtful = list(before.sent)
         majority.releasing = ReleaseRound(self._keys, majority.token, majority.ends_at, self._limit_s, votes, doubtful)
         return majority.releasing
 

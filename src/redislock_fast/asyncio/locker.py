@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import LockError
+from redis.exceptions import LockError, RedisError
 
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._procedures.batch import (
@@ -55,8 +55,15 @@ class Batch(BatchBase):
         If it is cancelled, the release goes on in the background.
         """
         try:
+            loop = asyncio.get_running_loop()
             results: dict[Name, bool] = await drive(self._transport, self._releasing())
-        except asyncio.CancelledError:
+        except RedisError:
+            raise
+        except GeneratorExit:  # the task was dropped: this may be any thread
+            self._lease.doubt()
+            self._transport.clean_up_dropped(loop, self._lease.entries())
+            raise
+        except BaseException:  # an interrupt, which may be an error, too: a release once called runs to its end
             self._lease.doubt()
             self._transport.clean_up(self._lease.entries())
             raise
@@ -114,7 +121,7 @@ async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | Non
             renewer = renewer_of(transport)
             lease.watch = BatchWatch(batch, lease.groups, options, renewer, renewer.tell)
         return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
-    except GeneratorExit:
+    except GeneratorExit:  # the task was dropped: this may be any thread
         transport.clean_up_dropped(loop, lease.entries())
         raise
     except BaseException:

@@ -117,9 +117,9 @@ class Redlock(RedlockBase):
         steps = self._acquiring(owner, None, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
-        except (Exception, asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
+        except (asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
-        except BaseException:  # KeyboardInterrupt, between the votes and the statement that notes them
+        except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
             self._clean_up_unnoticed(owner, attempts)
             raise
         return acquired

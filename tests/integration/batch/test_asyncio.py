@@ -19,6 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 import redislock_fast.asyncio
 from redislock_fast.asyncio import Locker
 from redislock_fast.server import Server
+from tests.integration.waiting.test_asyncio_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, async_few, eventually, in_loop, run_in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS
@@ -260,6 +261,16 @@ async def test_release_cancelled_at_any_iteration_goes_on(
         assert dict.fromkeys(again, True) == again
         steps = steps + 1 if steps < 20 else steps * 2
     assert steps > 2
+
+
+@in_loop
+async def test_release_of_a_dropped_task_goes_on(async_client: redis.asyncio.Redis, client: redis.Redis) -> None:
+    for count in range(2):
+        batch = await Locker(async_client).acquire_many(_MANY, 60)
+        await DropAt(batch.release(), count)
+        await nothing_left(client)
+        again = await batch.release()
+        assert dict.fromkeys(again, True) == again
 
 
 @in_loop

@@ -1,10 +1,11 @@
-"""Batches of locks that Ctrl-C interrupts, in threads; and what is cleaned up meanwhile.
+"""Batches of locks that are interrupted, by Ctrl-C or by an error that a signal handler raises; and their cleanup.
 
 Rules: as in test_faults; an interrupt before a given line is raised by a trace function.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Callable
@@ -17,11 +18,16 @@ import redislock_fast
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.batch.test_faults import MANY, nothing_left
+from tests.integration.lock.test_interrupts import LoopWorld, ThreadWorld, World
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import interrupt_when, interrupted_at
+from tests.support.interrupts import interrupt_kind, interrupt_when, interrupted_at, skip_what_a_loop_takes
 from tests.support.proxy import Proxy
 from tests.support.transports import acquire_round, clean_up, clean_up_now, is_idle, stop_cleanup
 from tests.support.waiting import FAR_S
+
+__all__ = ["interrupt_kind"]
+
+untraced = pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is set")
 
 
 @pytest.mark.parametrize("all_or_nothing", [False, True])
@@ -78,7 +84,8 @@ def test_interrupted_release_that_is_repeated_is_a_success(
         assert dict.fromkeys(MANY, True) == batch.release()
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is set")
+@untraced
+@pytest.mark.usefixtures("interrupt_kind")
 @pytest.mark.parametrize(
     "settings", [{}, {"all_or_nothing": True}, {"auto_renew": True}], ids=["what is free", "all or nothing", "renewed"]
 )
@@ -109,6 +116,27 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(
     held.pop().release()
     assert number > 50
     assert (leaks, held) == ([], [])
+
+
+@untraced
+@pytest.mark.usefixtures("interrupt_kind")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("kind", [ThreadWorld, LoopWorld], ids=["threads", "tasks"])
+def test_release_interrupted_at_any_line_goes_on(valkey: Server, connect: Connect, kind: type[World]) -> None:
+    if kind is LoopWorld:
+        skip_what_a_loop_takes()
+    admin = connect(valkey.port)
+    with contextlib.closing(kind([valkey])) as world:
+        locker = world.locker()
+        for number in range(1, 1000):
+            batch = world.do(lambda: locker.acquire_many(list("abc"), 60))
+            place = interrupted_at(number, lambda: world.do(batch.release), "asyncio/locker.py")  # noqa: B023
+            world.until(lambda: admin.dbsize() == 0, f"it is released, {place}")
+            again = world.do(batch.release)
+            assert (dict.fromkeys(again, True), " raises " in place) == (again, False)
+            if not place:
+                assert number > 20
+                return
 
 
 # Cleanup

@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +33,7 @@ from tests.support.interrupts import (
     line_of,
     skip_what_a_loop_takes,
 )
-from tests.support.redlock import values, wait_until_free
+from tests.support.redlock import LIMIT_S, values, wait_until_free
 from tests.support.transports import clean_up, is_idle, queue_at_once, threads_inside
 from tests.support.waiting import queued
 
@@ -60,6 +60,18 @@ CHANNELS = (
     "_transport/loop/renewer.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
+)
+REDLOCK = (
+    "redlock.py",
+    "asyncio/redlock.py",
+    "_procedures/redlock.py",
+    "_procedures/redlock_settings.py",
+    "_lease/majority_lease.py",
+    "_transport/threads/driver.py",
+    "_transport/loop/driver.py",
+    "_transport/quorum.py",
+    "_transport/threads/quorum.py",
+    "_transport/loop/quorum.py",
 )
 SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
@@ -103,8 +115,12 @@ class World(ABC):
         """A lock on the first server."""
 
     @abstractmethod
-    def redlock(self) -> Any:
+    def redlock(self, **settings: Any) -> Any:
         """A lock on all of them."""
+
+    @abstractmethod
+    def locker(self) -> Any:
+        """A Locker on the first server."""
 
     @abstractmethod
     def do(self, call: Callable[[], Any]) -> Any:
@@ -113,6 +129,10 @@ class World(ABC):
     @abstractmethod
     def until_free(self) -> None:
         """Return once nothing is left, and nothing more is done."""
+
+    @abstractmethod
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Return once the condition is true, and let what is under way go on meanwhile."""
 
     @abstractmethod
     def close(self) -> None:
@@ -134,15 +154,22 @@ class ThreadWorld(World):
     def lock(self, **settings: Any) -> Any:
         return redislock_fast.Lock(self.client, "name", 60, **{"thread_local": False, **settings})
 
-    def redlock(self) -> Any:
-        return redislock_fast.Redlock(self._clients, "name", 60, thread_local=False)
+    def redlock(self, **settings: Any) -> Any:
+        return redislock_fast.Redlock(self._clients, "name", 60, thread_local=False, limit=LIMIT_S, **settings)
+
+    def locker(self) -> Any:
+        return redislock_fast.Locker(self.client)
 
     def do(self, call: Callable[[], Any]) -> Any:
-        threads_inside(self.client).clear()  # which an interrupt in the very line that leaves would not
+        for client in self._clients:
+            threads_inside(client).clear()  # which an interrupt in the very line that leaves would not
         return call()
 
     def until_free(self) -> None:
         wait_until_free(self._servers)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        wait_until(condition, what)
 
     def close(self) -> None:
         for client in self._clients:
@@ -168,10 +195,13 @@ class LoopWorld(World):
     def lock(self, **settings: Any) -> Any:
         return redislock_fast.asyncio.Lock(self._clients[0], "name", 60, **{"thread_local": False, **settings})
 
-    def redlock(self) -> Any:
-        return redislock_fast.asyncio.Redlock(self._clients, "name", 60, thread_local=False)
+    def redlock(self, **settings: Any) -> Any:
+        return redislock_fast.asyncio.Redlock(self._clients, "name", 60, thread_local=False, limit=LIMIT_S, **settings)
 
-    def do(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def locker(self) -> Any:
+        return redislock_fast.asyncio.Locker(self._clients[0])
+
+    def do(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async def work() -> Any:
             return await call()
 
@@ -187,6 +217,9 @@ class LoopWorld(World):
     def until_free(self) -> None:
         free = eventually(lambda: not any(values(self._servers)) and len(asyncio.all_tasks()) == 1, "nothing is left")
         self.loop.run_until_complete(free)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        self.loop.run_until_complete(eventually(condition, what))
 
     def close(self) -> None:
         for client in self._clients:
@@ -275,6 +308,45 @@ def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any])
         assert " raises " not in place
         if not place:
             assert number > 30
+            return
+
+
+@pytest.mark.slow
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
+    world.do(world.redlock().locked)  # connects
+    for number in range(1, 1000):
+        lock = world.redlock(**settings)
+        place = interrupted_at(number, lambda: world.do(lock.acquire), *REDLOCK)  # noqa: B023
+        if lock.local.token is not None:  # returned, or about to
+            world.do(lock.release)
+        world.until_free()
+        assert " raises " not in place
+        if not place:
+            assert number > 60
+            return
+
+
+@pytest.mark.slow
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+def test_release_of_a_redlock_interrupted_at_any_line_can_be_repeated(world: World, settings: dict[str, Any]) -> None:
+    for number in range(1, 1000):
+        lock = world.redlock(**settings)
+        world.do(lock.acquire)
+        place = interrupted_at(number, lambda: world.do(lock.release), *REDLOCK)  # noqa: B023
+        if lock.local.token is not None:
+            world.do(lock.release)
+        world.until_free()
+        assert " raises " not in place
+        assert lock.local.token is None
+        if not place:
+            assert number > 60
             return
 
 
