@@ -46,8 +46,8 @@ help:
 	@echo "make fuzz         two minutes of libFuzzer on the core's reply path; installs Clang (Debian; root or sudo)"
 	@echo "make docs         the site, in build/docs; a link within it that leads nowhere is an error"
 	@echo "make docs-links   follows the links to other sites, too; network"
-	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint, zizmor"
-	@echo "make format       ruff format"
+	@echo "make lint         ruff, mypy --strict, pyright, import-linter, cython-lint, zizmor, generated modules"
+	@echo "make format       ruff format, and the modules for threads that are generated from those for tasks"
 	@echo "make wheel        a wheel for each interpreter at hand, checked, and tested in a clean environment"
 	@echo "make clean        remove whatever the other targets made"
 
@@ -182,6 +182,7 @@ docs-links: $(VENV)/docs
 lint: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python .ci/unasync.py --check
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
@@ -189,6 +190,7 @@ lint: $(VENV)/installed
 	$(BIN)/zizmor --offline --quiet .github
 
 format: $(VENV)/installed
+	$(BIN)/python .ci/unasync.py
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -1,3 +1,4 @@
+# Generated from src/redislock_fast/asyncio/inspection.py by .ci/unasync.py, as `make format` runs it: change that file.
 """`holders`: who holds a lock, and who waits for it.
 
 See https://redislock-fast.github.io/redislock_fast/reference/holders.html

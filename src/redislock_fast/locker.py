@@ -1,3 +1,4 @@
+# Generated from src/redislock_fast/asyncio/locker.py by .ci/unasync.py, as `make format` runs it: change that file.
 """`Locker` and `Batch`: many locks acquired and released in one round.
 
     locker = Locker(client)
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._lease.options import refuse_unknown, spelled_out
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._procedures.batch import (
     BatchBase,
     BatchLease,
@@ -28,7 +29,7 @@ from redislock_fast._procedures.batch import (
 )
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.renewer import renewer_of, tell
+from redislock_fast._transport.threads.renewer import renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason
 from redislock_fast.lock import Lock
@@ -60,6 +61,8 @@ class Batch(BatchBase):
 
         Sends what `Lock.release` sends, for all locks in one round per server; the nodes of a cluster are asked at
         once.
+
+        If it is interrupted, the release goes on in the background.
 
         Returns:
             For each name that was still held, whether the server still had the batch's token. Afterwards nothing is
@@ -136,11 +139,24 @@ class Batch(BatchBase):
             logger.warning("Locks could not be released when exiting context manager: %r", error)
 
 
+def _acquire(transport: ThreadServerTransport, plan: Plan, options: Options | None) -> Batch:
+    lease = BatchLease(plan, transport.new_token)
+    try:
+        batch = Batch(transport, lease, drive(transport, acquiring(lease)))
+        if options is not None:
+            renewer = renewer_of(transport)
+            lease.watch = BatchWatch(batch, lease.groups, options, renewer, renewer.tell)
+        return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
+    except BaseException:
+        transport.clean_up(lease.given_up())
+        raise
+
+
 class Locker(LockerBase[Lock]):
     """Makes locks, and acquires many at once.
 
     Args:
-        client: a `redis.Redis` or `redis.RedisCluster` of any kind; its settings are used, its connections are not.
+        client: a `redis.Redis` or `redis.RedisCluster`; its settings are used, its connections are not.
 
     Raises:
         TypeError: for a pipeline or an asyncio client.
@@ -153,7 +169,7 @@ class Locker(LockerBase[Lock]):
         def __init__(self, client: Client) -> None: ...
 
     @spelled_out("Locker")
-    def acquire_many(  # noqa: D417
+    def acquire_many(
         self,
         names: Iterable[Name],
         timeout: float | None = None,
@@ -169,13 +185,13 @@ class Locker(LockerBase[Lock]):
         """Acquire the locks that are free; with `all_or_nothing`, all of them or none.
 
         Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
-        The nodes of a cluster are asked at once; with `all_or_nothing`, one after the other. If it raises, nothing is
-        held, and attempts of unknown outcome are cleaned up.
+        The nodes of a cluster are asked at once; with `all_or_nothing`, one after the other. If it raises
+        or is interrupted, nothing is held, and attempts of unknown outcome are cleaned up.
 
         Args:
             names: of the locks, each bytes or str.
             timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
-            blocking_timeout: seconds to wait at most for missed locks. None: for ever. The last round is at
+            blocking_timeout: seconds to wait at most for missed locks. None: forever. The last round is at
                 their end. 0 or less makes one round, which the client's retries and `socket_timeout` alone limit.
             sleep: seconds between two rounds; with `all_or_nothing`, between two health checks of the waiter in the
                 queue. Leases that age meanwhile are extended.
@@ -202,12 +218,4 @@ class Locker(LockerBase[Lock]):
         transport = self._transport
         plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
-        lease = BatchLease(plan, transport.new_token)
-        try:
-            batch = Batch(transport, lease, drive(transport, acquiring(lease)))
-            if options is not None:
-                lease.watch = BatchWatch(batch, lease.groups, options, renewer_of(transport), tell)
-            return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
-        except BaseException:
-            transport.clean_up(lease.given_up())
-            raise
+        return _acquire(transport, plan, options)

@@ -1,7 +1,11 @@
+# Generated from src/redislock_fast/asyncio/redlock.py by .ci/unasync.py, as `make format` runs it: change that file.
 """`Redlock`: one lock over several independent servers, granted by a majority of them.
 
 https://redislock-fast.github.io/redislock_fast/explanation/redlock.html says what it guarantees, what it does not, and
 when one server is the better choice.
+
+An interrupted acquire does not hold the lock, and is cleaned up. An interrupted release goes on in the background.
+An interrupted extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
 """
 
 from __future__ import annotations
@@ -12,19 +16,17 @@ from typing import Any, Literal, overload
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
-from redislock_fast._lease.owner import ThreadOwner
+from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
-from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.quorum import ThreadQuorum
-from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background
+from redislock_fast._transport.threads.renewer import Renewer, renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason, shown
 
@@ -40,21 +42,21 @@ class Redlock(RedlockBase):
     there are. A minority of servers that are down or silent is no failure.
 
     Args:
-        servers: a `redis.Redis` for each server: an odd number, three at least, none of them a replica of another.
+        servers: a `redis.Redis` for each server: an odd number, three at least, none a replica of another.
         name: the key on all of them, bytes or str.
         timeout: the ttl in seconds, rounded up to whole milliseconds, or an `AdaptiveTTL`.
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: forever.
         thread_local: whether the thread that acquired owns the lock, or every thread that has this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         limit: how long an operation waits for servers that do not answer, in seconds, connecting included. All of them
             together cost it no more, and a server that stays silent is not waited for again.
         auto_renew: whether the lease is renewed, in the background and by a majority, as long as the lock is held.
             `timeout` is then how long others wait after the owner's process has died.
-        max_hold: for how many seconds after the acquire the lease is renewed at most. None: for ever.
-        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, from a background
-            thread, or by the release or extend that finds it out.
+        max_hold: for how many seconds after the acquire the lease is renewed at most. None: forever.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost,
+            from a background thread, or by the release or extend that finds it out.
         reentrant: whether the thread that holds the lock may acquire it again.
         breaker: a circuit breaker, as for `Lock`.
         metrics: gets each acquisition and release, as for `Lock`.
@@ -62,8 +64,8 @@ class Redlock(RedlockBase):
     https://redislock-fast.github.io/redislock_fast/explanation/redlock.html describes the work in the background.
 
     Raises:
-        TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost` that
-            cannot be called.
+        TypeError: for a pipeline, a cluster or an asyncio client, a `timeout` that is no number, or an `on_lost`
+            that cannot be called.
         ValueError: for a number of servers that is even or below three, for a server that is given twice, for a
             `timeout`, `limit` or `max_hold` that is not above 0, NaN or infinite, for a `max_hold` below `timeout` or
             without `auto_renew`, and for `cancel_on_lost`, which is for tasks.
@@ -81,25 +83,14 @@ class Redlock(RedlockBase):
         quorum: ThreadQuorum = ThreadQuorum.of(transports)
         return quorum
 
-    def _drive(self, steps: Steps) -> Any:
-        return self._quorum.drive(steps)
-
-    def _new_owner(self) -> ThreadOwner:
-        return owners.of_threads()
-
-    def _heirs_of(self, former: ThreadOwner) -> ThreadOwner:
-        return owners.heirs_of(former)
-
     def _renewer(self) -> Renewer:
         return renewer_of(self._quorum, renew)
 
     def _tell(self, lease: Lease, reason: LossReason) -> None:
-        tell(lease, reason)
+        self._renewer().tell(lease, reason)
 
     def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        tell_in_background(
-            [LeaseLoss(lease, reason)]
-        )  # the callback may wait for the lock, which this thread has acquired
+        self._renewer().tell_apart(lease, reason)  # the callback may wait for the lock, which this thread has acquired
 
     @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(
@@ -130,7 +121,7 @@ class Redlock(RedlockBase):
             True once a majority has granted the lock, False when none has in time.
 
         Raises:
-            redis.exceptions.LockError: this thread holds the lock itself, renewed, and would wait for ever.
+            redis.exceptions.LockError: this thread holds the lock itself, renewed, and would wait forever.
             redis.exceptions.ConnectionError: in the last attempt less than a majority voted, since servers could not be
                 reached. Without a `blocking_timeout`, after three such attempts.
             redis.exceptions.TimeoutError: as before, since they did not answer.
@@ -140,11 +131,19 @@ class Redlock(RedlockBase):
         """
         if timeout is not None:
             raise wrong_timeout(self)
-        owner = self._mine()
+        return self._acquire(self._mine(), sleep, blocking, blocking_timeout)
+
+    def _acquire(
+        self,
+        owner: Owner,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+    ) -> bool:
         attempts: list[AcquireRound] = []
         steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)
         try:
-            acquired: bool = self._drive(steps)
+            acquired: bool = self._quorum.drive(steps)
         except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
             self._clean_up_unnoticed(owner, attempts)
             raise
@@ -164,7 +163,13 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        self._drive(self._releasing(self._held()))
+        owner = self._held()
+        return self._release(owner, owner.token)
+
+    def _release(self, owner: Owner, token: bytes | None) -> None:
+        if owner.token != token and owner.token is not None:  # acquired again meanwhile
+            raise self._not_owned("release")
+        self._quorum.drive(self._releasing(owner))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -188,8 +193,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        self._drive(self._extending(self._held(), additional_time, replace_ttl))
-        return True
+        return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's whole `timeout`.
@@ -199,7 +203,10 @@ class Redlock(RedlockBase):
         Returns:
             True.
         """
-        self._drive(self._reacquiring(self._held()))
+        return self._prolong(self._reacquiring(self._held()))
+
+    def _prolong(self, steps: Steps) -> Literal[True]:
+        self._quorum.drive(steps)
         return True
 
     def locked(self) -> bool:
@@ -209,7 +216,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        locked: bool = self._drive(self._reading(self._held(), b""))
+        locked: bool = self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
     def owned(self) -> bool:
@@ -217,8 +224,10 @@ class Redlock(RedlockBase):
 
         Sends and raises what `locked` does.
         """
-        owner = self._held()
-        return owner.token is not None and bool(self._drive(self._reading(owner, owner.token)))
+        return self._owned(self._held())
+
+    def _owned(self, owner: Owner) -> bool:
+        return owner.token is not None and bool(self._quorum.drive(self._reading(owner, owner.token)))
 
     def __enter__(self) -> Redlock:
         """Acquire.

@@ -1,3 +1,4 @@
+# Generated from src/redislock_fast/asyncio/single.py by .ci/unasync.py, as `make format` runs it: change that file.
 """`once`: runs a job on one of many workers, and skips it on the others.
 
 See https://redislock-fast.github.io/redislock_fast/how-to/once.html
@@ -130,14 +131,14 @@ def once(  # noqa: D417
     One attempt is made to take the lock; nothing waits. The lock is renewed while the job runs, and released at its
     end, but not before `at_least` has passed. That holds for a job that raises, too.
 
-    A call of a decorated function that is skipped returns None, or what `on_skip` returns. A `with` block that is
-    skipped raises `Skipped`. `run` is the held `Lock`, with `run.valid` and `run.lost`. Where the lock was lost while
-    the job ran, so that another worker may have begun it, LockLostError is raised behind the job, as by a `with` block
-    of a `Lock`.
+    A call of a decorated function that is skipped returns None, or what `on_skip` returns. A `with` block that
+    is skipped raises `Skipped`. `run` is the held `Lock`, with `run.valid` and `run.lost`. Where the lock was lost
+    while the job ran, so that another worker may have begun it, LockLostError is raised after the job,
+    as by a `with` block of a `Lock`.
 
     Sends what `Lock` sends to acquire without waiting, to renew and to release. To keep the lock, it sends `SET name
-    token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. Where it is skipped, a `with` block or a decorator
-    with `on_skip` sends what `holders` sends.
+    token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. Where it is skipped, a `with` block or a
+    decorator with `on_skip` sends what `holders` sends.
 
     Args:
         client: as for `Lock`.
@@ -147,7 +148,7 @@ def once(  # noqa: D417
             of the workers differ by, and less than the time between two runs. It may be longer than `timeout`. It does
             not hold for a worker that is killed.
         on_skip: called with a `Skipped` where the decorated function is not run.
-        token: names one run, such as the id of a task, where a run that has failed is tried again: a caller with the
+        token: names one run, such as the id of a job, where a run that has failed is tried again: a caller with the
             token of the run that has the lock is let in, and `at_least` begins anew. For a decorator, a function that
             is called for each run.
         on_lost: as for `Lock`.
