@@ -19,7 +19,7 @@ from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.integration.lock.test_faults import USES
-from tests.support.async_helpers import AsyncClients, async_few, async_many, async_once, eventually, in_loop, settle
+from tests.support.async_helpers import AsyncClients, async_few, async_once, eventually, in_loop, settle
 from tests.support.helpers import PATIENCE_S
 from tests.support.proxy import Proxy
 from tests.support.relay import Relay
@@ -37,11 +37,6 @@ async def warm_up(client: redis.asyncio.Redis) -> None:
     async with Lock(client, "warm-up", timeout=10) as lock:
         await lock.extend(10)
         await lock.reacquire()
-
-
-def connections(client: redis.Redis) -> set[str]:
-    """The server's ids of the connections that call themselves locks."""
-    return {entry["id"] for entry in client.client_list() if entry["name"] == "locks"}
 
 
 async def all_of(*work: Awaitable[Any]) -> list[Any]:
@@ -118,29 +113,6 @@ async def test_connection_that_breaks_while_it_is_made_is_an_error_for_each_wait
     assert proxy.requests["SET"] == 1, "nothing was sent that had to be undone"
 
 
-class NoCopies(Exception):
-    """An error of a user's own code."""
-
-    def __init__(self, *, reason: str) -> None:
-        super().__init__(reason)
-
-
-class Refusing(redis.CredentialProvider):
-    """Knows no password."""
-
-    def get_credentials(self) -> tuple[str]:
-        raise NoCopies(reason="no password today")
-
-
-@in_loop
-async def test_error_that_cannot_be_copied_reaches_each_waiting_task(
-    valkey: Server, async_connect: AsyncClients
-) -> None:
-    locks = async_connect(valkey.port, credential_provider=Refusing())
-    errors = await all_of(*[asyncio.create_task(Lock(locks, f"name-{number}").acquire()) for number in range(3)])
-    assert list(map(repr, errors)) == 3 * ["NoCopies('no password today')"]
-
-
 @in_loop
 async def test_replies_that_come_byte_by_byte(server: Server, async_connect: AsyncClients) -> None:
     async with Relay.before(server) as relay:
@@ -193,74 +165,6 @@ async def test_reply_without_a_request_is_dropped(server: Server, async_connect:
 
 
 @in_loop
-async def test_server_killed_while_waiting_and_started_again(
-    mortal_server: Server, connect: Connect, async_connect: AsyncClients
-) -> None:
-    locks = async_connect(mortal_server.port, retry=async_many())
-    holder = Lock(locks, "name", thread_local=False)
-    await holder.acquire()
-    waiters = [
-        asyncio.create_task(Lock(locks, "name", timeout=10, sleep=0.002, blocking_timeout=60).acquire())
-        for _ in range(5)
-    ]
-    await asyncio.sleep(0.01)
-    mortal_server.kill()
-    await asyncio.sleep(0.01)
-    mortal_server.start()
-    done, others = await asyncio.wait(waiters, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-    assert [True] == [task.result() for task in done]
-    for task in others:
-        task.cancel()
-    assert all(isinstance(end, asyncio.CancelledError) for end in await all_of(*others))
-
-
-@pytest.mark.slow
-@in_loop
-async def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
-    spare_server: StartServer, connect: Connect, async_connect: AsyncClients
-) -> None:
-    server = spare_server()
-    client = connect(server.port)
-    with Proxy(server.port) as proxy:
-        locks = async_connect(proxy.port, socket_timeout=0.5, retry=async_few())
-        await warm_up(locks)
-        held = Lock(locks, "held", timeout=60)
-        await held.acquire()
-        sent = proxy.requests["GET"]
-        server.signal(signal.SIGSTOP)
-        try:
-            tasks = [asyncio.create_task(USES[use](Lock(locks, "name"))) for use in ("acquire", "locked")]
-            assert all(isinstance(error, redis.TimeoutError) for error in await all_of(*tasks))
-            with pytest.raises(redis.TimeoutError):
-                await held.release()
-        finally:
-            server.signal(signal.SIGCONT)
-        assert proxy.requests["GET"] <= sent + 4
-        await held.release()
-        await eventually(lambda: not client.keys(), "the attempt is undone")
-
-
-@pytest.mark.slow
-@in_loop
-async def test_half_open_connection_is_left_for_a_new_one(
-    proxy: Proxy, client: redis.Redis, async_connect: AsyncClients
-) -> None:
-    proxied = async_connect(proxy.port, socket_timeout=0.5, retry=async_once(), client_name="locks")
-    await warm_up(proxied)
-    before = connections(client)
-    proxy.hold()
-    assert all(
-        isinstance(error, redis.TimeoutError)
-        for error in await all_of(*[Lock(proxied, f"name-{number}").acquire() for number in range(5)])
-    )
-    proxy.resume()
-    assert await Lock(proxied, "other", timeout=10).acquire()
-    await eventually(lambda: [b"other"] == client.keys(), "the attempts are undone")
-    await eventually(lambda: len(connections(client)) == 1, "the old connection is closed")
-    assert before != connections(client)
-
-
-@in_loop
 async def test_answers_that_say_later_are_asked_again(server: Server, async_connect: AsyncClients) -> None:
     async with Relay.before(server) as relay:
         relayed = async_connect(relay.port, retry=async_few())
@@ -270,22 +174,6 @@ async def test_answers_that_say_later_are_asked_again(server: Server, async_conn
             assert await Lock(relayed, "name").locked() is False
         assert relay.connections == 1
         await async_connect.aclose()
-
-
-@pytest.mark.parametrize("use", ["extend", "reacquire", "release"])
-@in_loop
-async def test_flushed_scripts_are_sent_again(
-    server: Server, client: redis.Redis, async_connect: AsyncClients, use: str
-) -> None:
-    locks = async_connect(server.port)
-    made = [Lock(locks, f"name-{number}", timeout=10, thread_local=False) for number in range(10)]
-    for _ in range(3):
-        await all_of(*[lock.acquire() for lock in made])
-        client.script_flush()
-        assert all(answer in (True, None) for answer in await all_of(*[USES[use](lock) for lock in made]))
-        if use != "release":
-            await all_of(*[lock.release() for lock in made])
-        assert [] == client.keys()
 
 
 # Rights

@@ -35,7 +35,7 @@ from tests.support.helpers import (
     wait_until,
 )
 from tests.support.proxy import Proxy
-from tests.support.waiting import connections
+from tests.support.waiting import connections, queued
 from tests.support.worlds import World, waited
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -51,6 +51,32 @@ USES: dict[str, Callable[[Any], Any]] = {
     "owned": lambda lock: lock.owned(),
     "locked": lambda lock: lock.locked(),
 }
+
+
+class NoCopies(Exception):
+    """An error of a user's own code."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Refusing(redis.CredentialProvider):
+    """Knows no password."""
+
+    def get_credentials(self) -> tuple[str]:
+        raise NoCopies(reason="no password today")
+
+
+def _warm_up(our_lock: Any, client: redis.Redis) -> None:
+    """Connect, and let the server know all scripts."""
+    with our_lock(client, "warm-up", timeout=10) as lock:
+        lock.extend(10)
+        lock.reacquire()
+
+
+def _connection_ids(client: redis.Redis) -> set[str]:
+    """The server's ids of the connections that call themselves locks."""
+    return {entry["id"] for entry in client.client_list() if entry["name"] == "locks"}
 
 
 def _kill_connections(port: int) -> None:
@@ -99,6 +125,25 @@ def test_server_killed_while_waiting_and_started_again(
     mortal_server.start()
     assert answer.result(20) is True
     assert lock.owned()
+
+
+def test_server_killed_under_many_waiters_and_started_again(
+    world: World, our_lock: Any, mortal_server: Server, connect: Connect
+) -> None:
+    client = connect(mortal_server.port)
+    holder = our_lock(client, "name", thread_local=False)
+    holder.acquire()
+
+    def work() -> bool:
+        with our_lock(client, "name", timeout=10, sleep=0.002, blocking_timeout=60) as lock:
+            return bool(lock.owned())
+
+    answers = [world.start(work) for _ in range(5)]
+    wait_until(lambda: queued(client, "name") == 5, "they stand in the queue")
+    mortal_server.kill()
+    pause(0.01)
+    mortal_server.start()
+    assert [True] * 5 == [answer.result(60) for answer in answers]
 
 
 def test_server_that_stays_away_raises_connection_error(
@@ -210,9 +255,7 @@ def test_callers_whose_connection_breaks_all_go_on_over_one_new_one(
     world: World, our_lock: Any, proxy: Proxy, client: redis.Redis, connect: Connect
 ) -> None:
     proxied = connect(proxy.port, client_name="locks")
-    with our_lock(proxied, "warm-up", timeout=10) as warm_up:
-        warm_up.extend(10)
-        warm_up.reacquire()
+    _warm_up(our_lock, proxied)
     locks = [our_lock(proxied, f"name-{number}", timeout=60, thread_local=False) for number in range(20)]
     for use in ("acquire", "extend", "reacquire", "release"):
         proxy.hold()
@@ -247,7 +290,50 @@ def test_callers_whose_connection_breaks_for_good_are_all_told(
     wait_until(lambda: [b"other"] == client.keys(), "all attempts are undone")
 
 
+def test_error_that_cannot_be_copied_reaches_each_caller(world: World, valkey: Server) -> None:
+    locks = world.connect(valkey.port, credential_provider=Refusing())
+    answers = [world.start(world.lock(locks, f"name-{number}").acquire) for number in range(3)]
+    for answer in answers:
+        with pytest.raises(NoCopies) as raised:
+            answer.result(10)
+        assert repr(raised.value) == "NoCopies('no password today')"
+
+
+@pytest.mark.slow
+def test_half_open_connection_is_left_for_a_new_one(
+    world: World, our_lock: Any, proxy: Proxy, client: redis.Redis, connect: Connect
+) -> None:
+    proxied = connect(proxy.port, socket_timeout=0.5, retry=once(), client_name="locks")
+    _warm_up(our_lock, proxied)
+    before = _connection_ids(client)
+    proxy.hold()
+    for answer in [world.start(our_lock(proxied, f"name-{number}").acquire) for number in range(5)]:
+        with pytest.raises(redis.TimeoutError):
+            answer.result(10)
+    proxy.resume()
+    assert our_lock(proxied, "other", timeout=10).acquire()
+    wait_until(lambda: [b"other"] == client.keys(), "the attempts are undone")
+    wait_until(lambda: len(_connection_ids(client)) == 1, "the old connection is closed")
+    assert before != _connection_ids(client)
+
+
 # Scripts
+
+
+@pytest.mark.parametrize("use", ["extend", "reacquire", "release"])
+def test_flushed_scripts_are_sent_again_for_all_callers(
+    world: World, our_lock: Any, client: redis.Redis, use: str
+) -> None:
+    locks = [our_lock(client, f"name-{number}", timeout=10, thread_local=False) for number in range(10)]
+    for _ in range(3):
+        assert [True] * 10 == [answer.result(10) for answer in [world.start(lock.acquire) for lock in locks]]
+        client.script_flush()
+        answers = [world.start(partial(USES[use], lock)) for lock in locks]
+        assert all(answer.result(10) in (True, None) for answer in answers)
+        if use != "release":
+            for lock in locks:
+                lock.release()
+        assert [] == client.keys()
 
 
 @pytest.mark.parametrize("use", ["release", "extend", "reacquire"])
@@ -386,6 +472,32 @@ def test_frozen_server_times_out_by_the_clients_socket_timeout(
             lock_class(client, "name").acquire()
     finally:
         server.signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_socket_timeout_is_reached_as_often_as_the_client_wants_to_try(
+    world: World, our_lock: Any, spare_server: StartServer, connect: Connect
+) -> None:
+    server = spare_server()
+    client = connect(server.port)
+    with Proxy(server.port) as proxy:
+        locks = connect(proxy.port, socket_timeout=0.5, retry=few())
+        _warm_up(our_lock, locks)
+        held = our_lock(locks, "held", timeout=60)
+        held.acquire()
+        sent = proxy.requests["GET"]
+        server.signal(signal.SIGSTOP)
+        try:
+            for answer in [world.start(partial(USES[use], our_lock(locks, "name"))) for use in ("acquire", "locked")]:
+                with pytest.raises(redis.TimeoutError):
+                    answer.result(20)
+            with pytest.raises(redis.TimeoutError):
+                held.release()
+        finally:
+            server.signal(signal.SIGCONT)
+        assert proxy.requests["GET"] <= sent + 4
+        held.release()
+        wait_until(lambda: not client.keys(), "the attempt is undone")
 
 
 def test_caller_whose_time_is_up_disturbs_no_other(
