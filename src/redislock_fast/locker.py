@@ -169,7 +169,7 @@ class Locker(LockerBase[Lock]):
         def __init__(self, client: Client) -> None: ...
 
     @spelled_out("Locker")
-    def acquire_many(
+    def acquire_many(  # noqa: D417
         self,
         names: Iterable[Name],
         timeout: float | None = None,
