@@ -22,7 +22,6 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwner
-from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.renewal import LeaseLoss
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
@@ -204,8 +203,10 @@ class Lock(CachedBase, redis.lock.Lock):
             raise wrong_timeout(self)
         owner, options, transport = self._owners, self._options, self._transport
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
-            return self._take_lingering(owner) or self._acquire_lingering(Call(self._key, owner, sleep, blocking))
-        call = Call(self._key, owner, sleep, blocking, blocking_timeout, token)
+            return self._take_lingering(owner) or self._acquire_lingering(
+                self._call(owner, sleep, blocking, None, None)
+            )
+        call = self._call(owner, sleep, blocking, blocking_timeout, token)
         if self._linger_ms is None and self._begins(call):
             try:
                 reply = transport.begin(call)

@@ -18,7 +18,6 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.steps import Sleep, Steps
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER
@@ -302,7 +301,7 @@ class Worker:
         if lock._linger_ms is not None and lock._take_at_once(lock._cached or lock._cached_key(), owner):
             simulation.check_whole_timeout(self, owner.expiry[1] or 0.0)
             return True
-        call = Call(lock._key, owner, None, blocking, patience_s)
+        call = lock._call(owner, None, blocking, patience_s, None)
         try:
             return (yield from lock._acquiring(call))
         finally:

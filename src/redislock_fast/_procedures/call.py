@@ -46,16 +46,14 @@ class FirstRequest(Protocol):
 class Call:
     """One acquire.
 
-    Args:
+    Attributes:
         key: the lock.
         owner: the caller's, in which the acquire is noted.
-        sleep: the parameter of `acquire`, and so are the next three.
+        sleep: the parameter of `acquire`, and so are the next two.
         blocking: see there.
         blocking_timeout: see there.
         own_token: the token that the caller passed; None where the caller passed none.
         task: the task that will hold the lock; None in threads, and where no option needs it.
-
-    Attributes:
         before: the token that the owner held before.
         wait_s: how long to wait at most, in seconds; None: forever.
         sleep_s: how long to pause between two attempts or two health checks, in seconds.
@@ -74,10 +72,20 @@ class Call:
         sent_at: when it left, in the clock's seconds; 0: it has not.
         attempt: the last attempt.
         is_refused: whether the reply to the first request has said that the lock is another's.
-        left: what must be cleaned up when the acquire fails.
+        left: what must be cleaned up when the acquire fails; not set before the steps begin.
     """
 
-    # Class attributes, for speed: an uncontended acquire assigns only what differs.
+    # Class attributes, and no `__init__`, for speed: an uncontended acquire assigns only what differs.
+    key: bytes
+    owner: Owner
+    sleep: Any = None
+    blocking: Any = None
+    blocking_timeout: Any = None
+    own_token: Any = None
+    task: asyncio.Task[Any] | None = None
+    kind: type[Acquire]
+    ttl_ms: int | None
+    before: bytes | None = None
     wait_s: float | None = None
     sleep_s = 0.1
     waits = True
@@ -93,28 +101,15 @@ class Call:
     sent_at = 0.0
     attempt: Acquire | None = None
     is_refused = False
-    before: bytes | None = None
-    kind: Any
-    ttl_ms: int | None
+    left: CleanupEntries
 
-    def __init__(
-        self,
-        key: bytes,
-        owner: Owner,
-        sleep: Any = None,
-        blocking: Any = None,
-        blocking_timeout: Any = None,
-        own_token: Any = None,
-        task: asyncio.Task[Any] | None = None,
-    ) -> None:
-        self.key = key
-        self.owner = owner
-        self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.own_token = own_token
-        self.task = task
-        self.left: CleanupEntries = []
+    @classmethod
+    def of(cls, key: bytes, owner: Owner) -> Call:
+        """The acquire of a lock on its own settings."""
+        call = cls()
+        call.key = key
+        call.owner = owner
+        return call
 
     def request_on(self, connection: Any, tokens: TokenSource) -> Args | None:
         """The first request, with a new token; None where others are known to wait, so that it would fail."""
@@ -139,28 +134,24 @@ class Call:
 class ReleaseCall:
     """One release of a lock without hooks.
 
-    Args:
+    Attributes:
         key: the lock.
         token: with which it is held.
         contended: whether the first request hands the lock over; see `Release`.
-
-    Attributes:
         connection: on which the first request left; None: on none.
         request: the first request.
         ours: the reply to it that means that the lock was held.
         sent_at: when it left, in the clock's seconds.
     """
 
+    key: bytes
+    token: bytes
+    contended: bool
     connection: Any = None
     request: Args
     ours: Reply = None
     sent_at = 0.0
     wait_s: float | None = None
-
-    def __init__(self, key: bytes, token: bytes, contended: bool) -> None:
-        self.key = key
-        self.token = token
-        self.contended = contended
 
     def request_on(self, connection: Any, tokens: TokenSource) -> Args:  # noqa: ARG002  # as for an acquire
         """The first request."""

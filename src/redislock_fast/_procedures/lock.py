@@ -27,7 +27,7 @@ from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._lease.telling import is_telling
 from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.call import Call, ReleaseCall
-from redislock_fast._procedures.lingering import LingerBase
+from redislock_fast._procedures.lingering import LingerBase, Turn
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED, hooks_of
 from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
 from redislock_fast._protocol.commands import HANDED_OVER, Extend, Reacquire, ReadHolder, Release
@@ -58,6 +58,18 @@ class LockBase(LingerBase):
 
     # ---- the first request ----
 
+    def _call(
+        self, owner: Owner, sleep: Any, blocking: Any, blocking_timeout: Any = None, token: Any = None, task: Any = None
+    ) -> Call:
+        """The call of an acquire with these parameters; see `Call`."""
+        call = Call()
+        call.key = self._key
+        call.owner = owner
+        if not (sleep is blocking is blocking_timeout is token is task is None):
+            call.sleep, call.blocking, call.blocking_timeout = sleep, blocking, blocking_timeout
+            call.own_token, call.task = token, task
+        return call
+
     def _begins(self, call: Call) -> bool:
         """Whether the first request of an acquire may leave before anything else is done, as mostly.
 
@@ -65,7 +77,7 @@ class LockBase(LingerBase):
         reenter it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at
         any time, so every call looks.
         """
-        call.before = before = call.owner.token
+        before = call.owner.token
         options = self._options
         wait_s = self.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
         blocking = self.blocking if call.blocking is None else call.blocking
@@ -91,10 +103,11 @@ class LockBase(LingerBase):
         call.kind = self._attempt_kind
         call.ttl_ms = self._ttl_ms
         if wait_s is not None:
-            call.wait_s, call.limit = wait_s, Limit(wait_s)
-        call.sleep_s = sleep_s
-        call.waits = blocking
-        call.joins = blocking and before is None and self._wait == "push"
+            call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
+        if blocking:
+            call.joins = before is None and self._wait == "push"
+        else:
+            call.waits = False
         return True
 
     def _go_on(self, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
@@ -123,10 +136,11 @@ class LockBase(LingerBase):
 
     # ---- acquire ----
 
-    def _acquiring(self, call: Call) -> Steps:
-        """The steps of an acquire. They return whether the lock is held."""
+    def _acquiring(self, call: Call, turn: Turn | None = None) -> Steps:
+        """The steps of an acquire. They return whether the lock is held; see `_acquiring_by`."""
+        call.left = []
         if self._options is None:
-            return self._acquiring_by(call)
+            return self._acquiring_by(call, turn)
         return self._acquiring_on_options(self._options, call)
 
     def _is_noted(self, options: Options, call: Call, server: Any, reply: object) -> bool:
@@ -343,7 +357,11 @@ class LockBase(LingerBase):
         note = owner.note
         if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
             return None
-        return ReleaseCall(self._key, token, owner.contended == token)
+        call = ReleaseCall()
+        call.key = self._key
+        call.token = token
+        call.contended = owner.contended == token
+        return call
 
     def _note_released(self, owner: Owner, call: ReleaseCall, held: Held | None) -> None:
         """Note that the first request has released the lock. `held` is what was noted of it before."""

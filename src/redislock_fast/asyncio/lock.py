@@ -183,7 +183,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return self._acquire_lingering(owner, blocking)
         task = None if options is None else current_task()
-        return self._acquire(Call(self._key, owner, None, blocking, blocking_timeout, token, task))
+        return self._acquire(self._call(owner, None, blocking, blocking_timeout, token, task))
 
     @runs("Lock.acquire")
     async def _acquire(self, call: Call) -> bool:

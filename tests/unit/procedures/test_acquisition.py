@@ -16,7 +16,7 @@ from tests.support.bare_locks import KEY, BareLock, Kept
 
 
 def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
-    call = Call(KEY, SharedOwner())
+    call = Call.of(KEY, SharedOwner())
     call.limit = limit = Limit(60.0)
     steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(call)
     attempt = next(steps)

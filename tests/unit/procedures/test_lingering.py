@@ -91,7 +91,7 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
 
     monkeypatch.setattr(lock, "_hold", hold_and_interrupt)
     owner = lock._mine()
-    call = Call(KEY, owner)
+    call = Call.of(KEY, owner)
     with pytest.raises(KeyboardInterrupt):
         next(lock._acquiring(call))
     assert (owner.token, owner.cached) == (None, None)
@@ -108,7 +108,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     turn = _turn_at(cached := kept.key_cache.of(KEY))
     assert cached.try_lock(turn.waiter)
     lock = Hooked(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring_by(Call(KEY, lock._mine()), turn)
+    steps = lock._acquiring(Call.of(KEY, lock._mine()), turn)
     step: Any = next(steps)
     assert (type(step), step.operation.ttl_ms) == (Execute, 10_000)
     assert cached.locked_by == {}
@@ -132,7 +132,7 @@ def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: 
     kept: Any = Kept()
     cached = kept.keep(lease_of(clock() - age_s), clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(Call(KEY, lock._mine()))
+    steps = lock._acquiring(Call.of(KEY, lock._mine()))
     if is_taken:
         assert _ended(steps, None) is True
         assert lock._mine().expiry[1] == pytest.approx(clock() + 10)

@@ -40,7 +40,7 @@ class CachedBase(LockBase):
             return True
         if not cached.is_current:
             cached = self._cached_key()
-        call, turn = Call(self._key, owner, None, blocking), Turn()
+        call, turn = self._call(owner, None, blocking), Turn()
         try:
             if self._begins(call):
                 if cached.locked_by and call.waits and call.wait_s is None:
@@ -54,7 +54,7 @@ class CachedBase(LockBase):
                     await self._begin_lingering(call, turn)
                     if turn.expiry is not None:
                         return True
-            return bool(await drive(self._transport, self._acquiring_by(call, turn), call.left, self._redis))
+            return bool(await drive(self._transport, self._acquiring(call, turn), call.left, self._redis))
         except BaseException:  # a cancel or an interrupt may come before the steps begin
             turn.end(owner)
             raise

@@ -53,7 +53,7 @@ class CachedBase(LockBase):
                     self._begin_lingering(call, turn)
                     if turn.expiry is not None:
                         return True
-            return bool(drive(self._transport, self._acquiring_by(call, turn), call.left, self._redis))
+            return bool(drive(self._transport, self._acquiring(call, turn), call.left, self._redis))
         except BaseException:  # an interrupt may come before the steps begin
             turn.end(owner)
             raise
