@@ -204,12 +204,26 @@ FAULTS = (
         ),
     ),
     Fault(
+        "ticket is not redeemed",
+        "_procedures/waiting.py",
+        "        if type(message) is Grant and self.own is None:\n",
+        "        if type(message) is Grant:\n",
+        ("tests/integration/waiting/test_mixed.py::test_a_chosen_token_waits_in_the_queue_by_a_ticket[threads-valkey]"),
+    ),
+    Fault(
+        "ticket that was lost is used again",
+        "_procedures/waiting.py",
+        "        return Grant(grant.value, redeem.sent_at) if redeem.result else BROKEN\n",
+        "        return Grant(grant.value, redeem.sent_at) if redeem.result else None\n",
+        "tests/unit/procedures/test_waiters.py::test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one",
+    ),
+    Fault(
         "release of a caller's own token looks for no waiters",
-        "_procedures/acquisition.py",
-        "                if waiting.own is not None:\n                    owner.contended = waiting.token\n",
-        "",
+        "_procedures/waiters.py",
+        "owner.contended = None if self.value is token and is_ours(token) else token",
+        "owner.contended = None if self.value is token else token",
         "tests/integration/waiting/test_mixed.py"
-        "::test_a_chosen_token_has_its_turn_among_others[threads-valkey-'chosen']",
+        "::test_lock_that_was_taken_over_with_the_chosen_token_is_handed_over[threads-valkey]",
     ),
     Fault(
         "interrupt in the first request is dropped, and the acquire goes on",

@@ -85,7 +85,7 @@ class Waiter:
         if since is None:
             return
         if self.waiting is not None:
-            self.token, self.waiting = self.waiting.token, None
+            self.token, self.waiting = self.waiting.held_with, None
         hold = simulation.take(self, since, queued)
         if ttl_ms is not None and not simulation.calm and dice.random() < 0.1:
             yield Sleep(ttl_ms / 1000 * dice.random())
@@ -128,7 +128,7 @@ class Waiter:
                     raise
                 world.tell(self.name, "waited:", outcome)
                 if isinstance(outcome, Grant):
-                    outcome.note(local, self.waiting.token, ttl_ms)
+                    outcome.note(local, self.waiting.held_with, ttl_ms)
                     return outcome.since, local.contended is not None
                 if not self.custom:
                     self.token = token = self.waiting.token

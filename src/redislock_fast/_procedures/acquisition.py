@@ -271,9 +271,7 @@ class AcquireBase(HandleBase):
             if outcome is None:
                 outcome = yield from waiting.steps((waiter, heard))
             if type(outcome) is Grant:
-                outcome.note(owner, waiting.token, waiting.ttl_ms)
-                if waiting.own is not None:
-                    owner.contended = waiting.token
+                outcome.note(owner, waiting.held_with, waiting.ttl_ms)
                 owner.attempt = waiting.attempt or owner.attempt
             return outcome  # noqa: TRY300  # after an interrupt here, the lock is cleaned up, too
         except BaseException:  # after any error, the lock is not held
@@ -326,7 +324,7 @@ class AcquireBase(HandleBase):
         attempt, own = waiting.attempt, waiting.own
         if own is not None and attempt is not None and attempt.result and owner.token == own:
             owner.token = None
-        left = [waiting.token] if waiting.queues else []
+        left = [waiting.token]
         if own is not None and attempt is not None and attempt.token == own and attempt.took:
             left.append(own)
         if owner.token in left:

@@ -46,7 +46,7 @@ from redislock_fast._protocol.queue import (
     join_answer,
 )
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES, TokenSource
+from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES, TokenSource, is_ours
 
 __all__ = ["BROKEN", "RECKON", "Grant", "Node", "Waiter", "WaiterRegistry"]
 
@@ -82,7 +82,7 @@ class Grant(NamedTuple):
     def note(self, owner: Owner, token: bytes, ttl_ms: int | None) -> None:
         """Make the waiter the owner."""
         owner.expiry = (token, None if ttl_ms is None else self.since + ttl_ms / 1000)
-        owner.contended = token if self.value is not token else None
+        owner.contended = None if self.value is token and is_ours(token) else token
         owner.hold(token)
 
 

@@ -11,6 +11,7 @@ The usual case needs no steps: the caller calls `join`, listens, and calls `gran
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -78,17 +79,17 @@ class Waiting:
         interval_s: how often health checks are made, in seconds.
         limit: when to give up.
         own: the caller's own token; None where it has none. Another owner may have the same one, and the queue could
-            not tell the two apart. So the waiter queues by a ticket, its `token`, and then puts `own` in its place.
+            not tell the two apart. So the waiter queues by a ticket, its `token`, and redeems that: it puts `own` in
+            the ticket's place once the lock is granted.
         kind: the operation that takes the lock where it is not handed over.
         refresh: with `own`, steps that are done at each turn, at least once an interval: what else the caller holds
             must not expire meanwhile. They return whether to stop waiting.
         observed: whether a tracer is to see the requests.
 
     Attributes:
-        attempt: the last operation that tried to take the lock by itself, or that put `own` in the ticket's place.
-        token: the waiter's. Where the steps end without a grant, the lock may be granted to it all the same: the caller
-            must clean up, unless the outcome was TIME_UP or POLL. With a Grant, it is `own` where there is one.
-        queues: whether the token was made for this waiter.
+        attempt: the last operation that tried to take the lock by itself, or that redeemed the ticket.
+        token: names the waiter in the queue. Where the steps end without a grant, the lock may be granted to it all the
+            same: the caller must clean up, unless the outcome was TIME_UP or POLL.
         tracks: whether the waiter watches the key, since the server denies it the queue.
     """
 
@@ -98,12 +99,12 @@ class Waiting:
         "_kept_ms",
         "_kind",
         "_limit",
+        "_longest_s",
         "_observed",
         "_refresh",
         "attempt",
         "key",
         "own",
-        "queues",
         "token",
         "tracks",
         "ttl_ms",
@@ -126,13 +127,19 @@ class Waiting:
         self._kind = kind
         self._observed = observed
         self.own = own
-        self.queues = True
         self.tracks = False
         self.key = key
         self.ttl_ms = ttl_ms
         self._limit = limit
         self._refresh = refresh
         self._interval_s, self._awake_ms, self._kept_ms = _patience(interval_s)
+        # A caller with its own token asks by itself, once an interval: the lock may get that token in another way.
+        self._longest_s = math.inf if own is None else self._interval_s
+
+    @property
+    def held_with(self) -> bytes:
+        """The token with which the lock is held once the steps have returned a Grant."""
+        return self.token if self.own is None else self.own
 
     def join(self, waiter: Waiter) -> float | None:
         """Send the request to join the queue, without waiting for the reply: that saves a wake-up.
@@ -141,7 +148,7 @@ class Waiting:
             How long to listen, in seconds; None where the request cannot be sent so.
         """
         channel = waiter.channel
-        if not self.queues or channel is None:
+        if channel is None:
             return None
         waiter.interval_s = self._interval_s
         self._limit.begin_wait()
@@ -150,10 +157,10 @@ class Waiting:
         publish = waiter.registry.publish
         request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
         timeout_s = waiter.post_wait(request, self._limit.wakes_at)
-        return timeout_s if self.own is None or timeout_s is None else min(timeout_s, self._interval_s)
+        return None if timeout_s is None else min(timeout_s, self._longest_s)
 
     def granted(self, waiter: Waiter, message: object) -> Grant | None:
-        """The message if it is a grant that is recent enough, else None."""
+        """The message if it is a grant that is recent enough, and not of a ticket, else None."""
         if type(message) is Grant and self.own is None:
             now = clock()
             ttl_ms = self.ttl_ms
@@ -178,8 +185,6 @@ class Waiting:
             try:
                 outcome = yield from self._joining(waiter, heard)
                 outcome = yield from self._falling_back(waiter, outcome)
-                if self.own is not None and self.queues and type(outcome) is Grant:
-                    outcome = yield from self._redeeming(waiter, self.own)
                 if outcome is not BROKEN:
                     return outcome
             except GeneratorExit:  # the task was dropped: this may run in any thread, so nothing may be sent
@@ -198,15 +203,11 @@ class Waiting:
 
     def _falling_back(self, waiter: Waiter, outcome: object) -> Steps:
         """Go on where the queue has no result. Returns the outcome; BROKEN to start again as a new waiter."""
-        queues = self.queues and waiter.channel is not None
+        queues = waiter.channel is not None
         if queues and outcome in (_DENIED, BROKEN) and self.token is waiter.token:
-            grant = yield from self._leave(waiter, self.limit_s())
-            if grant:
-                return grant
+            outcome = (yield from self._leave(waiter, self.limit_s())) or outcome
         if outcome is _DENIED:
             waiter.key_queue.dequeue(waiter)
-            if self.own is not None:
-                self.token, self.queues = self.own, False
             outcome = yield from self._watching(waiter)
         if waiter.asked_at and outcome in (BROKEN, TIME_UP):
             waiter.withdraw()
@@ -222,7 +223,7 @@ class Waiting:
                 raise heard
             finally:
                 del heard  # else an error would keep this frame, and this frame the error
-        if not self.queues or waiter.channel is None:
+        if waiter.channel is None:
             return _DENIED
         if heard is ENTERED:
             timeout_s = self.join(waiter)
@@ -254,7 +255,7 @@ class Waiting:
                     return grant
                 continue
             if self.own is not None and is_held_with(wait.value, self.own):
-                return (yield from self._adopting(waiter, self.own))
+                return (yield from self._adopting(waiter))
             waiter.note(wait.value, wait.sent_at, wait.left_ms)
             waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
@@ -308,8 +309,6 @@ class Waiting:
         """Returns the outcome, or why the server must be asked again: _CHECK for a message, _DUE for a health check."""
         while True:
             if waiter.accepts(message):
-                if self.own is not None:  # redeeming renews the lease
-                    return message
                 return (yield from self._if_fresh(waiter, message)) or _CHECK
             if message is None:
                 if self._limit.is_over:
@@ -324,32 +323,18 @@ class Waiting:
             message = yield Listen(waiter, self._listen_s(waiter))
 
     def _listen_s(self, waiter: Waiter) -> float:
-        """How long to listen. A caller with its own token asks by itself: the lock may become its own meanwhile."""
-        listen_s = waiter.listen_s(self._limit.wakes_at)
-        return listen_s if self.own is None else min(listen_s, self._interval_s)
+        return min(waiter.listen_s(self._limit.wakes_at), self._longest_s)
 
-    def _redeeming(self, waiter: Waiter, own: bytes) -> Steps:
-        """Put the caller's own token in the place of the ticket. Returns a Grant; BROKEN where the lock is lost."""
-        kind = RedeemFenced if issubclass(self._kind, AcquireFenced) else Redeem
-        self.attempt = redeem = kind(self.key, own, self.ttl_ms, self.token)
-        yield Execute(redeem, self.limit_s())
-        if not redeem.result:
-            self.token = waiter.node.new_token(self.key)
-            return BROKEN
-        self.token, self.queues = own, False
-        return Grant(own, redeem.sent_at)
-
-    def _adopting(self, waiter: Waiter, own: bytes) -> Steps:
+    def _adopting(self, waiter: Waiter) -> Steps:
         """Take the lock that is held with the caller's own token. Returns a Grant; BROKEN where it ended meanwhile."""
         grant = yield from self._leave(waiter, self.limit_s())
-        if grant:
-            return grant
-        self.attempt = attempt = self._kind(self.key, own, self.ttl_ms)
+        return grant or (yield from self._attempting()) or BROKEN
+
+    def _attempting(self) -> Steps:
+        """Try to take the lock. Returns a Grant, or None."""
+        self.attempt = attempt = self._kind(self.key, self.held_with, self.ttl_ms)
         yield Execute(attempt, self.limit_s())
-        if not attempt.result:
-            return BROKEN
-        self.token, self.queues = own, False
-        return Grant(own, attempt.sent_at)
+        return Grant(attempt.token, attempt.sent_at) if attempt.result else None
 
     def _leave(self, waiter: Waiter, limit_s: float | None) -> Steps:
         """Leave the queue. Returns the grant if there was one meanwhile, or if the lock is free and the queue empty.
@@ -361,19 +346,27 @@ class Waiting:
         return (yield from self._found(waiter, leave.value)) if leave.result else None
 
     def _found(self, waiter: Waiter, value: bytes) -> Steps:
-        """Take the lock that the server says is the waiter's. Returns the grant; None when the lock is lost."""
-        found = Grant(value, waiter.since)
-        grant = found if self.own is not None else (yield from self._if_fresh(waiter, found))  # redeeming renews it
+        """Take the lock that the server says is the waiter's. Returns what `_if_fresh` does."""
+        grant = yield from self._if_fresh(waiter, Grant(value, waiter.since))
         waiter.waited_s = 0.0
         return grant
 
     def _if_fresh(self, waiter: Waiter, grant: Grant) -> Steps:
-        """Returns the grant, whose lease is renewed if much of it may have passed; None when the lock is lost."""
+        """Returns the grant, whose lease is renewed if much of it may have passed; None when the lock is lost.
+
+        A ticket is always redeemed, which renews the lease. Where the lock is lost, that returns BROKEN: the ticket is
+        not used again.
+        """
         if self.granted(waiter, grant):
             return grant
-        reacquire = Reacquire(self.key, self.token, self.ttl_ms, contended=True)
-        yield Execute(reacquire, self.limit_s())
-        return Grant(grant.value, reacquire.sent_at) if reacquire.result else None
+        if self.own is None:
+            reacquire = Reacquire(self.key, self.token, self.ttl_ms, contended=True)
+            yield Execute(reacquire, self.limit_s())
+            return Grant(grant.value, reacquire.sent_at) if reacquire.result else None
+        kind = RedeemFenced if issubclass(self._kind, AcquireFenced) else Redeem
+        self.attempt = redeem = kind(self.key, self.own, self.ttl_ms, self.token)
+        yield Execute(redeem, self.limit_s())
+        return Grant(grant.value, redeem.sent_at) if redeem.result else BROKEN
 
     # ---- without a queue ----
 
@@ -382,14 +375,10 @@ class Waiting:
 
         The token is a new one, because the old one may still have a place in the queue.
         """
-        token = self.own or waiter.node.new_token(self.key)
-        self.attempt = attempt = self._kind(self.key, token, self.ttl_ms)
-        if self.own is None:
-            self.token = token
-        yield Execute(attempt, self.limit_s())
-        if attempt.result:
-            self.token, self.queues = token, self.own is None
-            return Grant(token, attempt.sent_at)
+        self.token = waiter.node.new_token(self.key)
+        grant = yield from self._attempting()
+        if grant:
+            return grant
         left_s = self.limit_s()
         if left_s is not None and left_s <= self._interval_s:
             yield Sleep(max(left_s, 0.0))
@@ -408,16 +397,14 @@ class Waiting:
             yield Execute(watch, self.limit_s())
             if watch.denied:
                 return POLL
-            held_with_own_token = not self.queues and is_held_with(watch.value, self.token)
-            if watch.value is None or held_with_own_token:
-                self.attempt = attempt = self._kind(self.key, self.token, self.ttl_ms)
-                yield Execute(attempt, self.limit_s())
-                if attempt.result:
-                    return Grant(self.token, attempt.sent_at)
-                if attempt.unsettled and self.queues:  # it is cleaned up
+            if watch.value is None or (self.own is not None and is_held_with(watch.value, self.own)):
+                grant = yield from self._attempting()
+                if grant:
+                    return grant
+                if self.attempt is not None and self.attempt.unsettled:  # it is cleaned up
                     self.token = waiter.node.new_token(self.key)
                 continue
-            if self.queues and is_held_with(watch.value, self.token):  # granted to a place that could not be left
+            if is_held_with(watch.value, self.token):  # granted to a place that could not be left
                 grant = yield from self._found(waiter, watch.value)
                 if grant:
                     return grant

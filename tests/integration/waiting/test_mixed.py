@@ -24,6 +24,7 @@ import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.proxy import Proxy
 from tests.support.waiting import (
     CALLERS,
     FAR_S,
@@ -268,6 +269,24 @@ def test_a_ticket_is_given_up_with_its_waiter(callers: Callers, server: Server, 
     assert client.keys() == []
 
 
+def test_a_lock_on_its_way_to_a_waiter_is_not_taken_with_the_same_token(
+    callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
+) -> None:
+    holder, sharer = callers.contenders(2, callers.client(server.port), **LATE)
+    waiter = callers.contender(callers.client(proxy.port), **LATE)
+    assert holder.call("acquire")
+    answer = waiter.acquire(token="chosen")
+    until_queued(client, "name", 1)
+    proxy.hold()
+    holder.release()
+    assert sharer.call("acquire", blocking=False, token="chosen") is False
+    proxy.resume()
+    assert answer.result(PATIENCE_S) is True
+    assert sharer.call("acquire", blocking=False, token="chosen") is True
+    waiter.release()
+    assert client.keys() == []
+
+
 def test_a_lock_that_gets_the_chosen_token_meanwhile_is_taken_with_it(
     callers: Callers, server: Server, client: redis.Redis
 ) -> None:
@@ -280,6 +299,24 @@ def test_a_lock_that_gets_the_chosen_token_meanwhile_is_taken_with_it(
     assert queued(client, "name") == 0
     waiter.release()
     assert client.get("name") is None
+
+
+def test_lock_that_was_taken_over_with_the_chosen_token_is_handed_over(
+    callers: Callers, server: Server, client: redis.Redis
+) -> None:
+    holder, patient = callers.contenders(2, callers.client(server.port), **LATE)
+    waiter = callers.contender(callers.client(server.port), **{**LATE, "sleep": 0.02})
+    assert holder.call("acquire")
+    answer = patient.acquire()
+    until_queued(client, "name", 1)
+    taken = waiter.acquire(token="chosen")
+    until_queued(client, "name", 2)
+    client.set("name", "chosen")
+    assert taken.result(PATIENCE_S) is True
+    waiter.release()
+    assert answer.result(PATIENCE_S) is True
+    patient.release()
+    assert client.keys() == []
 
 
 @pytest.mark.parametrize("token", ["chosen", "rlf:" + 32 * "0", "chosen+", b"\x00\xff"], ids=ascii)

@@ -19,6 +19,7 @@ from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter, Wa
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.own_token import LOST, TAKEN, Redeem
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, TokenSource, new_token
@@ -223,6 +224,39 @@ def test_waiter_that_loses_its_connection_starts_again_with_a_new_token(registry
     steps = waiting.steps((waiter, BROKEN))
     leave = next(steps)
     assert isinstance(leave, Execute)
+    assert leave.operation.feed(None, ServerTransport.capabilities)
+    enter = steps.send(None)
+    assert isinstance(enter, Enter)
+    assert enter.token == waiting.token != waiter.token
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
+def test_ticket_is_redeemed_whatever_the_age_of_its_grant(registry: WaiterRegistry, is_old: bool) -> None:
+    waiter = take(registry)
+    waiting = Waiting(KEY, waiter.token, 60_000, INTERVAL_S, Limit(None), b"own")
+    grant = Grant(waiter.token + CONTENDED_FLAG, clock() - 30.0 * is_old, b"1")
+    assert waiting.granted(waiter, grant) is None
+    steps = waiting.steps((waiter, grant))
+    redeem = next(steps)
+    assert isinstance(redeem, Execute)
+    assert isinstance(redeem.operation, Redeem)
+    redeem.operation.request(ServerTransport.capabilities, 7.0)
+    assert redeem.operation.feed([TAKEN], ServerTransport.capabilities)
+    with pytest.raises(StopIteration) as end:
+        steps.send(None)
+    assert (end.value.value.since, waiting.held_with, waiting.attempt) == (7.0, b"own", redeem.operation)
+
+
+def test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one(registry: WaiterRegistry) -> None:
+    waiter = take(registry)
+    waiting = Waiting(KEY, waiter.token, 60_000, INTERVAL_S, Limit(None), b"own")
+    steps = waiting.steps((waiter, Grant(waiter.token + CONTENDED_FLAG, clock(), b"1")))
+    redeem = next(steps)
+    assert isinstance(redeem, Execute)
+    assert redeem.operation.feed([LOST], ServerTransport.capabilities)
+    leave = steps.send(None)
+    assert isinstance(leave, Execute)
+    assert isinstance(leave.operation, LeaveQueue)
     assert leave.operation.feed(None, ServerTransport.capabilities)
     enter = steps.send(None)
     assert isinstance(enter, Enter)

@@ -132,7 +132,7 @@ class BatchLease:
         keys = self.plan.keys
         held = [(keys[index], self.token) for group in self.live_groups() for index in group.indexes]
         waiting = self.waiting
-        return held if waiting is None or not waiting.queues else [(waiting.key, waiting.token), *held]
+        return held if waiting is None else [(waiting.key, waiting.token), *held]
 
     def given_up(self) -> list[tuple[bytes, bytes]]:
         """`entries` of a batch that its caller does not get. Nothing is renewed any more."""
