@@ -42,6 +42,11 @@ def test_no_story_breaks_an_invariant_where_each_script_passes_over_one_waiter(
     assert next(violations(Simulation, seeds), None) is None
 
 
+@in_two_runs(range(2_500), 200)
+def test_no_story_of_callers_that_share_a_token_breaks_an_invariant(seeds: range) -> None:
+    assert next(violations(Simulation, seeds, shares=True), None) is None
+
+
 # ---- faults of the scripts ----
 
 
@@ -190,6 +195,13 @@ def test_the_simulation_finds_a_planted_fault_of_the_scripts(
     monkeypatch.setattr(waiting, "_AWAKE_MS", 0)  # the sooner a waiter counts as asleep, the sooner faults are found
     assert any(
         re.search(violation, found) for found in violations(Simulation, _SEEDS_FOR_FAULTS, kind=kind, model=faulty)
+    )
+
+
+def test_stories_of_callers_that_share_a_token_find_a_planted_fault() -> None:
+    found = violations(Simulation, _SEEDS_FOR_FAULTS, kind="rough", shares=True, model=_ReleasesAnybodysLock)
+    assert any(
+        re.search("own:.*the key does not say so|the key does not say so.*own:", one, re.DOTALL) for one in found
     )
 
 

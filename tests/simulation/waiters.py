@@ -48,7 +48,7 @@ class Waiter:
         self.waiting: Waiting | None = None
         self.state = "idle"
         self.rounds = 1 + int(3 * dice.random())
-        self.custom = not simulation.calm and dice.random() < 0.12
+        self.custom = not simulation.calm and dice.random() < (0.6 if simulation.shares else 0.12)
         self.patience_s = 0.2 * dice.random() if not simulation.calm and dice.random() < 0.3 else None
         self.task: Task = process.start(self.name, self.live())
         self.task.owner = self
@@ -59,8 +59,11 @@ class Waiter:
         yield Sleep(simulation.think_s * dice.random())
         while self.rounds:
             self.rounds -= 1
-            self.token = b"own:%032x" % (0xC000 + self._own_number) if self.custom else simulation.new_token()
-            simulation.owners[self.token] = self
+            number = 0 if simulation.shares else self._own_number
+            self.token = b"own:%032x" % (0xC000 + number) if self.custom else simulation.new_token()
+            owners = simulation.owners.setdefault(self.token, [])
+            if self not in owners:
+                owners.append(self)
             self.state = "acquiring"
             try:
                 yield from self._round()

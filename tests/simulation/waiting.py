@@ -17,9 +17,11 @@ from typing import Any
 
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._procedures import key_queue, waiters, waiting
+from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._protocol.scripts import REACQUIRE, WAIT
+from redislock_fast._protocol.own_token import HELD
+from redislock_fast._protocol.scripts import REACQUIRE, REDEEM, WAIT
 from redislock_fast._util import times
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with
 from tests.simulation.faults import Faults
@@ -58,10 +60,18 @@ class Simulation:
         model: the server.
         kind: of `_KINDS`; by default the seed decides.
         late_us: for how long at most the server reads on from a connection that its client has given up.
+        shares: whether most waiters bring a token, and all of them the same one. Then they share the lock: a request
+            with the token that frees it frees it for all of them.
     """
 
     def __init__(
-        self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
+        self,
+        seed: int,
+        tells: bool = False,
+        model: type[Model] = Model,
+        late_us: int = 0,
+        kind: str = "",
+        shares: bool = False,
     ) -> None:
         self.dice = dice = random.Random(seed)
         self.kind = kind or dice.choice(_KINDS)
@@ -82,7 +92,9 @@ class Simulation:
             world.draw_delays(late_us)
         world.served = self._served
         self._tokens = 0
-        self.owners: dict[bytes, Waiter] = {}
+        self.shares = shares
+        self.owners: dict[bytes, list[Waiter]] = {}
+        self._freed_us: dict[bytes, int] = {}  # when a request with the token freed the lock
         self.holds: dict[Waiter, BatchLease] = {}
         self.rival: BatchLease | None = None
         self._faults = Faults(self)
@@ -114,11 +126,18 @@ class Simulation:
         """Note that a request has been executed."""
         if self.calm:
             self._count(args, reply)
+        before = self._owner
+        if args[0] == b"SET" and has_taken(args, reply):
+            self._owner = None  # the lock may have ended unseen, and have the same token again
         self.look()
+        if before is not None and before != self._owner and before in args:
+            self._freed_us[before] = self.model.now_us
         is_check = args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]
         if is_check and self.model.passes_left:  # else the next health check goes on
             self._check_who_stands_in_front(args[6])
-        if self._owner is not None and reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args):
+        is_reacquired = reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args)
+        is_redeemed_again = args[1] in REDEEM and isinstance(reply, list) and reply[0] == HELD
+        if self._owner is not None and (is_reacquired or is_redeemed_again):
             self._confirmed_us[self._owner] = self.model.now_us
 
     def _check_who_stands_in_front(self, asking: object) -> None:
@@ -157,7 +176,7 @@ class Simulation:
                 self.fail("the lock is free, and a waiter is in the queue")
             return
         self._granted_us[token] = self._confirmed_us[token] = self.model.now_us
-        if token in self.owners and not self.owners[token].process.connections:
+        if token in self.owners and not any(owner.process.connections for owner in self.owners[token]):
             self.fail(f"granted to {token!r}, whose connection is gone")
         if self.calm:
             self._grants += 1
@@ -173,7 +192,7 @@ class Simulation:
         token = b"rlf:%032x" % self._tokens
         running = self.world.running
         if running is not None and isinstance(running.owner, Waiter):
-            self.owners[token] = running.owner
+            self.owners[token] = [running.owner]
         return token
 
     def take(self, waiter: Waiter, since: float, queued: bool) -> BatchLease:
@@ -211,7 +230,7 @@ class Simulation:
         entry = self.model.entry(KEY)
         if entry is not None and is_held_with(entry.value, hold.token) and not self._is_retaken(hold):
             self.fail(f"the release of {hold.who} ended {release.result} and left the lock")
-        if hold.ends_us is None and not release.result and hold.granted_us > self._faults.deleted_us:
+        if hold.ends_us is None and not release.result and self._is_valid(hold):
             self.fail(f"the release of {hold.who} says that it did not hold")
 
     def _is_retaken(self, hold: BatchLease) -> bool:
@@ -231,13 +250,15 @@ class Simulation:
     def _is_valid(self, hold: BatchLease) -> bool:
         """Whether the waiter must hold the lock now."""
         in_time = hold.ends_us is None or self.world.now_us < hold.ends_us
-        return in_time and hold.granted_us > self._faults.deleted_us
+        gone_us = max(self._faults.deleted_us, self._freed_us.get(hold.token, -1) if self.shares else -1)
+        return in_time and hold.granted_us > gone_us
 
     def check_exclusion(self, new: BatchLease) -> None:
         """Check exclusion when a holder begins to hold."""
         others = [*self.holds.values(), *([self.rival] if self.rival and self.rival is not new else [])]
         for other in others:
-            if self._is_valid(other) and self._is_valid(new):
+            is_shared = self.shares and other.token == new.token
+            if self._is_valid(other) and self._is_valid(new) and not is_shared:
                 self.fail(f"{new.who} holds, and so does {other.who}")
 
     def _check_lease(self, hold: BatchLease) -> None:
@@ -260,10 +281,12 @@ class Simulation:
             self._owner = None
             return
         token = word[:-1] if word[-1:] == CONTENDED_FLAG else word
-        owner = self.owners.get(token)
-        if owner is None or owner.process.dead or owner.process.was_barred:
+        owners = self.owners.get(token)
+        if owners is None or token in self.world.doubtful:
             return
-        if not (owner.wants(token) or token in self.world.doubtful or owner.process.is_cleaning_up(KEY, token)):
+        if any(owner.process.dead or owner.process.was_barred for owner in owners):
+            return
+        if not any(owner.wants(token) or owner.process.is_cleaning_up(KEY, token) for owner in owners):
             self.fail(f"the lock is left with {token!r}, which no waiter wants")
 
     # ---- the run ----
@@ -316,16 +339,17 @@ class Simulation:
     def _tidy_up_after_the_dead(self) -> None:
         """Delete, as an operator does, a lock that does not expire and whose holder is dead."""
         token = self._owner or b""
-        owner = self.owners.get(token)
-        if owner is not None and (owner.process.dead or not owner.wants(token) or self._is_barred(owner, token)):
+        owners = self.owners.get(token)
+        if owners is not None and not any(self._may_use(owner, token) for owner in owners):
             self.world.tell("the operator deletes a lock that no waiter wants")
             self._faults.operate("delete")
 
     @staticmethod
-    def _is_barred(owner: Waiter, token: bytes) -> bool:
-        """Whether the waiter may be in the queue with an old token because it was not able to leave."""
+    def _may_use(owner: Waiter, token: bytes) -> bool:
+        """Whether the waiter is to use a lock with this token, and is not in the queue only as it could not leave."""
         waits_with_it = owner.waiting is not None and token == owner.waiting.token
-        return owner.process.was_barred and owner.state == "waiting" and not waits_with_it
+        is_barred = owner.process.was_barred and owner.state == "waiting" and not waits_with_it
+        return not owner.process.dead and owner.wants(token) and not is_barred
 
     def _check_thrift(self) -> None:
         intervals = len(self.processes) * (1 + self.world.now_us / (1e6 * self.interval_s))
