@@ -1,7 +1,7 @@
-"""An interrupt in the middle of the pure-Python pipe, at any step: nobody hangs, and each is told what is known.
+"""A signal handler in the middle of the pure-Python pipe, at any step, which raises or waits for another thread.
 
-A trace function raises it before each instruction. That is more than signals do, which strike at some of them only,
-and at the more the older the interpreter is.
+Nobody hangs, and each is told what is known. A trace function runs the handler before each instruction. That is more
+than signals do, which strike at some of them only, and at the more the older the interpreter is.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from redislock_fast._pipe import queues_py, resp_py, threads_py
-from redislock_fast._pipe.base import ConnectionBroken, Pipe
-from tests.support.helpers import PATIENCE_S, start
+from redislock_fast._pipe.base import ConnectionBroken, NoReply, Pipe, Reply
+from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.pipes import FOREVER, Peer, python_pipe
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
@@ -29,8 +30,16 @@ class Interrupted(BaseException):
     """The exception of the interrupt."""
 
 
-def interrupted_at(number: int, work: Callable[[], object]) -> bool:
-    """Interrupt the work before the n-th instruction in the pipe's files. Returns False where there are fewer."""
+def interrupt() -> None:
+    """What a signal handler does that raises."""
+    raise Interrupted
+
+
+def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object]) -> bool:
+    """Run a handler before the n-th instruction of the work in the pipe's files.
+
+    Returns False where there are fewer. The handler's `Interrupted` ends the work.
+    """
     count = 0
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
@@ -46,7 +55,7 @@ def interrupted_at(number: int, work: Callable[[], object]) -> bool:
         if event == "opcode" and count == number:
             sys.settrace(None)
             frame.f_trace = None
-            raise Interrupted
+            handle()
         return on_instruction
 
     sys._getframe().f_trace_opcodes = True  # 3.12 looks whether there is such a frame only when tracing is set
@@ -64,9 +73,13 @@ class Server:
     """Echoes at the other ends of the pipes that it makes, in threads, until they are closed.
 
     Who closes a socket that another thread is about to read lets that thread read from whichever gets its number.
+
+    Attributes:
+        goes_on: set it to have the requests "held" answered.
     """
 
     def __init__(self) -> None:
+        self.goes_on = threading.Event()
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
@@ -81,7 +94,10 @@ class Server:
     def _echo(self, peer: Peer) -> None:
         try:
             while True:
-                peer.echo()
+                (request,) = peer.read()
+                if request[-1] == b"held":
+                    self.goes_on.wait(PATIENCE_S)
+                peer.answer(b"+%b\r\n" % request[-1])
         except (OSError, EOFError):
             pass
 
@@ -111,8 +127,25 @@ def is_told(work: Callable[[], object]) -> object:
         return "lost"
 
 
+def _have_a_listener_read(pipe: Pipe) -> None:
+    """Have another thread read until the pipe is broken."""
+    box, has_read = pipe.mailbox(), threading.Event()
+
+    def listen() -> None:
+        with contextlib.suppress(ConnectionBroken):
+            box.wait(FOREVER)
+
+    start(listen)
+    pipe.post((b"ECHO", b"read"), lambda _: has_read.set())
+    assert has_read.wait(PATIENCE_S)
+
+
 def _call(pipe: Pipe) -> None:
     pipe.call((b"ECHO", b"interrupted"), FOREVER)
+
+
+def _call_many(pipe: Pipe) -> None:
+    pipe.call_many([(b"ECHO", b"one"), (b"ECHO", b"two")], FOREVER)
 
 
 def _post(pipe: Pipe) -> None:
@@ -143,7 +176,7 @@ def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
         pipe = server.pipe()
         box = pipe.mailbox()
         listener = start(lambda: box.wait(FOREVER)) if listens else None  # noqa: B023
-        was_interrupted = interrupted_at(number, lambda: use(pipe))  # noqa: B023
+        was_interrupted = handled_at(number, lambda: use(pipe), interrupt)  # noqa: B023
         answer = is_told(lambda: pipe.call((b"ECHO", b"next"), FOREVER))  # noqa: B023
         assert answer in (b"next", "lost")
         assert (answer == "lost") == pipe.broken
@@ -156,3 +189,73 @@ def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
         if not was_interrupted:
             assert number > 20
             return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", [_call, _call_many, _post, _listen, _tell, _close])
+def test_a_handler_at_any_instruction_may_wait_for_a_call_of_another_thread(
+    server: Server, use: Callable[[Pipe], object]
+) -> None:
+    answers: list[object] = []
+    number, was_handled = 0, True
+    while was_handled:
+        pipe = server.pipe()
+        _have_a_listener_read(pipe)
+
+        def handle() -> None:
+            answers.append(is_told(lambda: pipe.call((b"ECHO", b"other"), FOREVER)))  # noqa: B023
+
+        while was_handled and not pipe.broken:
+            number += 1
+            was_handled = handled_at(number, lambda: use(pipe), handle)  # noqa: B023
+        pipe.close()
+        server.close()
+    assert number > 20
+    assert len(answers) == number - 1
+    assert set(answers) <= ({b"other", "lost"} if use is _close else {b"other"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", [_call, _call_many, _post, _listen])
+def test_a_call_that_begins_at_any_instruction_of_another_is_answered(
+    server: Server, use: Callable[[Pipe], object]
+) -> None:
+    pipe = server.pipe()
+    others: list[Future[Reply]] = []
+
+    def handle() -> None:
+        other = start(lambda: pipe.call((b"ECHO", b"other"), FOREVER))
+        wait_until(lambda: other.done() or pipe._arrived, "it has arrived")  # type: ignore[attr-defined]
+        others.append(other)
+
+    number = 1
+    while handled_at(number, lambda: use(pipe), handle):
+        assert is_told(lambda: others[-1].result(PATIENCE_S)) == b"other"
+        number += 1
+    assert not pipe.broken
+    assert number > 20
+
+
+@pytest.mark.slow
+def test_an_heir_that_gives_up_at_any_instruction_hands_on(server: Server) -> None:
+    pipe = server.pipe()
+
+    def handle() -> None:
+        server.goes_on.set()
+        assert is_told(lambda: lead.result(PATIENCE_S)) == b"held"
+
+    def give_up() -> None:
+        with contextlib.suppress(NoReply):
+            pipe.call((b"ECHO", b"late"), 0.0)
+
+    number, was_handled = 0, True
+    while was_handled:
+        number += 1
+        server.goes_on.clear()
+        lead = start(lambda: pipe.call((b"ECHO", b"held"), FOREVER))
+        wait_until(lambda: pipe._sleeps, "it reads")  # type: ignore[attr-defined]
+        was_handled = handled_at(number, give_up, handle)
+        server.goes_on.set()
+        assert is_told(lambda: pipe.call((b"ECHO", b"next"), FOREVER)) == b"next"
+        assert is_told(lambda: lead.result(PATIENCE_S)) == b"held"  # noqa: B023
+    assert number > 20

@@ -1,7 +1,7 @@
-"""The parts of `threads_py.Pipe`: a slot for replies, a mailbox for messages, and the outbox for requests.
+"""The parts of `threads_py.Pipe`: a slot for replies, a mailbox for messages, the outbox for requests, and the bell.
 
-Thread safety: a comment at each field says which thread may use it: "mutex" is the pipe's, "reader" the thread that
-reads its socket, "sender" a thread that sends for itself (`threads.pxd`), "owner" the thread that waits.
+Thread safety: a comment at each field says which thread may use it: "lead" is the thread that leads (`threads_py`),
+"owner" the thread that made the slot, "any" any thread, by atomic methods alone. There is no mutex.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 
-__all__ = ["Mailbox", "Outbox", "Slot", "State", "oldest_waiting", "receive", "sleep_s", "wait_ready"]
+__all__ = ["Bell", "Mailbox", "Outbox", "Slot", "State", "has_any", "oldest", "receive", "sleep_s"]
 
 _SLICE_S = 0.05
 """The longest sleep of a thread that must look for signals, or for room to send, in seconds."""
@@ -40,55 +41,114 @@ class State(Enum):
 
 
 class Slot:
-    """One caller's place in the pipe: the state of its wait, and its replies."""
+    """One call, post or wait for a message: its request, its replies and, where its owner waits, how that ends.
+
+    Two things are decided about it, each by one atomic step:
+
+    - `state`, by the lead alone: what became of the request.
+    - the claim, by whoever is first: the lead makes it LEAD, so that the owner is the lead from then on; its owner
+      makes it ABANDONED, and is not made the lead any more. It never changes again.
+
+    Args:
+        waits: whether its owner waits.
+        request: what is to be sent; None for nothing.
+        wanted: the number of replies.
+        messages: of the mailbox, where it waits for one.
+    """
 
     __slots__ = (
+        "_claim",
+        "_wake",
         "begins",
         "ends",
+        "harmless",
+        "heir",
+        "is_named",
         "many",
         "messages",
         "on_reply",
         "replies",
+        "request",
         "state",
         "subscription",
-        "waits",
-        "wake",
         "wanted",
     )
 
-    def __init__(self, state: State, wanted: int = 1, messages: Sequence[object] = ()) -> None:
-        self.state = state  # mutex
-        self.wanted = wanted  # reader, once queued; the number of replies still to come
-        self.replies: list[Reply] = []  # reader until DONE, then its owner
-        self.messages = messages  # of the mailbox, where it waits for one
+    def __init__(
+        self, waits: bool, request: bytes | None = None, wanted: int = 1, messages: deque[object] | None = None
+    ) -> None:
+        self.request = request  # fixed
+        self.messages = messages  # fixed
         self.on_reply: OnReply | None = None  # fixed once queued; called with the reply to a post
         self.many = False  # fixed once queued; whether there are many requests
         self.subscription: Args | None = None  # fixed once queued; the request, where it is a single one
-        self.begins = 0  # mutex
-        self.ends = 0  # mutex
-        self.waits = False  # owner; whether an interrupt is harmless now
-        self.wake: threading.Lock | None = None  # made by the owner before the slot is queued
+        self.state = State.WAITING  # lead; its owner reads it
+        self.wanted = wanted  # lead; the number of replies still to come
+        self.replies: list[Reply] = []  # lead until DONE, then its owner
+        self.begins = 0  # lead
+        self.ends = 0  # lead
+        self.harmless = False  # owner; whether an interrupt is harmless now
+        self.heir: Slot | None = None  # owner; whom it has last wanted to hand the lead to
+        self.is_named = False  # owner; whether it is or was the one that `Pipe._lead` names
+        self._claim = {} if waits else {"": State.ABANDONED}  # any
+        self._wake: threading.Lock | None = None  # made by the owner before the slot is queued; any thread releases it
 
     def make_wake(self) -> None:
-        """Under the mutex, before the slot is queued: make the lock on which its owner will sleep."""
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        """Owner, before the slot is queued: make the lock on which it will sleep."""
+        wake = threading.Lock()
+        wake.acquire()
+        self._wake = wake
+
+    def sleep(self, timeout_s: float) -> None:
+        """Owner: sleep until it is roused, or the time is up."""
+        assert self._wake is not None
+        self._wake.acquire(timeout=timeout_s)
+
+    def rouse(self) -> None:
+        """Any thread, after it has changed something: have the owner look."""
+        if self._wake is not None:
+            with contextlib.suppress(RuntimeError):  # it is awake, and looks before it sleeps
+                self._wake.release()
+
+    def claim(self, state: State) -> State:
+        """Any thread: claim it, as LEAD or ABANDONED. Returns what the first claim made it."""
+        return self._claim.setdefault("", state)
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether its owner was made the lead."""
+        return self._claim.get("") is State.LEAD
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether its owner waits, and may be made the lead."""
+        return self.state is State.WAITING and not self._claim
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what its owner waits for is there, or will not come."""
+        return self.state is not State.WAITING or (self.messages is not None and has_any(self.messages))
 
     def end(self, state: State) -> None:
-        """Under the mutex: end the wait."""
-        self.state = state
-        if self.wake is not None and self.wake.locked():
-            self.wake.release()
-
-    def fail(self, state: State) -> None:
-        """Under the mutex: the connection broke. Wakes the owner also where its wait was about to end."""
-        self.end(state if self.state in (State.WAITING, State.LEAD) else self.state)
+        """Lead: note what became of the request, and rouse its owner."""
+        if self.state is State.WAITING:
+            self.state = state
+        self.rouse()
 
 
-def oldest_waiting(slots: Iterable[Slot]) -> Slot | None:
-    """The oldest slot whose owner waits; None for none."""
+def has_any(queue: deque[Any]) -> bool:
+    """Whether there is anything in it: by a method that is atomic, and so orders this among what others append."""
+    try:
+        queue[0]
+    except IndexError:
+        return False
+    return True
+
+
+def oldest(slots: Iterable[Slot]) -> Slot | None:
+    """The first slot whose owner may be made the lead; None for none."""
     for slot in slots:
-        if slot.state is State.WAITING:
+        if slot.may_lead:
             return slot
     return None
 
@@ -101,18 +161,39 @@ def sleep_s(deadline: float | None) -> float:
     return _SLICE_S
 
 
-def wait_ready(sock: socket.socket, wants_room: bool, left_s: float) -> None:
-    """Sleep until the socket has something to read, or room where that is wanted, or the time is up.
+class Bell:
+    """Wakes the lead that sleeps on the socket. A missed ring costs `_SLICE_S`.
 
-    It sleeps for `_SLICE_S` at most: bytes for which a sender found no room must not wait for the next reply.
+    Any thread may ring as long as it lives: its sockets are closed when it is collected.
     """
-    left_s = min(left_s, _SLICE_S)
-    if hasattr(select, "poll"):
-        poller = select.poll()
-        poller.register(sock, select.POLLIN | (select.POLLOUT if wants_room else 0))
-        poller.poll(left_s * 1000 + 1)
-    else:
-        select.select([sock], [sock] if wants_room else [], [], left_s)
+
+    def __init__(self) -> None:
+        self._heard, self._rung = socket.socketpair()
+        for end in (self._heard, self._rung):
+            end.settimeout(0)
+            weakref.finalize(self, end.close).atexit = False
+
+    def ring(self) -> None:
+        """Wake the lead, now or when it next sleeps."""
+        with contextlib.suppress(OSError):  # no room: it has rung often enough
+            self._rung.send(b"\0")
+
+    def wait(self, sock: socket.socket, wants_room: bool, left_s: float) -> None:
+        """Sleep until it rings, or the socket has something to read, or room where that is wanted, or the time is up.
+
+        It sleeps for `_SLICE_S` at most.
+        """
+        left_s = min(left_s, _SLICE_S)
+        if hasattr(select, "poll"):
+            poller = select.poll()
+            poller.register(sock, select.POLLIN | (select.POLLOUT if wants_room else 0))
+            poller.register(self._heard, select.POLLIN)
+            has_rung = self._heard.fileno() in dict(poller.poll(left_s * 1000 + 1))
+        else:
+            has_rung = self._heard in select.select([sock, self._heard], [sock] if wants_room else [], [], left_s)[0]
+        if has_rung:
+            with contextlib.suppress(*_WOULD_BLOCK):
+                self._heard.recv(64)
 
 
 def receive(sock: socket.socket, inbox: bytearray) -> int | None:
@@ -124,39 +205,34 @@ def receive(sock: socket.socket, inbox: bytearray) -> int | None:
 
 
 class Outbox:
-    """The bytes that a pipe is to send."""
+    """Lead: the bytes that a pipe is to send."""
 
     def __init__(self) -> None:
-        self.queued = bytearray()  # mutex, its size read without as a hint; requests that no thread has begun to send
-        self.leaving = b""  # sender, else reader; the bytes that are being sent
-        self.accepted = 0  # mutex; bytes ever queued
-        self.offered = 0  # mutex; bytes ever moved into leaving
-        self.sent = 0  # sender, else reader; bytes ever sent
+        self.queued = bytearray()  # any thread reads its size as a hint; requests that are not leaving
+        self.leaving = b""  # the bytes that are being sent
+        self.accepted = 0  # bytes ever queued
+        self.offered = 0  # bytes ever moved into leaving
+        self.sent = 0  # bytes ever sent
 
-    def put(self, request: bytes, slot: Slot) -> None:
-        """Under the mutex: queue the request of a slot."""
+    def put(self, slot: Slot) -> None:
+        """Queue the request of a slot."""
+        assert slot.request is not None
         slot.begins = self.accepted
-        self.accepted += len(request)
+        self.accepted += len(slot.request)
         slot.ends = self.accepted
-        self.queued += request
+        self.queued += slot.request
 
-    def load(self) -> bool:
-        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
+    def send(self, sock: socket.socket) -> None:
+        """Send what is queued, as far as there is room."""
         if not self.leaving and self.queued:
             self.leaving = bytes(self.queued)
             self.queued.clear()
             self.offered = self.accepted
-        return self.leaving != b""
-
-    def send(self, sock: socket.socket) -> bool:
-        """Sender, else reader: send what is leaving, as far as there is room. Returns False without any."""
-        try:
-            gone = sock.send(self.leaving)
-        except _WOULD_BLOCK:
-            return False
-        self.leaving = self.leaving[gone:]
-        self.sent += gone
-        return True
+        if self.leaving:
+            with contextlib.suppress(*_WOULD_BLOCK):
+                gone = sock.send(self.leaving)
+                self.leaving = self.leaving[gone:]
+                self.sent += gone
 
 
 class _Pipe(Protocol):
@@ -164,9 +240,6 @@ class _Pipe(Protocol):
 
     def listen(self, slot: Slot, timeout_s: float) -> None:
         """Wait for a mailbox's next message, which stays there."""
-
-    def told(self, slot: Slot) -> None:
-        """Note that a message was put into the mailbox for which this slot waits or waited."""
 
 
 class Mailbox:
@@ -179,20 +252,21 @@ class Mailbox:
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
         self._messages: deque[object] = deque()  # any thread adds, the waiting thread takes
-        self._waiting = threading.Lock()
-        self._slot = Slot(State.DONE)  # of the last wait; replaced before `_messages` is read
+        self._waiting: dict[str, object] = {}  # any; the wait that is under way
+        self._slot = Slot(waits=False)  # of the last wait; replaced before `_messages` is read
 
     def tell(self, message: object) -> None:
         self._messages.append(message)
-        self._pipe.told(self._slot)
+        self._slot.rouse()
 
     def wait(self, timeout_s: float, soon: bool = False) -> object:  # noqa: ARG002  # the twin does not spin
-        """Take out the next message. While it waits, the thread may become the reader."""
-        if not self._waiting.acquire(blocking=False):
-            raise RuntimeError("another thread waits for this mailbox")
+        """Take out the next message. While it waits, the thread may become the lead."""
+        wait = object()
         try:
+            if self._waiting.setdefault("", wait) is not wait:
+                raise RuntimeError("another thread waits for this mailbox")
             if not self._messages:
-                self._slot = Slot(State.WAITING, messages=self._messages)
+                self._slot = Slot(waits=True, messages=self._messages)
                 with contextlib.suppress(ConnectionBroken):
                     self._pipe.listen(self._slot, timeout_s)
             if not self._messages:
@@ -201,5 +275,6 @@ class Mailbox:
             message = self._messages[0]
             del self._messages[0]
         finally:
-            self._waiting.release()
+            if self._waiting.get("") is wait:
+                del self._waiting[""]
         return message

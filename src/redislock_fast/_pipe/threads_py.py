@@ -1,15 +1,31 @@
 """The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for sockets that are not plain.
 
 It uses the socket object's methods alone, so it serves where there is no compiled core (no compiler, PyPy, Windows),
-TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` and the rules
-for senders in `threads.pxd` hold here, too. It wakes all callers at once: its reader needs the GIL as they do, and
-completes their slots one by one. One thing is weaker: Python may raise KeyboardInterrupt between any two
-steps. While a caller waits, that is harmless. At any other time the state of the pipe is then unknown, so the interrupt
-breaks the connection, and every caller gets an error.
+TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` hold here,
+too, with one difference: callers never send. The reader, here called the lead, is the only one to use the socket, and
+callers ring for it where it sleeps. One thing is weaker: Python may raise KeyboardInterrupt between any two steps.
+While a caller waits, that is harmless. Where the lead is at work, the state of the pipe is then unknown, so the
+interrupt breaks the connection, and every caller gets an error.
 
-Thread safety: a comment at each field says which thread may use it: "mutex" is `_mutex`, "reader" the one thread for
-which `_reading` was set, "sender" the one for which `_sending` was. `_touching` keeps them from using the socket at
-once, which TLS does not allow, and from using a socket that is closed.
+Thread safety: there is no mutex. A signal handler or finalizer may run between any two steps of a thread and wait for
+another thread's call. So a thread that is not the lead may stop anywhere, for any time, and keeps nobody waiting. What
+threads share are `_arrived`, `_listeners`, `_lead` and the claim of each slot. They are changed by single methods of
+deque and dict that are atomic in every build of Python, and that order what two threads do with the same object.
+
+- There is one lead at most. It becomes so by the entry in `_lead`, which `setdefault` gives to the first slot where
+  there is none, or by the claim of its own slot, which the lead before it has made LEAD. It stays so until it removes
+  the entry, or has made such a claim itself. After that claim it touches nothing that is the lead's. The entry names
+  the lead before the heir until the heir has run: to all others, it only says that there is a lead.
+- Each slot is claimed once. So an heir that gives up at the same moment either is not made the lead, or learns from its
+  own claim that it is, and hands on.
+- Nothing that has arrived is forgotten: who adds a slot to `_arrived` or `_listeners` tries to become the lead
+  afterwards. The lead that removes the entry looks at both afterwards. If the first fails to become the lead, it came
+  before the removal, so the other sees its slot. A caller that becomes the lead looks at both before it sleeps, and
+  every `_SLICE_S` after that.
+- What becomes of a request is decided by the lead alone. Its owner is roused after that, and looks before it sleeps.
+- A broken pipe still has leads: each of them fails what has arrived since.
+
+A handler that runs in the lead itself and waits for another thread's call waits for itself, as in the compiled pipe.
 """
 
 from __future__ import annotations
@@ -40,7 +56,7 @@ from redislock_fast._pipe.base import (
     is_answer_to,
     new_reader,
 )
-from redislock_fast._pipe.queues_py import Mailbox, Outbox, Slot, State, oldest_waiting, receive, sleep_s, wait_ready
+from redislock_fast._pipe.queues_py import Bell, Mailbox, Outbox, Slot, State, has_any, oldest, receive, sleep_s
 from redislock_fast._pipe.resp_py import encode, joined, next_reply
 from redislock_fast._util import fork
 
@@ -48,7 +64,6 @@ __all__ = ["Mailbox", "Pipe"]
 
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
-_FAR_S = 0.00015
 
 
 class Pipe:
@@ -64,32 +79,26 @@ class Pipe:
         self._owner = owner
         self._sock = sock
         self.on_push: OnPush | None = None
-        self._mutex = threading.RLock()  # an RLock, so that an interrupted thread can release both
-        self._touching = threading.RLock()
-        self._parser = new_reader()  # reader
-        self._inbox = bytearray(_INBOX_BYTES)  # reader
-        self._slots: deque[Slot] = deque()  # mutex; requests without a reply, oldest first
-        self._listeners: dict[Slot, None] = {}  # mutex; the slots of waiting mailboxes, oldest first
-        self._reading = False  # mutex
-        self._sending = False  # mutex
-        self._callers_send = False  # mutex
-        self._far = True  # mutex
-        self._timed = 0  # mutex; while far: the end of the request whose reply is timed; 0 for none
-        self._timed_at_s = 0.0  # mutex
-        self._dead = False  # mutex; read without it as a hint
-        self.closed_by_peer = False  # set by the reader before `_dead`
-        self._interrupted = False  # set once, by an interrupted thread before it wakes the reader
+        self._lead: dict[str, Slot] = {}  # any; has an entry while there is a lead
+        self._arrived: deque[Slot] = deque()  # any adds, the lead takes; requests in the order in which they leave
+        self._listeners: dict[Slot, None] = {}  # any; the slots of waiting mailboxes, oldest first
+        self._parser = new_reader()  # lead
+        self._inbox = bytearray(_INBOX_BYTES)  # lead
+        self._slots: deque[Slot] = deque()  # lead; requests without a reply, oldest first
+        self._outbox = Outbox()  # lead
+        self._answerable = 0  # lead; bytes that had left when it last received
+        self._heard_s = time.monotonic()  # lead; any thread reads it as a hint
+        self._sleeps = False  # a hint; whether the lead sleeps until the bell rings
+        self._bell = Bell()  # any
+        self._dead = False  # lead; any thread reads it as a hint
+        self.closed_by_peer = False  # lead; set before `_dead`
+        self._has_ended = False  # lead; whether the socket is closed
         self._has_forgotten = False  # set once, in a forked child
-        self._outbox = Outbox()  # see its fields
-        self._answerable = 0  # reader; bytes that had left when it last received
-        self._heard_s = time.monotonic()  # reader; any thread reads it as a hint
         fork.forget_in_child(self)
 
     def forget(self) -> None:
-        """In a forked child: refuse every call. Another thread of the parent may have held the locks at the fork."""
+        """In a forked child: refuse every call."""
         self._has_forgotten = self._dead = True
-        self._mutex = threading.RLock()
-        self._touching = threading.RLock()
 
     @property
     def broken(self) -> bool:
@@ -100,9 +109,9 @@ class Pipe:
         return time.monotonic() - self._heard_s
 
     def call(self, args: Args, timeout_s: float) -> Reply:
-        slot = Slot(State.WAITING)
+        slot = Slot(True, encode(args))
         slot.subscription = args
-        self._run(slot, timeout_s, encode(args))
+        self._run(slot, timeout_s)
         return slot.replies[0]
 
     def ask(self, args: Args, timeout_s: float, inside: set[int]) -> object:
@@ -116,199 +125,161 @@ class Pipe:
             inside.discard(thread)
 
     def call_many(self, requests: list[Args] | Bulk, timeout_s: float) -> list[Reply]:
-        request, count = joined(requests)
-        slot = Slot(State.WAITING, count)
+        slot = Slot(True, *joined(requests))
         slot.many = True
-        self._run(slot, timeout_s, request)
+        self._run(slot, timeout_s)
         return slot.replies
 
-    def _run(self, slot: Slot, timeout_s: float, request: bytes | None) -> None:
-        deadline = time.monotonic() + timeout_s if timeout_s >= 0 else None
+    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
+        slot = Slot(False, encode(args))
+        slot.subscription = args
+        slot.on_reply = on_reply
+        self._check_open()
+        self._bring(slot)
+
+    def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
+        slot = Slot(False, *joined(requests))
+        slot.many = True
+        slot.on_reply = on_replies
+        self._check_open()
+        self._bring(slot)
+
+    def close(self) -> None:
+        if not self.broken:
+            self._bring(Slot(False))
+
+    def close_idle(self) -> bool:
+        idle = False
+        slot = Slot(False)
         try:
-            if self._listen(slot) if request is None else self._queue(request, slot):
-                self._lead(slot, deadline)
-            else:
-                self._follow(slot, deadline)
+            if not self.broken and self._take_lead(slot):
+                self._take_arrived()
+                idle = not (self._dead or self._slots or oldest(list(self._listeners)))
+                if idle:
+                    self._fail()
+                self._hand_over(slot)
+        except BaseException:
+            self._mend(slot)
+            raise
+        return idle
+
+    def mailbox(self) -> Mailbox:
+        return Mailbox(self)
+
+    def listen(self, slot: Slot, timeout_s: float) -> None:
+        """Wait for a mailbox's next message, which stays there."""
+        self._run(slot, timeout_s)
+
+    # ---- callers ----
+
+    def _run(self, slot: Slot, timeout_s: float) -> None:
+        """Wait for what the slot is for, as a follower or as the lead."""
+        try:
+            self._take_part(slot, time.monotonic() + timeout_s if timeout_s >= 0 else None)
         except (ConnectionBroken, NoReply):
             self._check_forked()
             raise
         except Forked:
             raise
         except BaseException:
-            if not slot.waits and not self._forked:
-                self._break()
+            self._mend(slot)
             raise
         self._check_forked()
 
-    def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        slot = Slot(State.ABANDONED)
-        slot.subscription = args
-        self._post(slot, encode(args), on_reply)
-
-    def post_many(self, requests: list[Args] | Bulk, on_replies: OnReply) -> None:
-        request, count = joined(requests)
-        slot = Slot(State.ABANDONED, count)
-        slot.many = True
-        self._post(slot, request, on_replies)
-
-    def _post(self, slot: Slot, request: bytes, on_reply: OnReply | None) -> None:
-        slot.on_reply = on_reply
+    def _take_part(self, slot: Slot, deadline: float | None) -> None:
+        # Not a part of `_run`: an interrupt may come behind what a `try` covers, and before its `finally`.
         try:
-            if self._queue(request, slot):
-                self._hand_over()
-        except ConnectionBroken:
+            self._wait(slot, deadline)
+        except (ConnectionBroken, NoReply, Forked):
             raise
         except BaseException:
-            self._break()
+            if not slot.harmless:
+                self._mend(slot)
             raise
+        finally:
+            self._leave(slot)
 
-    def close(self) -> None:
-        if self._forked:
-            return
-        try:
-            with self._mutex:
-                idle = not self._reading and not self._dead
-                if idle:
-                    self._reading = True
-            if idle:
-                self._fail()
-                with self._mutex:
-                    self._reading = False
-            elif not self._dead:
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which fails every slot
-        except BaseException:
-            self._break()
-            raise
+    def _wait(self, slot: Slot, deadline: float | None) -> None:
+        self._check_open()
+        if self._join(slot) or self._follow(slot, deadline):
+            self._read(slot, deadline)
+        if slot.state in (State.LOST, State.UNSENT):
+            raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
 
-    def close_idle(self) -> bool:
-        with self._mutex:
-            idle = not (self._reading or self._dead or self._slots)
-            if idle:
-                self._reading = True
-        if idle:
-            try:
-                self._fail()
-                with self._mutex:
-                    self._reading = False
-            except BaseException:
-                self._break()
-                raise
-        return idle
-
-    def mailbox(self) -> Mailbox:
-        return Mailbox(self)
-
-    def _queue(self, request: bytes, slot: Slot) -> bool:
-        """Queue a request. Returns whether the caller is to read."""
-        sends = False
+    def _check_open(self) -> None:
+        """Refuse what cannot be sent: the pipe is broken, or too much waits to be sent."""
         self._check_forked()
         if len(self._outbox.queued) > UNSENT_LIMIT_BYTES and self.silence_s > UNSENT_SILENCE_S:
             self.close()
             raise ConnectionBroken(False, "the server is silent, and too much waits to be sent")
-        with self._mutex:
-            if self._dead:
-                raise ConnectionBroken(False, "the connection is closed")
-            lead = not self._reading
-            if not self._slots and not (lead and slot.state is State.WAITING):
-                self._heard_s = time.monotonic()  # a caller that waits first needs the idle time
-            if lead:
-                self._reading = True
-            else:
-                if slot.state is State.WAITING:
-                    slot.make_wake()
-                if self._callers_send and not self._sending:
-                    self._sending = sends = True
-            self._outbox.put(request, slot)
-            if self._far and not self._timed and not slot.many:
-                self._timed = slot.ends
-                self._timed_at_s = time.monotonic()
-            self._slots.append(slot)
-        if sends:
-            self._send_queue()
-        return lead
+        if self._dead:
+            raise ConnectionBroken(False, "the connection is closed")
 
-    def listen(self, slot: Slot, timeout_s: float) -> None:
-        """Wait for a mailbox's next message, which stays there."""
-        self._run(slot, timeout_s, None)
+    def _join(self, slot: Slot) -> bool:
+        """Begin to wait. Returns whether the caller is the lead."""
+        leads = self._take_lead(slot)
+        if not leads:
+            slot.make_wake()
+        if slot.request is None:
+            self._listeners[slot] = None
+            return leads or self._take_lead(slot)
+        self._arrived.append(slot)
+        if leads or self._take_lead(slot):
+            return True
+        self._ring()
+        return False
 
-    def told(self, slot: Slot) -> None:
-        """Note that a message was put into the mailbox for which this slot waits or waited."""
+    def _follow(self, slot: Slot, deadline: float | None) -> bool:
+        """Sleep until the wait is over, or the caller is made the lead. Returns whether it is the lead."""
+        while not slot.is_over:
+            if slot.is_lead:
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NoReply("no reply in time")
+            slot.sleep(sleep_s(deadline))
+            self._check_forked()
+        return False
+
+    def _leave(self, slot: Slot) -> None:
+        """End a caller's part: it waits no more, and if it leads, hands that on."""
+        if not self._forked:
+            self._listeners.pop(slot, None)
+            slot.claim(State.ABANDONED)
+            if self._leads(slot):
+                self._hand_over(slot)
+
+    def _bring(self, slot: Slot) -> None:
+        """Have a slot for which nobody waits dealt with: a post; without a request, it closes the pipe."""
         try:
-            with self._mutex:
-                if slot.state is State.WAITING:
-                    slot.end(State.DONE)
+            self._arrived.append(slot)
+            self._visit(slot)
         except BaseException:
-            self._break()
+            self._mend(slot)
             raise
 
-    def _listen(self, slot: Slot) -> bool:
-        """Begin to wait for a mailbox. Returns whether the caller is the reader."""
-        with self._mutex:
-            if self._dead:
-                raise ConnectionBroken(False, "the connection is closed")
-            lead = not self._reading
-            if lead:
-                self._reading = True
-            else:
-                slot.make_wake()
-            self._listeners[slot] = None
-            if slot.messages:
-                slot.end(State.DONE)
-        return lead
+    def _visit(self, slot: Slot) -> None:
+        """Have what has arrived dealt with: by this thread where there is no lead. The slot is one that never waits."""
+        if self._take_lead(slot):
+            self._hand_over(slot)
+        else:
+            self._ring()
 
-    def _lead(self, slot: Slot, deadline: float | None) -> None:
-        try:
-            with self._mutex:
-                alone = len(self._slots) == 1 and self._slots[0] is slot
-            if alone:
-                if time.monotonic() - self._heard_s > _STALE_AFTER_S:
-                    self._look_for_eof()
-                    self._check_forked()
-                self._heard_s = time.monotonic()
-            while slot.state is not State.DONE:
-                if slot.state in (State.LOST, State.UNSENT):
-                    raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
-                if self._take_queue():
-                    self._send()
-                if self._receive():
-                    if deadline is not None and self._heard_s >= deadline and slot.state is State.WAITING:
-                        raise NoReply("replies came in time, but not this one")
-                else:
-                    self._wait(slot, deadline)
-        except OSError as error:
-            self._fail(by_peer=True)
-            raise ConnectionBroken(slot.state is not State.UNSENT, str(error)) from error
-        finally:
-            harmless, slot.waits = slot.waits, False
-            if not self._forked:
-                self._give_up(slot)
-                self._hand_over()
-            slot.waits = harmless
+    def _ring(self) -> None:
+        """Wake the lead if it sleeps."""
+        if self._sleeps:
+            self._sleeps = False
+            self._bell.ring()
 
-    def _follow(self, slot: Slot, deadline: float | None) -> None:
-        lead = False
-        assert slot.wake is not None
-        try:
-            slot.waits = True
-            while not slot.wake.acquire(timeout=sleep_s(deadline)):
-                self._check_forked()
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise NoReply("no reply in time")
-            slot.waits = False
-            with self._mutex:
-                lead = slot.state is State.LEAD
-                if lead:
-                    slot.state = State.DONE if slot.messages else State.WAITING
-        finally:
-            harmless, slot.waits = slot.waits, False
-            if not lead and not self._forked and self._give_up(slot) is State.LEAD:
-                self._hand_over()
-            slot.waits = harmless
-        if lead:
-            self._lead(slot, deadline)
-        elif slot.state is not State.DONE:
-            raise ConnectionBroken(slot.state is State.LOST, "the connection broke")
+    def _mend(self, slot: Slot) -> None:
+        """After an interrupt at any step of a call: break the pipe if the call leads, and do what it may have left."""
+        if self._forked:
+            return
+        if slot.heir is not None and slot.heir.is_lead:
+            slot.heir.rouse()
+        if self._leads(slot):
+            self._fail(is_known=False)
+        self._leave(slot)
+        self._visit(Slot(False))
 
     @property
     def _forked(self) -> bool:
@@ -321,92 +292,123 @@ class Pipe:
         if self._forked:
             raise Forked
 
-    def _take_queue(self) -> bool:
-        """Reader: load what is queued for sending. Returns whether there is any, for the reader to send."""
-        with self._mutex:
-            sends = not self._sending and self._outbox.load()
-            self._callers_send = not sends and self._is_idle()
-            return sends
+    # ---- the lead ----
 
-    def _may_block(self) -> bool:
-        """Reader: let callers send for themselves. Returns False when the reader has something to send first."""
-        with self._mutex:
-            oldest = oldest_waiting(self._slots)
-            idle = self._far or oldest is None or oldest.ends > self._outbox.offered  # not sent: no reply will come
-            sends = idle and not self._sending and self._outbox.load()
-            self._callers_send = idle and not sends
-            return not sends
+    def _take_lead(self, slot: Slot) -> bool:
+        """Become the lead where there is none. Returns whether this slot's owner is the lead now."""
+        return self._lead.setdefault("", slot) is slot
 
-    def _is_idle(self) -> bool:
-        """Under the mutex: whether no reply is expected soon."""
-        return self._far or oldest_waiting(self._slots) is None
+    def _leads(self, slot: Slot) -> bool:
+        """Whether this slot's owner, which asks, is the lead."""
+        if slot.heir is not None and slot.heir.is_lead:
+            return False
+        return self._lead.get("") is slot or (slot.is_lead and not slot.is_named)
 
-    def _send_queue(self) -> None:
-        """Sender: send until nothing is queued. Without room, or after an error, the reader sends the rest."""
-        stuck = False
+    def _assume(self, slot: Slot) -> None:
+        """Lead, first of all: note who it is."""
+        self._lead[""] = slot
+        slot.is_named = True
+
+    def _hand_over(self, slot: Slot) -> None:
+        """Lead: see to what has arrived, then hand on to the oldest caller that waits, else to a listener."""
+        self._assume(slot)
         while True:
-            with self._mutex:
-                if stuck or self._dead or not self._outbox.load():
-                    self._sending = False
-                    self._callers_send = self._callers_send and not stuck and self._is_idle()
+            self._take_arrived()
+            with contextlib.suppress(OSError):  # the next lead meets the error
+                self._send()
+            heir = oldest(self._slots) or oldest(list(self._listeners))
+            if heir is None:
+                self._lead.pop("", None)
+                left = has_any(self._arrived) or oldest(list(self._listeners))
+                if not left or not self._take_lead(slot):
                     return
-            try:
-                stuck = not self._send()
-            except OSError:
-                stuck = True
+            else:
+                slot.heir = heir
+                if heir.claim(State.LEAD) is State.LEAD:
+                    heir.rouse()
+                    return
 
-    def _send(self) -> bool:
-        """Sender, else reader: send what is leaving, as far as there is room. Returns False without any."""
-        with self._touching:
-            return self._outbox.send(self._sock)
+    def _read(self, slot: Slot, deadline: float | None) -> None:
+        """Lead: drive the socket until the slot's wait is over."""
+        self._assume(slot)
+        try:
+            self._take_arrived(slot)
+            if len(self._slots) == 1 and self._slots[0] is slot:
+                if time.monotonic() - self._heard_s > _STALE_AFTER_S:
+                    self._look_for_eof()
+                    self._check_forked()
+                self._heard_s = time.monotonic()
+            while True:
+                self._take_arrived()
+                if self._dead:
+                    slot.end(State.UNSENT)
+                if slot.is_over:
+                    return
+                self._send()
+                if not self._receive():
+                    self._sleep(slot, deadline)
+                elif deadline is not None and self._heard_s >= deadline and not slot.is_over:
+                    raise NoReply("replies came in time, but not this one")
+        except OSError as error:
+            self._fail(by_peer=True)
+            raise ConnectionBroken(slot.state is State.LOST, str(error)) from error
+
+    def _take_arrived(self, own: Slot | None = None) -> None:
+        """Lead: give what has arrived its place. Its own slot does not end the idle time: it still needs that."""
+        while self._arrived:
+            slot = self._arrived[0]
+            if self._dead:
+                slot.end(State.UNSENT)
+            elif slot.request is None:
+                self._fail()  # takes this one, too
+                return
+            else:
+                if not self._slots and slot is not own:
+                    self._heard_s = time.monotonic()
+                self._outbox.put(slot)
+                self._slots.append(slot)
+            self._arrived.popleft()
+
+    def _send(self) -> None:
+        """Lead: send what is queued, as far as there is room."""
+        if not self._dead:
+            self._outbox.send(self._sock)
 
     def _receive(self, sends_early: bool = True) -> bool:
-        """Receive once and complete the slots whose replies have come. Returns False when nothing came."""
-        with self._touching:
-            got = receive(self._sock, self._inbox)
+        """Lead: receive once and complete the slots whose replies have come. Returns False when nothing came."""
+        got = receive(self._sock, self._inbox)
         if got is None:
             return False
         if got:
             self._parser.feed(self._inbox, 0, got)  # type: ignore[arg-type]  # any buffer will do
             self._heard_s = time.monotonic()
-            self._send_early(sends_early)
+            self._answerable = self._outbox.sent
+            if sends_early:
+                self._take_arrived()
+                with contextlib.suppress(OSError):  # the next turn meets the error
+                    self._send()
             self._deliver()
-            self._note_round_trip()
         else:
             self._fail(by_peer=True)
         return True
 
-    def _send_early(self, sends: bool) -> None:
-        """Reader, before it delivers: note which requests the received bytes can answer, and send what is queued."""
-        with self._mutex:
-            # A sender counts what it sends later.
-            self._answerable = self._outbox.offered if self._sending else self._outbox.sent
-            sends = sends and not self._sending and self._outbox.load()
-        if sends:
-            with contextlib.suppress(OSError):  # the next turn meets the error
-                self._send()
-
-    def _note_round_trip(self) -> None:
-        """Reader: a server that has answered within `_FAR_S` is near."""
-        with self._mutex:
-            if self._timed and (not self._slots or self._slots[0].begins >= self._timed):
-                self._far = self._heard_s - self._timed_at_s > _FAR_S
-                self._timed = 0
-
-    def _wait(self, slot: Slot, deadline: float | None) -> None:
-        """Reader: wait until the socket is ready, unless there is something to send first."""
+    def _sleep(self, slot: Slot, deadline: float | None) -> None:
+        """Lead: sleep until the socket is ready, or the bell rings."""
         left_s = 1.0 if deadline is None else deadline - time.monotonic()
         if left_s <= 0:
             raise NoReply("nothing came in time")
-        sends = not self._may_block()
-        slot.waits = True
+        slot.harmless = self._sleeps = True
         try:
-            wait_ready(self._sock, sends, left_s)
-        except ValueError as error:  # an interrupted thread has closed it
+            if not self._arrived:
+                self._bell.wait(self._sock, self._outbox.leaving != b"", left_s)
+        except ValueError as error:  # its owner has closed it
+            slot.harmless = False
             self._check_forked()
             raise OSError(str(error)) from error
+        finally:
+            self._sleeps = False
         self._check_forked()
-        slot.waits = False
+        slot.harmless = False
 
     def _look_for_eof(self) -> None:
         """Look for a close before sending after a pause: a connection that was closed meanwhile executes nothing."""
@@ -434,9 +436,7 @@ class Pipe:
     def _take_push(self, push: list[Reply]) -> None:
         """Take a push: the reply to the oldest request if that is its subscription, else for `on_push`."""
         if is_answer(push):
-            with self._mutex:
-                asked = bool(self._slots) and is_answer_to(push, self._slots[0].subscription)
-            if not asked:
+            if not (self._slots and is_answer_to(push, self._slots[0].subscription)):
                 raise hiredis.ProtocolError("a subscription that was not asked for")
             self._complete(push)
         elif self.on_push is not None:
@@ -445,74 +445,39 @@ class Pipe:
 
     def _complete(self, reply: Reply) -> None:
         """Give the oldest slot its reply, or one of its replies."""
-        with self._mutex:
-            if not self._slots:
-                raise hiredis.ProtocolError("a reply without a request")
-            slot = self._slots[0]
-            if slot.begins >= self._answerable if slot.many else slot.ends > self._answerable:
-                raise hiredis.ProtocolError("a reply before its request has left")
-            slot.replies.append(reply)
-            slot.wanted -= 1
-            if not slot.wanted:
-                if slot.state is State.WAITING:
-                    slot.end(State.DONE)
-                del self._slots[0]
-        if not slot.wanted and slot.on_reply is not None:
-            slot.on_reply(slot.replies if slot.many else reply)
-            self._check_forked()
+        if not self._slots:
+            raise hiredis.ProtocolError("a reply without a request")
+        slot = self._slots[0]
+        if slot.begins >= self._answerable if slot.many else slot.ends > self._answerable:
+            raise hiredis.ProtocolError("a reply before its request has left")
+        slot.replies.append(reply)
+        slot.wanted -= 1
+        if not slot.wanted:
+            slot.end(State.DONE)
+            self._slots.popleft()  # afterwards: an interrupt fails what is there
+            if slot.on_reply is not None:
+                slot.on_reply(slot.replies if slot.many else reply)
+                self._check_forked()
 
-    def _give_up(self, slot: Slot) -> State:
-        with self._mutex:
-            state = slot.state
-            if state in (State.WAITING, State.LEAD):
-                slot.state = State.ABANDONED
-            self._listeners.pop(slot, None)
-        return state
+    def _fail(self, by_peer: bool = False, is_known: bool = True) -> None:
+        """Lead: break the pipe and fail every slot with what is known of it. Not in a forked child.
 
-    def _hand_over(self) -> None:
-        """Hand reading on to the oldest caller that waits, else to a listener.
-
-        Queued requests are sent first, unless a caller of a near server becomes the reader, which sends them at once.
+        Args:
+            by_peer: whether the server or the network has ended the connection.
+            is_known: whether it is known what has been sent: not after an interrupt.
         """
-        stuck = False
-        while True:
-            with self._mutex:
-                self._callers_send = False
-                heir = oldest_waiting(self._slots)
-                if not (self._is_idle() and not (stuck or self._dead or self._sending) and self._outbox.load()):
-                    heir = heir or oldest_waiting(self._listeners)
-                    if heir is None:
-                        self._reading = False
-                        return
-                    self._callers_send = self._is_idle() and not stuck  # until the new reader has woken up
-                    heir.end(State.LEAD)
-                    return
-            try:
-                stuck = not self._send()
-            except OSError:
-                stuck = True  # the next reader will meet the error
-
-    def _break(self) -> None:
-        """Break the pipe after an interrupt, which before Python 3.11 may also come just before a lock is released."""
-        self._interrupted = True
-        for lock in (self._mutex, self._touching):
-            with contextlib.suppress(RuntimeError):  # this thread does not hold it
-                while True:
-                    lock.release()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader
-        self._fail()
-
-    def _fail(self, by_peer: bool = False) -> None:
-        """Break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
-        with self._mutex:
-            self.closed_by_peer = by_peer and not self._interrupted
+        if self._has_ended:
+            return
+        if not self._dead:
+            self.closed_by_peer = by_peer
             self._dead = True
-            slots, self._slots = self._slots, deque()
-            for slot in slots:
-                slot.fail(State.LOST if slot.begins < self._outbox.sent or self._sending else State.UNSENT)
-            for slot in self._listeners:
-                slot.fail(State.UNSENT)
-        with self._touching:
-            self._owner.disconnect()
+        sent = self._outbox.sent if is_known else self._outbox.offered
+        for slot in self._slots:
+            slot.end(State.LOST if slot.begins < sent else State.UNSENT)
+        self._slots.clear()
+        self._take_arrived()
+        for slot in list(self._listeners):
+            slot.end(State.UNSENT)
+        self._owner.disconnect()
+        self._has_ended = True

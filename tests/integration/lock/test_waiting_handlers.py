@@ -15,8 +15,7 @@ import pytest
 import redis
 
 from redislock_fast import Lock
-from redislock_fast.server import Server
-from tests.conftest import Connect
+from tests.conftest import Connect, TlsServer
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import handled_at
 from tests.support.waiting import FAR_S, LATE, until_queued
@@ -37,6 +36,7 @@ _LEASES = (
     "_transport/threads/renewer.py",
     "_transport/threads/starting.py",
 )
+_PIPE = ("_pipe/threads_py.py", "_pipe/queues_py.py")
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,29 +93,44 @@ class _Holder:
 
 
 @pytest.fixture
-def client(valkey: Server, connect: Connect) -> redis.Redis:
+def server_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How to connect: to Valkey, or by TLS where a test asks for it, which the pipe in Python drives."""
+    if getattr(request, "param", "") != "TLS":
+        return {"port": request.getfixturevalue("valkey").port}
+    server: TlsServer = request.getfixturevalue("tls_server")
+    return {"port": server.port, "ssl": True, "ssl_ca_certs": server.ca_path}
+
+
+@pytest.fixture
+def client(connect: Connect, server_options: dict[str, Any]) -> redis.Redis:
     """The client of all threads, without any time limit."""
-    client = connect(valkey.port, socket_timeout=None)
+    client = connect(**server_options, socket_timeout=None)
     with Lock(client, "name", timeout=FAR_S):  # connects
         pass
     return client
 
 
 @pytest.fixture
-def holder(client: redis.Redis, valkey_client: redis.Redis) -> Iterator[_Holder]:
+def admin(connect: Connect, server_options: dict[str, Any]) -> redis.Redis:
+    """Another client of the same server."""
+    return connect(**server_options)
+
+
+@pytest.fixture
+def holder(client: redis.Redis, admin: redis.Redis) -> Iterator[_Holder]:
     """The thread that holds what the handlers wait for."""
-    holder = _Holder(client, valkey_client)
+    holder = _Holder(client, admin)
     yield holder
     holder.end()
 
 
 @pytest.fixture
-def reader(valkey_client: redis.Redis, client: redis.Redis) -> Iterator[None]:
+def reader(admin: redis.Redis, client: redis.Redis) -> Iterator[None]:
     """A thread that waits for a lock all the time, and so reads for all."""
-    other = Lock(valkey_client, "third", thread_local=False, **LATE)
+    other = Lock(admin, "third", thread_local=False, **LATE)
     assert other.acquire()
     waiting = start(Lock(client, "third", thread_local=False, **LATE).acquire)
-    until_queued(valkey_client, "third", 1)
+    until_queued(admin, "third", 1)
     yield
     other.release()
     assert waiting.result(PATIENCE_S) is True
@@ -132,15 +147,13 @@ def _handled_at_each_place(work: Callable[[], object], files: tuple[str, ...], h
 
 
 @pytest.mark.usefixtures("reader")
-def test_handler_may_wait_at_any_place_of_a_wait(
-    client: redis.Redis, valkey_client: redis.Redis, holder: _Holder
-) -> None:
+def test_handler_may_wait_at_any_place_of_a_wait(client: redis.Redis, admin: redis.Redis, holder: _Holder) -> None:
     def wait() -> None:
-        other = Lock(valkey_client, "name", thread_local=False, **LATE)
+        other = Lock(admin, "name", thread_local=False, **LATE)
         assert other.acquire()
 
         def release() -> None:
-            until_queued(valkey_client, "name", 1)
+            until_queued(admin, "name", 1)
             other.release()
 
         releasing = start(release)
@@ -174,3 +187,13 @@ def test_handler_may_wait_at_any_place_of_an_acquire_extend_and_release(
         lock.release()
 
     assert _handled_at_each_place(use, (*_REGISTRIES, *_LEASES), holder) > 10
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("server_options", ["TLS"], indirect=True)
+def test_handler_may_wait_at_any_place_of_a_call_on_a_tls_connection(client: redis.Redis, holder: _Holder) -> None:
+    def use() -> None:
+        with Lock(client, "name", timeout=FAR_S):
+            pass
+
+    assert _handled_at_each_place(use, _PIPE, holder) > 30
