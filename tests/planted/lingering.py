@@ -363,6 +363,14 @@ FAULTS = (
         "tests/unit/procedures/test_breaking.py::test_holder_that_listens_is_told_before_its_lock_is_released",
     ),
     Fault(
+        "process of a cluster's client is not told that its lock is to be broken",
+        "_protocol/queue.py",
+        "(holder.publish.upper(), holder",
+        '(b"PUBLISH", holder',
+        "tests/integration/cluster/test_lingering.py"
+        "::test_a_key_is_given_up_before_the_command_says_that_it_is_broken[threads-valkey-lingers]",
+    ),
+    Fault(
         "key is taken in memory whose release was interrupted",
         "_lease/key_cache.py",
         "        return self.must_go or (lease is not None and lease.releases > 0)",
