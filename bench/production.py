@@ -28,6 +28,7 @@ import redis.asyncio
 import redislock_fast
 import redislock_fast.asyncio
 from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError, CheckFailedError
+from bench.guard.counted import METRICS
 from bench.measuring import arguments, report, servers
 from bench.measuring.rounds import Entrant, Sample, race
 from bench.topology import open_cluster
@@ -78,27 +79,13 @@ class Setting:
         if self.metrics is None:
             return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
         module: Any = importlib.import_module(f"redislock_fast.{self.metrics}")
-        module.install(*_METRICS[self.metrics]())
+        module.install(METRICS[self.metrics]())
         try:
             return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
         finally:
             module.uninstall()
 
 
-def _meter_provider() -> tuple[Any]:
-    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - optional
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
-
-    return (MeterProvider([InMemoryMetricReader()]),)
-
-
-def _registry() -> tuple[Any]:
-    from prometheus_client import CollectorRegistry  # noqa: PLC0415 - optional
-
-    return (CollectorRegistry(),)
-
-
-_METRICS: Mapping[str, Callable[[], tuple[Any]]] = {"otel": _meter_provider, "prometheus": _registry}
 _CLUSTER, _TLS = f"cluster of {_PRIMARIES}", "TLS"
 _IN_CLUSTER, _OVER_TLS, _WITHOUT_TLS = f"{REDIS_PY} in it", f"{REDIS_PY} over TLS", "the same server without"
 

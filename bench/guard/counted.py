@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import redis
@@ -19,6 +20,24 @@ import redis.asyncio
 NAME = "bench:counted"
 LEASE_S = 10
 TASKS = 100
+
+
+def _meter_provider() -> Any:
+    """A provider with a reader: without one, it would drop what it gets."""
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - optional
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
+
+    return MeterProvider([InMemoryMetricReader()])
+
+
+def _registry() -> Any:
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415 - optional
+
+    return CollectorRegistry()
+
+
+METRICS: Mapping[str, Callable[[], Any]] = {"otel": _meter_provider, "prometheus": _registry}
+"""Where the metrics of locks go, by the module of ours that gives them."""
 
 
 def _threads(settings: Mapping[str, Any], url: str, pairs: int) -> None:
@@ -48,6 +67,13 @@ def _tasks(count: int, settings: Mapping[str, Any], url: str, pairs: int) -> Non
     asyncio.run(all_of_them())
 
 
+def _observed(metrics: str, work: Callable[[str, int], None], url: str, pairs: int) -> None:
+    """Do the work with our metrics for that library."""
+    module = import_module(f"redislock_fast.{metrics}")
+    module.install(METRICS[metrics]())
+    work(url, pairs)
+
+
 _LIMIT: Mapping[str, Any] = {"blocking_timeout": 5}
 WORKLOADS: Mapping[str, tuple[str, Callable[[str, int], None]]] = {
     "reused": ("1 thread", partial(_threads, {})),
@@ -57,6 +83,10 @@ WORKLOADS: Mapping[str, tuple[str, Callable[[str, int], None]]] = {
     "task": ("1 task", partial(_tasks, 1, {})),
     "tasks": (f"{TASKS} tasks", partial(_tasks, TASKS, {})),
     "tasks-limit": (f"{TASKS} tasks, blocking_timeout", partial(_tasks, TASKS, _LIMIT)),
+    "otel": ("1 thread, OpenTelemetry", partial(_observed, "otel", partial(_threads, {}))),
+    "prometheus": ("1 thread, Prometheus", partial(_observed, "prometheus", partial(_threads, {}))),
+    "tasks-otel": (f"{TASKS} tasks, OpenTelemetry", partial(_observed, "otel", partial(_tasks, TASKS, {}))),
+    "tasks-prometheus": (f"{TASKS} tasks, Prometheus", partial(_observed, "prometheus", partial(_tasks, TASKS, {}))),
 }
 """The title and the program of each, by the name that `--only` has for it."""
 
