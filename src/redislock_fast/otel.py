@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease import metrics
-from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Metric, Recorder, prefix_of
+from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
 from redislock_fast._version import __version__
 
 if TYPE_CHECKING:
@@ -34,36 +34,42 @@ _undecided = [True]  # empty once `install` or `uninstall` was called, or a thre
 
 
 class _Output:
-    """The instruments of a meter. Gauges are read by callbacks: `recorder` has their values."""
+    """The instruments of a meter. Counters and gauges are read by callbacks: `recorder` has the gauges' values."""
 
     recorder: Recorder
+    sets_gauges = False
 
     def __init__(self, meter: Any) -> None:
-        self._instruments: dict[Metric, Any] = {}
+        self._histograms: dict[Metric, Any] = {}
+        self._counts: dict[Metric, dict[tuple[str, ...], Count]] = {}
         for metric in METRICS:
             of_metric = {"unit": metric.unit, "description": metric.text}
             if metric.kind == "histogram":
-                self._instruments[metric] = meter.create_histogram(
+                self._histograms[metric] = meter.create_histogram(
                     metric.name, **of_metric, explicit_bucket_boundaries_advisory=BOUNDS_S
                 )
             elif metric.kind == "counter":
-                self._instruments[metric] = meter.create_counter(metric.name, **of_metric)
+                self._counts[metric] = {}
+                meter.create_observable_counter(metric.name, [partial(self._values, metric)], **of_metric)
             else:
-                read = partial(self._values, metric)
-                meter.create_observable_up_down_counter(metric.name, [read], **of_metric)
+                meter.create_observable_up_down_counter(metric.name, [partial(self._values, metric)], **of_metric)
 
     def _values(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
         from opentelemetry.metrics import Observation  # noqa: PLC0415  # of a package that may be missing
 
-        return [Observation(value, {"name": name}) for name, value in self.recorder.values(metric)]
+        if metric.kind == "gauge":
+            return [Observation(value, {"name": name}) for name, value in self.recorder.values(metric)]
+        metrics.report_waiting()
+        counts = list(self._counts[metric].items())
+        return [Observation(count.value, dict(zip(metric.labels, labels, strict=True))) for labels, count in counts]
 
-    def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
-        self._instruments[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
+    def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
+        return partial(self._histograms[metric].record, attributes=dict(zip(metric.labels, labels, strict=True)))
 
-    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
-        self._instruments[metric].add(number, dict(zip(metric.labels, labels, strict=True)))
+    def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
+        self._counts[metric].setdefault(labels, Count()).add(number)
 
-    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+    def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
         """Leave it to `_values`."""
 
 

@@ -8,18 +8,23 @@ redislock_fast.prometheus.install()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
 
 from redislock_fast._lease import metrics
-from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Metric, Recorder, prefix_of
+from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
 
 __all__ = ["install", "uninstall"]
 
 _installed: list[tuple[Recorder, _Output]] = []
+_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 
 
 class _Refreshing:
@@ -37,22 +42,58 @@ class _Refreshing:
         return []
 
 
+class _Histogram:
+    """A histogram of `Durations`: a lock adds to it in a third of the time that one of `prometheus_client` takes."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._of: dict[tuple[str, ...], tuple[Durations, float]] = {}
+
+    def labels(self, *labels: str) -> Durations:
+        return self._of.setdefault(labels, (Durations(), time.time()))[0]
+
+    def describe(self) -> list[Any]:
+        return [HistogramMetricFamily(self._metric.prometheus_name, self._metric.text, labels=self._metric.labels)]
+
+    def collect(self) -> list[Any]:
+        (family,) = families = self.describe()
+        with_created = _exposes_created()
+        for labels, (durations, created_at) in list(self._of.items()):
+            numbers, sum_s = durations.read()
+            family.add_metric(labels, list(zip(_BOUNDS, accumulate(numbers), strict=True)), sum_s)
+            if with_created:
+                of = dict(zip(self._metric.labels, labels, strict=True))
+                family.add_sample(f"{self._metric.prometheus_name}_created", of, created_at)
+        return families
+
+
+def _exposes_created() -> bool:
+    """Whether the program has `prometheus_client` expose when each of its metrics was made."""
+    return any(
+        sample.name == "any_created"
+        for family in Counter("any", "", registry=None).collect()
+        for sample in family.samples
+    )
+
+
 class _Output:
     """The metrics in a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.sets_gauges = _is_multiprocess()
         self.refreshing = _Refreshing()
         registry.register(self.refreshing)
         self._metrics: dict[Metric, Any] = {metric: _made(metric, registry) for metric in METRICS}
 
-    def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
-        self._metrics[metric].labels(*labels).observe(value)
+    def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
+        observe: Callable[[float], object] = self._metrics[metric].labels(*labels).observe
+        return observe
 
-    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+    def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
         self._metrics[metric].labels(*labels).inc(number)
 
-    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+    def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
         self._metrics[metric].labels(*labels).set(value)
 
     def end(self) -> None:
@@ -61,10 +102,19 @@ class _Output:
             self._registry.unregister(collector)
 
 
+def _is_multiprocess() -> bool:
+    """Whether another process reads the values of this one, from files of `prometheus_client`."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
+
+
 def _made(metric: Metric, registry: CollectorRegistry) -> Any:
     name = metric.prometheus_name
-    if metric.kind == "histogram":
+    if metric.kind == "histogram" and _is_multiprocess():
         return Histogram(name, metric.text, metric.labels, registry=registry, buckets=BOUNDS_S)
+    if metric.kind == "histogram":
+        histogram = _Histogram(metric)
+        registry.register(histogram)
+        return histogram
     if metric.kind == "counter":
         return Counter(name, metric.text, metric.labels, registry=registry)
     return Gauge(name, metric.text, metric.labels, registry=registry, multiprocess_mode="livesum")

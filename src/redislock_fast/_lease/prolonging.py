@@ -11,9 +11,9 @@ The times and the order in which the server executes the requests are not known.
 
 Thread safety: all callers that share an owner begin and end requests, under the owner's mutex.
 
-`mutex` is for the few fields of leases that their owners and the renewer change. No call is made under it: so no signal
-handler, finalizer or other thread runs Python code while a thread has it (CPython looks for them in calls and loops
-alone), and none can wait for it. A forked child has another one.
+`mutex` is for the few fields of leases that their owners and the renewer change, and for numbers of metrics. No call is
+made under it: so no signal handler, finalizer or other thread runs Python code while a thread has it (CPython looks for
+them in calls and loops alone), and none can wait for it. A forked child has another one.
 """
 
 from __future__ import annotations

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from redislock_fast._lease.metrics import report_waiting
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
 
 if TYPE_CHECKING:
     from redislock_fast._lease.metrics import WaitMode
 
-__all__ = ["BOUNDS_S", "METRICS", "Metric", "Output", "Recorder", "prefix_of"]
+__all__ = ["BOUNDS_S", "METRICS", "Count", "Durations", "Metric", "Output", "Recorder", "prefix_of"]
 
 
 class Metric(NamedTuple):
@@ -62,6 +65,7 @@ BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 """The bounds of the histograms' buckets, in seconds."""
 
 _MOST_NAMES = 100
+_KEPT_LABELS = 1024
 _OTHER = "other"
 _PREFIX = re.compile("[^:{]*")
 
@@ -72,17 +76,80 @@ def prefix_of(name: str) -> str:
     return "" if found is None else found.group()
 
 
+class Count:
+    """A counter, which any thread may increase.
+
+    Attributes:
+        value: the number.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, number: int) -> None:
+        """Increase it."""
+        with mutex.lock:
+            self.value += number
+
+
+class Durations:
+    """A histogram by `BOUNDS_S`, to which any thread may add.
+
+    Thread safety: `_numbers` and `_sum_s` change together, under `mutex`.
+    """
+
+    __slots__ = ("_numbers", "_sum_s")
+
+    def __init__(self) -> None:
+        self._numbers = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add a duration."""
+        bucket = bisect_left(BOUNDS_S, seconds)
+        with mutex.lock:
+            self._numbers[bucket] += 1
+            self._sum_s += seconds
+
+    def read(self) -> tuple[list[int], float]:
+        """How many durations are in each bucket, the last one without a bound, and their sum in seconds."""
+        with mutex.lock:
+            return self._numbers[:], self._sum_s
+
+
 class Output(Protocol):
     """Where the values go. Labels are given in the order of `Metric.labels`."""
 
-    def observe(self, metric: Metric, labels: Sequence[str], value: float) -> None:
-        """Add a value to a histogram."""
+    @property
+    def sets_gauges(self) -> bool:
+        """Whether it needs each value of a gauge at once; else it reads them when it is read, or has them set then."""
 
-    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+    def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
+        """The function that adds a value to a histogram. May be asked for more than once."""
+
+    def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
         """Add a number to a counter, which is there afterwards: also by 0."""
 
-    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+    def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
         """Set a gauge."""
+
+
+class _Observers(dict["str | None", Callable[[float], object]]):
+    """What the durations of one `name` are added to: of acquires, by the result; of holdings, by None.
+
+    Each is asked for when there is a first duration: it is exposed from then on.
+    """
+
+    def __init__(self, output: Output, label: str) -> None:
+        self._output = output
+        self._label = label
+
+    def __missing__(self, result: str | None) -> Callable[[float], object]:
+        metric, labels = (HOLD, (self._label,)) if result is None else (ACQUIRE, (self._label, result))
+        observer = self[result] = self._output.observer(metric, labels)
+        return observer
 
 
 class Recorder(patching.Adaptable):
@@ -91,18 +158,21 @@ class Recorder(patching.Adaptable):
     A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
     twice, since an interrupt came in between, counts once.
 
-    Thread safety: any thread may report. `_mutex` is held while a gauge changes, so that its values reach the output in
-    order.
+    Thread safety: any thread may report. Each change of a dict is one operation. `_mutex` is held while an output's
+    gauge is set, which is after the change, so that the last value is the right one.
 
     Args:
         output: where the values go.
-        name_template: makes the label `name` of a lock's name. There are 100 values at most; then it is "other".
+        name_template: makes the label `name` of a lock's name, always the same. There are 100 values at most; then it
+            is "other".
     """
 
     def __init__(self, output: Output, name_template: Callable[[str], str] = prefix_of) -> None:
         self._output = output
         self._name_template = name_template
-        self._names: set[str] = set()
+        self._observers: dict[str, _Observers] = {}
+        self._observers_of = lru_cache(_KEPT_LABELS)(self._find_observers)
+        self._label = lru_cache(_KEPT_LABELS)(self._find_label)
         self._gauges: dict[Metric, dict[str, dict[int, object]]] = {HELD: {}, WAITING: {}}
         self._mutex = threading.RLock()
         self._is_stale = False
@@ -122,11 +192,11 @@ class Recorder(patching.Adaptable):
         """The values of a gauge, by `name`."""
         fork.generation()  # has the parent's forgotten in a child
         report_waiting()
-        with self._mutex:
-            return [(label, len(serials)) for label, serials in list(self._gauges[metric].items())]
+        return [(label, len(serials)) for label, serials in list(self._gauges[metric].items())]
 
     def refresh(self) -> None:
-        """Set all gauges of the output: an interrupt may have come before one was."""
+        """Set all gauges of the output."""
+        fork.generation()
         report_waiting()
         with self._mutex:
             self._set_all()
@@ -137,14 +207,23 @@ class Recorder(patching.Adaptable):
             for label, serials in list(counts.items()):  # a signal handler may report
                 self._output.set(metric, (label,), len(serials))
 
-    def _label(self, name: str | bytes) -> str:
+    def _set(self, metric: Metric, label: str) -> None:
+        with self._mutex:
+            if self._is_stale:
+                self._set_all()
+            self._output.set(metric, (label,), len(self._gauges[metric][label]))
+
+    def _find_label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
-        if label not in self._names and len(self._names) >= _MOST_NAMES:
+        if label not in self._observers and len(self._observers) >= _MOST_NAMES:
             label = _OTHER
-        if label not in self._names:
+        if label not in self._observers:
             self._begin_counts(label)
-            self._names.add(label)
+            self._observers.setdefault(label, _Observers(self._output, label))
         return label
+
+    def _find_observers(self, name: str | bytes) -> _Observers:
+        return self._observers[self._label(name)]
 
     def _begin_counts(self, label: str) -> None:
         """Expose at 0 what alerts take the increase of: there is none from a counter that begins at 1."""
@@ -154,26 +233,21 @@ class Recorder(patching.Adaptable):
 
     def _begin(self, metric: Metric, name: str | bytes, serial: int) -> None:
         label = self._label(name)
-        with self._mutex:
-            serials = self._gauges[metric].setdefault(label, {})
-            serials[serial] = None
-            if self._is_stale:
-                self._set_all()
-            self._output.set(metric, (label,), len(serials))
+        self._gauges[metric].setdefault(label, {})[serial] = None
+        if self._output.sets_gauges:
+            self._set(metric, label)
 
     def _end(self, metric: Metric, name: str | bytes, serial: int) -> bool:
         """Returns whether it had begun, and had not ended before."""
         try:
             label = self._label(name)
-            with self._mutex:
-                serials = self._gauges[metric].setdefault(label, {})
-                was_counted = serials.pop(serial, self) is None
-                if self._is_stale:
-                    self._set_all()
-                self._output.set(metric, (label,), len(serials))
+            was_counted = self._gauges[metric].setdefault(label, {}).pop(serial, self) is None
+            if self._output.sets_gauges:
+                self._set(metric, label)
         except BaseException:  # an interrupt may come before any line, and be logged as an error of the output
             for serials in list(self._gauges[metric].values()):
                 serials.pop(serial, None)
+            self._is_stale = True
             raise
         return was_counted
 
@@ -181,20 +255,20 @@ class Recorder(patching.Adaptable):
 
     def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:  # noqa: ARG002
         """Record an acquire that has got the lock."""
-        self._output.observe(ACQUIRE, (self._label(name), "acquired"), seconds)
+        self._observers_of(name)["acquired"](seconds)
 
     def record_failure(self, name: str | bytes, seconds: float, attempts: int, error: BaseException | None) -> None:  # noqa: ARG002
         """Record an acquire that has not got the lock."""
         result = "not_acquired" if error is None else "error" if isinstance(error, Exception) else "cancelled"
-        self._output.observe(ACQUIRE, (self._label(name), result), seconds)
+        self._observers_of(name)[result](seconds)
 
     def record_skip(self, name: str | bytes, seconds: float) -> None:
         """Record a run of `once` that was skipped."""
-        self._output.observe(ACQUIRE, (self._label(name), "skipped"), seconds)
+        self._observers_of(name)["skipped"](seconds)
 
     def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:  # noqa: ARG002
         """Record for how long a lock was held."""
-        self._output.observe(HOLD, (self._label(name),), hold_s)
+        self._observers_of(name)[None](hold_s)
 
     def record_loss(self, name: str | bytes, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
         """Record a loss."""

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable
 
 import pytest
 
-from redislock_fast._lease.recorder import HELD, METRICS, WAITS, Metric, Recorder, prefix_of
+from redislock_fast._lease.recorder import (
+    BOUNDS_S,
+    HELD,
+    METRICS,
+    WAITS,
+    Count,
+    Durations,
+    Metric,
+    Recorder,
+    prefix_of,
+)
 
 
 class Values:
     """An output that keeps the labels of what it gets."""
 
+    sets_gauges = True
+
     def __init__(self) -> None:
-        self.labels: list[Sequence[str]] = []
-        self.begun: list[tuple[str, Sequence[str]]] = []
+        self.labels: list[tuple[str, ...]] = []
+        self.begun: list[tuple[str, tuple[str, ...]]] = []
         self.gauges: dict[tuple[Metric, str], int] = {}
 
-    def observe(self, _metric: Metric, labels: Sequence[str], _value: float) -> None:
-        self.labels.append(labels)
+    def observer(self, _metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
+        return lambda _: self.labels.append(labels)
 
-    def count(self, metric: Metric, labels: Sequence[str], number: int = 1) -> None:
+    def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
         if number:
             self.labels.append(labels)
         else:
             self.begun.append((metric.name, labels))
 
-    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+    def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
         self.gauges[metric, labels[0]] = value
 
 
@@ -101,7 +114,7 @@ def test_an_end_that_is_reported_twice_or_alone_counts_once() -> None:
 class Interrupted(Values):
     """An output that an interrupt strikes."""
 
-    def set(self, metric: Metric, labels: Sequence[str], value: int) -> None:
+    def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
         raise KeyboardInterrupt
 
 
@@ -112,6 +125,59 @@ def test_an_end_that_is_interrupted_counts() -> None:
         with pytest.raises(KeyboardInterrupt):
             recorder.record_holding("a", 1, held)
     assert [("a", 0)] == recorder.values(HELD)
+
+
+def test_an_end_that_is_interrupted_is_set_with_the_next_report() -> None:
+    values = Values()
+    recorder = Recorder(values)
+    recorder.record_holding("a", 1, True)
+    values.set = Interrupted().set  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        recorder.record_holding("a", 1, False)
+    del values.set
+    recorder.record_holding("b", 2, True)
+    assert {name: value for (_, name), value in values.gauges.items()} == {"a": 0, "b": 1}
+
+
+def test_gauges_are_not_set_for_an_output_that_reads_them() -> None:
+    values = Values()
+    values.sets_gauges = False
+    recorder = Recorder(values)
+    recorder.record_holding("a", 1, True)
+    assert ({}, [("a", 1)]) == (values.gauges, recorder.values(HELD))
+
+
+def test_a_name_whose_label_is_known_is_not_looked_at_again() -> None:
+    names: list[str] = []
+
+    def template(name: str) -> str:
+        names.append(name)
+        return name
+
+    recorder = Recorder(Values(), template)
+    for name in ("a", b"a", "b", "a", b"a"):
+        recorder.record_release(name, 1.0, True)
+        recorder.record_holding(name, 1, True)
+    assert names == ["a", "a", "b"]
+
+
+def test_many_threads_lose_no_value() -> None:
+    durations, count = Durations(), Count()
+    each = 5000
+
+    def add() -> None:
+        for _ in range(each):
+            durations.observe(0.25)
+            count.add(2)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers, sum_s = durations.read()
+    assert (numbers[BOUNDS_S.index(0.25)], sum(numbers), sum_s) == (4 * each, 4 * each, 0.25 * 4 * each)
+    assert count.value == 2 * 4 * each
 
 
 def test_an_acquire_that_is_interrupted_is_no_error() -> None:
